@@ -1,0 +1,253 @@
+"""
+The thing that flows: slot id → RecordBatch, and the adapter that gives the slots their meaning.
+
+A bundle has at most 64 slots, numbered 0 to 63. What a number means belongs to the integration: an `Adapter`
+holds its slot table, and a digest of that table stands in every WAL file, so that a log is never read with
+another table's eyes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+import pyarrow as pa
+from blake3 import blake3
+
+from quiver.errors import BundleInvalid
+
+__all__ = [
+    "OTAP",
+    "OTLP_FINGERPRINT",
+    "OTLP_SCHEMA",
+    "OTLP_SLOTS",
+    "SLOT_MAX",
+    "Adapter",
+    "Bundle",
+    "BundleRef",
+    "schema_fingerprint",
+]
+
+SLOT_MAX = 63
+"""The slot bitmap of a WAL entry has 64 bits."""
+
+OTAP_CONFIG_HASH = b"QUIVER_SEGCFG\0\0\0"
+"""What the released Rust engine writes in place of a digest; the `otap` profile writes it too."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BundleRef:
+    """
+    Where a sealed bundle lies: segment number, and index within the segment.
+    """
+
+    segment: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.segment}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """
+    An integration's slot table. Slot names work wherever slot ids do.
+
+    Attributes:
+        name: who the table belongs to; part of the digest.
+        slots: slot id (0 to 63) → slot name.
+    """
+
+    name: str
+    slots: Mapping[int, str]
+
+    def __post_init__(self) -> None:
+        for slot in self.slots:
+            if not 0 <= slot <= SLOT_MAX:
+                raise BundleInvalid(f"adapter {self.name!r}: slot {slot} is not in 0..{SLOT_MAX}")
+        if len(set(self.slots.values())) != len(self.slots):
+            raise BundleInvalid(f"adapter {self.name!r}: two slots have the same name")
+        object.__setattr__(self, "slots", MappingProxyType(dict(sorted(self.slots.items()))))
+
+    @cached_property
+    def by_name(self) -> Mapping[str, int]:
+        """
+        Slot name → slot id.
+        """
+        return MappingProxyType({name: slot for slot, name in self.slots.items()})
+
+    @cached_property
+    def config_hash(self) -> bytes:
+        """
+        The 16 bytes that stand in a WAL header: BLAKE3 over the slot table, cut.
+
+        Covers the adapter's name, each slot id with its name in ascending order, the slot order within an entry
+        and the entry checksum; nothing that tuning may change.
+        """
+        table = "".join(f"{slot}={name}\n" for slot, name in self.slots.items())
+        contract = f"quiver adapter v1\n{self.name}\n{table}order=ascending\nchecksum=crc32\n"
+        return blake3(contract.encode()).digest(length=16)
+
+    def slot(self, key: int | str) -> int:
+        """
+        Return the slot id for an id or a name.
+
+        Raises:
+            BundleInvalid: no such slot.
+        """
+        if isinstance(key, str):
+            slot = self.by_name.get(key)
+            if slot is None:
+                known = ", ".join(self.by_name)
+                raise BundleInvalid(f"adapter {self.name!r} has no slot named {key!r}; it has {known}")
+            return slot
+        if not 0 <= key <= SLOT_MAX:
+            raise BundleInvalid(f"slot {key} is not in 0..{SLOT_MAX}")
+        return key
+
+
+OTLP_SLOTS = MappingProxyType({"logs": 60, "traces": 61, "metrics": 62})
+"""Signal → the slot that holds whole OTLP export requests of it, one row a request."""
+
+OTLP_SCHEMA = pa.schema([pa.field("data", pa.binary(), nullable=False)])
+OTLP_FINGERPRINT = blake3(b"otlp_binary_v1").digest()
+
+OTAP = Adapter(
+    "otap",
+    {
+        1: "resource_attrs", 2: "scope_attrs",
+        10: "univariate_metrics", 11: "number_data_points", 12: "summary_data_points",
+        13: "histogram_data_points", 14: "exp_histogram_data_points", 15: "number_dp_attrs",
+        16: "summary_dp_attrs", 17: "histogram_dp_attrs", 18: "exp_histogram_dp_attrs",
+        19: "number_dp_exemplars", 20: "histogram_dp_exemplars", 21: "exp_histogram_dp_exemplars",
+        22: "number_dp_exemplar_attrs", 23: "histogram_dp_exemplar_attrs",
+        24: "exp_histogram_dp_exemplar_attrs", 25: "multivariate_metrics", 26: "metric_attrs",
+        30: "logs", 31: "log_attrs",
+        40: "spans", 41: "span_attrs", 42: "span_events", 43: "span_links",
+        44: "span_event_attrs", 45: "span_link_attrs",
+        60: "otlp_logs", 61: "otlp_traces", 62: "otlp_metrics",
+    },
+)  # fmt: skip
+"""The default adapter: OTAP payload types by their protocol numbers, and whole OTLP requests."""
+
+
+def _describe(field: pa.Field) -> str:
+    kind = field.type
+    children = ""
+    if pa.types.is_dictionary(kind):
+        inner = pa.field("values", kind.value_type)
+        children = f"dictionary[{kind.index_type},{kind.ordered},{_describe(inner)}]"
+    elif kind.num_fields and hasattr(kind, "field"):
+        parts = ",".join(_describe(kind.field(i)) for i in range(kind.num_fields))
+        children = f"{kind.id}[{parts}]{kind}"
+    else:
+        children = str(kind)
+    metadata = sorted((field.metadata or {}).items())
+    return f"{field.name!r}:{children}:{'null' if field.nullable else 'value'}:{metadata!r}"
+
+
+def schema_fingerprint(schema: pa.Schema) -> bytes:
+    """
+    Return the 32-byte BLAKE3 digest of all that makes two schemas different.
+
+    Names, order, types with units and zones, nullability and metadata count, at every depth, so two batches
+    with the same fingerprint can always share a stream. One value per schema, whatever wrote it.
+    """
+    if schema.equals(OTLP_SCHEMA, check_metadata=True):
+        return OTLP_FINGERPRINT
+    metadata = sorted((schema.metadata or {}).items())
+    text = "\n".join(_describe(field) for field in schema) + f"\n{metadata!r}"
+    return blake3(text.encode()).digest()
+
+
+class Bundle:
+    """
+    An immutable set of slots, each holding one RecordBatch. Absent slots are simply not there.
+
+    Args:
+        slots: slot id or slot name → RecordBatch. Names are those of *adapter*.
+        ingested_at_ns: nanoseconds since the epoch; None lets the store stamp it on ingest.
+        adapter: the slot table that names are looked up in.
+
+    Raises:
+        BundleInvalid: a slot is unknown, given twice, or does not hold a RecordBatch.
+    """
+
+    __slots__ = ("_nbytes", "_slots", "adapter", "ingested_at_ns", "named")
+
+    def __init__(
+        self,
+        slots: Mapping[int | str, pa.RecordBatch] | Mapping[int, pa.RecordBatch] | Mapping[str, pa.RecordBatch],
+        *,
+        ingested_at_ns: int | None = None,
+        adapter: Adapter = OTAP,
+    ) -> None:
+        resolved: dict[int, pa.RecordBatch] = {}
+        named = False
+        for key, batch in slots.items():
+            if isinstance(key, str):
+                named = True
+            slot = adapter.slot(key)
+            if slot in resolved:
+                raise BundleInvalid(f"slot {slot} is given twice")
+            if not isinstance(batch, pa.RecordBatch):
+                raise BundleInvalid(f"slot {slot} holds a {type(batch).__name__}, not a pyarrow.RecordBatch")
+            resolved[slot] = batch
+        if len(resolved) > 1:
+            resolved = dict(sorted(resolved.items()))
+        self._slots = resolved
+        self._nbytes = -1
+        self.adapter = adapter
+        self.ingested_at_ns = ingested_at_ns
+        self.named = named
+        """True when a slot was given by name: such a bundle belongs to a store with the same adapter."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """
+        The slot ids present, ascending.
+        """
+        return tuple(self._slots)
+
+    @property
+    def nbytes(self) -> int:
+        """
+        Bytes of Arrow data, as pyarrow counts them (slices count what they show).
+        """
+        if self._nbytes < 0:
+            self._nbytes = sum(batch.nbytes for batch in self._slots.values())
+        return self._nbytes
+
+    @property
+    def batches(self) -> Mapping[int, pa.RecordBatch]:
+        """
+        Slot id → RecordBatch, ascending, read-only.
+        """
+        return MappingProxyType(self._slots)
+
+    def __getitem__(self, key: int | str) -> pa.RecordBatch:
+        return self._slots[self.adapter.slot(key)]
+
+    def __contains__(self, key: int | str) -> bool:
+        return self.adapter.slot(key) in self._slots
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Bundle):
+            return NotImplemented
+        return self.slots == other.slots and all(
+            batch.equals(other[slot], check_metadata=True) for slot, batch in self._slots.items()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{slot}: {batch.num_rows} rows" for slot, batch in self._slots.items())
+        return f"Bundle({{{inside}}})"

@@ -1,0 +1,65 @@
+"""
+Counters and events. The default counts in memory and logs through the standard library.
+
+Names are the documents' own (`quiver.wal.rotate`, `quiver.ingest.throttle_total`, …).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import Protocol
+
+__all__ = ["InMemoryObserver", "Observer"]
+
+_log = logging.getLogger("quiver")
+
+Value = str | int | float | bool | None
+
+
+class Observer(Protocol):
+    """
+    Where counts and events go. Handed to each log when it is opened; must not raise.
+    """
+
+    def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
+        """
+        Add *amount* to the counter *name*.
+        """
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
+        """
+        Report one structured event.
+        """
+
+
+class InMemoryObserver:
+    """
+    Counts in memory (`counts`), events to the `quiver` logger.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, tuple[tuple[str, Value], ...]]] = Counter()
+        self._lock = threading.Lock()
+
+    def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
+        """
+        Add *amount* to the counter *name*.
+        """
+        with self._lock:
+            self.counts[name, tuple(sorted(attributes.items()))] += amount
+
+    def total(self, name: str) -> int:
+        """
+        Return the sum of the counter *name* over all attributes.
+        """
+        with self._lock:
+            return sum(amount for (counted, _), amount in self.counts.items() if counted == name)
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
+        """
+        Log *name* with its attributes as ``key=value``.
+        """
+        if _log.isEnabledFor(level):
+            _log.log(level, "%s %s", name, " ".join(f"{key}={value}" for key, value in attributes.items()))

@@ -1,0 +1,22 @@
+"""
+The one place that touches the disk, and the small pure parts every log is built from.
+
+======================  ==========================================================================
+file                    purpose
+======================  ==========================================================================
+`checksum.py`           checksums by exact name: crc32, crc32c, crc64_nvme, fold64to32   (pure)
+`packing.py`            bounds-checked cursor over a memoryview; padding                 (pure)
+`scan.py`               Frame | NeedMore | Damage: the three answers of every decoder    (pure)
+`files.py`              FileSystem and File, and the real one
+`platform_files.py`     what Windows and macOS do differently, chosen at import
+`atomic.py`             replace a small file: temp, fsync, rename, fsync directory
+`lock.py`               a lock the kernel releases, with the holder's pid for people
+`prealloc.py`           reserve blocks, or refuse
+`mapping.py`            mapped files with an owned lifetime
+`arena.py`              memory for bytes that live and die together
+`budget.py`             bytes that many holders share: one cap, who waits
+`backoff.py`            delays between retries, capped, jittered, without sleeping
+======================  ==========================================================================
+
+One meaning of durable: create → write → fsync file → rename → fsync directory; delete → fsync directory.
+"""

@@ -1,0 +1,97 @@
+"""
+Memory for bytes that live and die together: taken in order, given back at once, used again.
+
+Touching a fresh page costs the kernel more than filling it; in a virtual machine, several times more. So a log
+that keeps what it wrote until a segment is sealed takes it from large blocks that were touched before. Blocks
+ask for huge pages where the system has them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+
+__all__ = ["Arena", "BlockPool"]
+
+BLOCK_BYTES = 8 * 1024 * 1024
+
+
+class BlockPool:
+    """
+    Blocks that arenas borrow. Thread-safe.
+
+    Args:
+        keep_bytes_max: blocks given back beyond this are returned to the system.
+    """
+
+    def __init__(self, *, keep_bytes_max: int) -> None:
+        self._keep_blocks_max = max(1, keep_bytes_max // BLOCK_BYTES)
+        self._lock = threading.Lock()
+        self._free: list[memoryview] = []
+
+    def borrow(self, nbytes: int) -> memoryview:
+        """
+        Return a writable block of at least *nbytes*; its contents are arbitrary.
+        """
+        if nbytes <= BLOCK_BYTES:
+            with self._lock:
+                if self._free:
+                    return self._free.pop()
+            nbytes = BLOCK_BYTES
+        block = mmap.mmap(-1, nbytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            block.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(block)
+
+    def give_back(self, blocks: list[memoryview]) -> None:
+        """
+        Take *blocks* back. Nobody may use them, or views of them, any more.
+        """
+        with self._lock:
+            for block in blocks:
+                if len(block) == BLOCK_BYTES and len(self._free) < self._keep_blocks_max:
+                    self._free.append(block)
+
+
+class Arena:
+    """
+    Takes regions one behind the other. Not thread-safe.
+    """
+
+    __slots__ = ("_block", "_blocks", "_end", "_pool", "_used")
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._blocks: list[memoryview] = []
+        self._block: memoryview = memoryview(b"")
+        self._used = 0
+        self._end = 0
+
+    def take(self, nbytes: int) -> memoryview:
+        """
+        Return a writable region of exactly *nbytes*, 8-byte aligned, valid until `release`.
+        """
+        start = self._used
+        end = start + nbytes
+        if end > self._end:
+            self._block = self._pool.borrow(nbytes)
+            self._blocks.append(self._block)
+            self._end = len(self._block)
+            start, end = 0, nbytes
+        self._used = start + ((nbytes + 7) & ~7)
+        return self._block[start:end]
+
+    def untake(self, region: memoryview) -> None:
+        """
+        Give back the region taken last.
+        """
+        self._used -= (len(region) + 7) & ~7
+
+    def release(self) -> None:
+        """
+        Give all memory back. Regions taken before must not be used any more.
+        """
+        blocks, self._blocks = self._blocks, []
+        self._block = memoryview(b"")
+        self._used = self._end = 0
+        self._pool.give_back(blocks)

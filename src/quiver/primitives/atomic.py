@@ -1,0 +1,64 @@
+"""
+Small files replaced whole, and names that stay gone.
+
+::
+
+    replace_file   temp beside the target → write → fdatasync → rename over it → fsync directory
+    remove_durably unlink → fsync directory
+
+A crash between any two of these steps leaves the old file or the new one, never neither and never a mixture. What
+may be left over is ``<path>.tmp``; the next replacement of the same file takes it over.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterable
+
+from quiver.primitives.files import Buffer, FileSystem
+
+__all__ = ["TEMPORARY_SUFFIX", "remove_durably", "replace_file"]
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def replace_file(fs: FileSystem, path: str, data: Buffer, *, mode: int = 0o600) -> None:
+    """
+    Make *path* hold exactly *data*, durably on return. Readers see the old file or the new one.
+
+    One writer per *path* at a time: two would share the temporary file.
+
+    Raises:
+        OSError: the old contents are still there, or (from the last step) the new ones, perhaps not durably.
+    """
+    temporary = path + TEMPORARY_SUFFIX
+    file = fs.create_or_truncate(temporary, mode=mode)
+    try:
+        file.pwrite(data, 0)
+        # Without this the name could become durable before the bytes: after a power cut the file is there, empty.
+        file.sync_data()
+    finally:
+        file.close()
+    fs.rename(temporary, path)
+    fs.sync_dir(os.path.dirname(path))  # noqa: PTH120
+
+
+def remove_durably(fs: FileSystem, paths: Iterable[str]) -> None:
+    """
+    Remove *paths*, in their order, durably on return; a file that is missing already is fine.
+
+    Each directory is synced once, also when nothing was found in it: an earlier run may have been killed between
+    its unlink and its sync.
+
+    Raises:
+        OSError: some may be gone, and none of them durably.
+    """
+    directories: dict[str, None] = {}  # in order, once each
+    for path in paths:
+        directories[os.path.dirname(path)] = None  # noqa: PTH120
+        try:
+            fs.remove(path)
+        except FileNotFoundError:
+            continue
+    for directory in directories:
+        fs.sync_dir(directory)

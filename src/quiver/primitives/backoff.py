@@ -1,0 +1,52 @@
+"""
+How long to wait between tries. Pure: nothing here sleeps, and chance is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from quiver.errors import SettingsInvalid
+
+__all__ = ["Backoff"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """
+    Delays that grow by a factor up to a cap, each shortened by chance so that many clients do not return at once.
+
+    Attributes:
+        first_s: the delay after the first failure.
+        cap_s: no delay is longer.
+        factor: each delay is this many times the one before.
+        jitter: 0 takes each delay as it is; 1 takes anything between nothing and the delay.
+
+    Raises:
+        SettingsInvalid: out of range.
+    """
+
+    first_s: float = 0.1
+    cap_s: float = 30.0
+    factor: float = 2.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_s <= self.cap_s < math.inf:
+            raise SettingsInvalid(f"backoff: 0 < first_s <= cap_s must hold, not {self.first_s} and {self.cap_s}")
+        if not 1 <= self.factor < math.inf:
+            raise SettingsInvalid(f"backoff: factor must be at least 1, not {self.factor}")
+        if not 0 <= self.jitter <= 1:
+            raise SettingsInvalid(f"backoff: jitter must be 0 to 1, not {self.jitter}")
+
+    def delays(self, random: Random) -> Iterator[float]:
+        """
+        Yield the seconds to wait after the first failure, the second, and so on without end.
+        """
+        delay = self.first_s
+        while True:
+            yield delay * (1 - self.jitter * random.random())
+            delay = min(delay * self.factor, self.cap_s)

@@ -1,0 +1,127 @@
+"""
+Bytes that many holders share, under one cap.
+
+Who wants bytes reserves them first and gives them back when done. When there are none left the caller is told who
+has most of them, at once or after waiting; those who wait are served in the order in which they came, so that
+a large request is not starved by small ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import AtCapacity, WrongUse
+
+__all__ = ["ByteBudget"]
+
+
+class ByteBudget:
+    """
+    At most `cap_bytes` are reserved at any time. Thread-safe.
+
+    Args:
+        what: the name of the cap, as errors show it.
+        cap_bytes: the most that may be reserved together.
+        clock: measures the deadlines of those who wait.
+    """
+
+    def __init__(self, what: str, cap_bytes: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.what = what
+        self.cap_bytes = cap_bytes
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._used = 0  # never more than cap_bytes; always the sum over _held
+        self._held: Counter[str] = Counter()  # holder → bytes; no zeros are kept
+        self._queue: deque[object] = deque()  # one ticket a waiting thread; only the first may take
+
+    @property
+    def used_bytes(self) -> int:
+        """
+        Bytes reserved right now.
+        """
+        return self._used
+
+    @property
+    def free_bytes(self) -> int:
+        """
+        Bytes that could be reserved right now.
+        """
+        return self.cap_bytes - self._used
+
+    def holders(self) -> dict[str, int]:
+        """
+        Return holder → bytes, the largest first.
+        """
+        with self._changed:
+            return dict(self._held.most_common())
+
+    def reserve(self, size: int, *, holder: str = "", timeout_s: float = 0.0) -> None:
+        """
+        Take *size* bytes for *holder*, waiting up to *timeout_s* seconds for others to give some back.
+
+        Raises:
+            AtCapacity: there was no room in time; nothing was taken. It names the largest holder.
+            WrongUse: *size* is negative or above the cap, so waiting could never help.
+        """
+        if not 0 <= size <= self.cap_bytes:
+            raise WrongUse(f"{self.what}: {size} bytes can never fit into a cap of {self.cap_bytes}")
+        with self._changed:
+            if self._queue or self._used + size > self.cap_bytes:
+                self._wait_for_room(size, timeout_s)
+            self._used += size
+            if size:
+                self._held[holder] += size
+
+    def _wait_for_room(self, size: int, timeout_s: float) -> None:
+        ticket = object()
+        self._queue.append(ticket)
+        deadline = self._clock.monotonic() + timeout_s
+        try:
+            while self._queue[0] is not ticket or self._used + size > self.cap_bytes:
+                left = deadline - self._clock.monotonic()
+                if left <= 0:
+                    largest = next(iter(self._held.most_common(1)), ("", 0))[0]
+                    raise AtCapacity(self.what, held_by=largest or None)
+                self._clock.wait(self._changed, left)
+        finally:
+            self._queue.remove(ticket)
+            self._changed.notify_all()  # the next in line may fit, or is now the first
+
+    def release(self, size: int, *, holder: str = "") -> None:
+        """
+        Give *size* bytes of *holder* back.
+
+        Raises:
+            WrongUse: *holder* does not have that many; nothing was given back.
+        """
+        with self._changed:
+            held = self._held.get(holder, 0)
+            if not 0 <= size <= held:
+                raise WrongUse(f"{self.what}: {holder or 'the holder'} returns {size} bytes but has {held}")
+            if size == held:
+                del self._held[holder]
+            else:
+                self._held[holder] -= size
+            self._used -= size
+            if self._queue:
+                self._changed.notify_all()
+
+    @contextmanager
+    def reserving(self, size: int, *, holder: str = "", timeout_s: float = 0.0) -> Iterator[None]:
+        """
+        Reserve for a block that may fail: the bytes stay reserved when it ends well, and return when it raises.
+
+        Raises:
+            AtCapacity: there was no room in time; nothing was taken.
+            WrongUse: *size* can never fit.
+        """
+        self.reserve(size, holder=holder, timeout_s=timeout_s)
+        try:
+            yield
+        except BaseException:
+            self.release(size, holder=holder)
+            raise

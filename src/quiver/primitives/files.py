@@ -1,0 +1,195 @@
+"""
+The file-system port: everything a log may ask of a disk, and the real disk.
+
+What each call promises about power loss is part of its contract; `quiver.testing.crashfs` keeps exactly
+these promises and no more. Paths are plain strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Buffer", "File", "FileStat", "FileSystem", "Mapping"]
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """
+    What a directory knows of a file.
+    """
+
+    size_bytes: int
+    modified_ns: int
+    inode: int
+    mode: int
+
+
+class File(Protocol):
+    """
+    An open file. Positions are explicit; there is no cursor.
+    """
+
+    path: str
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """
+        Return up to *size* bytes at *offset*; fewer only at the end of the file.
+        """
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """
+        Write all of *data* at *offset*. Visible to readers on return, not durable.
+        """
+
+    def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:
+        """
+        Write all *parts* one behind the other at *offset*, in one system call where possible.
+
+        *size*, the bytes of all parts together, saves counting them when the caller knows it already.
+        """
+
+    def truncate(self, size: int) -> None:
+        """
+        Set the file's length. Not durable until `sync`.
+        """
+
+    def size(self) -> int:
+        """
+        Return the length in bytes.
+        """
+
+    def sync_data(self) -> None:
+        """
+        Make contents and length durable (fdatasync). After an error nothing may be assumed: never retry.
+        """
+
+    def sync(self) -> None:
+        """
+        Make contents and metadata durable (fsync). After an error nothing may be assumed: never retry.
+        """
+
+    def set_mode(self, mode: int) -> None:
+        """
+        Set permission bits; where the file system has none, do what comes nearest.
+        """
+
+    def close(self) -> None:
+        """
+        Release the descriptor. Idempotent. Makes nothing durable.
+        """
+
+
+class Mapping(Protocol):
+    """
+    A read-only mapping that stays valid while it, or any buffer of it, is referenced.
+    """
+
+    def view(self) -> memoryview:
+        """
+        Return the whole file as a read-only view, without copying.
+        """
+
+    def close(self) -> None:
+        """
+        Drop this reference; the pages go when the last view goes.
+        """
+
+
+class FileSystem(Protocol):
+    """
+    The operations of one file system. Errors are `OSError` with `filename` set.
+    """
+
+    def open_read(self, path: str) -> File:
+        """
+        Open an existing file for reading.
+        """
+
+    def open_write(self, path: str) -> File:
+        """
+        Open an existing file for reading and writing.
+        """
+
+    def create(self, path: str, *, mode: int = 0o600) -> File:
+        """
+        Create a new file for reading and writing; FileExistsError when there is one.
+
+        The name is durable only after `sync_dir` of its directory.
+        """
+
+    def create_or_truncate(self, path: str, *, mode: int = 0o600) -> File:
+        """
+        Open for reading and writing, emptied; created when missing. For temporary files.
+        """
+
+    def map_read(self, path: str) -> Mapping:
+        """
+        Map an existing, immutable file read-only. An empty file maps to an empty view.
+        """
+
+    def rename(self, source: str, target: str) -> None:
+        """
+        Rename, replacing *target*. Atomic for readers; durable only after `sync_dir`.
+        """
+
+    def remove(self, path: str) -> None:
+        """
+        Unlink. Durable only after `sync_dir`.
+        """
+
+    def sync_dir(self, path: str) -> None:
+        """
+        Make the names in directory *path* durable.
+        """
+
+    def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
+        """
+        Create *path* and its missing parents, each durable on return. Existing ones are left alone.
+        """
+
+    def list_dir(self, path: str) -> list[str]:
+        """
+        Return the names in *path*, sorted.
+        """
+
+    def stat(self, path: str) -> FileStat:
+        """
+        Return size, times, inode and mode; FileNotFoundError when missing.
+        """
+
+    def exists(self, path: str) -> bool:
+        """
+        Say whether *path* names a file or directory.
+        """
+
+    def read_all(self, path: str, *, size_max: int) -> bytes:
+        """
+        Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*.
+        """
+
+    def try_lock(self, path: str, *, note: str) -> Lock | None:
+        """
+        Take the exclusive lock *path* (created when missing) or return None when another holds it.
+
+        The kernel releases it when the holder dies. *note* (a line for people) is written into it.
+        """
+
+    def free_bytes(self, path: str) -> int:
+        """
+        Return the bytes an ordinary user may still write below *path*.
+        """
+
+
+class Lock(Protocol):
+    """
+    A held exclusive lock.
+    """
+
+    def release(self) -> None:
+        """
+        Let go. Idempotent.
+        """

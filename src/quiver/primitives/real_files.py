@@ -1,0 +1,463 @@
+"""
+The real disk: `RealFileSystem` keeps the promises of `files.FileSystem` with system calls.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import warnings
+import weakref
+from collections.abc import Sequence
+
+from quiver.primitives.files import Buffer, FileStat
+from quiver.primitives.mapping import ReadMapping, map_descriptor
+from quiver.primitives.platform_files import PLATFORM, Platform, call_at_fork
+
+__all__ = ["REAL_FILES", "RealFile", "RealFileSystem"]
+
+_LOCK_ATTEMPTS_MAX = 16
+
+_CLOSED = 2**31 - 1
+"""Stands for the descriptor after `close`: no descriptor is ever that high, so every call answers EBADF."""
+
+
+def _taken(written: int) -> int:
+    if not written:
+        raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+    return written
+
+
+class RealFile:
+    """
+    An open descriptor. Every error carries the path.
+
+    Positions are explicit, so several threads may read while one writes.
+    """
+
+    __slots__ = ("__weakref__", "_fd", "_platform", "_pwritev", "path")
+
+    def __init__(self, path: str, fd: int, platform: Platform) -> None:
+        self.path = path
+        self._fd = fd
+        self._platform = platform
+        self._pwritev = platform.pwritev
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """
+        Return up to *size* bytes at *offset*; fewer only at the end of the file.
+        """
+        pieces: list[bytes] = []
+        try:
+            while size > 0:
+                piece = self._platform.pread(self._fd, size, offset)
+                if len(piece) == size and not pieces:
+                    return piece
+                if not piece:
+                    break
+                pieces.append(piece)
+                size -= len(piece)
+                offset += len(piece)
+        except OSError as error:
+            error.filename = self.path
+            raise
+        return b"".join(pieces)
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """
+        Write all of *data* at *offset*. Visible to readers on return, not durable.
+        """
+        left = memoryview(data).cast("B")
+        try:
+            while left:
+                written = _taken(self._platform.pwrite(self._fd, left, offset))
+                left = left[written:]
+                offset += written
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:
+        """
+        Write all *parts* one behind the other at *offset*, in one system call where possible.
+
+        The `len` of each part is its bytes. *size*, all of them together, saves counting them here when the
+        caller knows it exactly.
+        """
+        try:
+            written = self._pwritev(self._fd, parts, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or len(parts) <= self._platform.iov_max:
+                error.filename = self.path
+                raise
+            written = 0
+        if written != size:
+            left = -written
+            for part in parts:
+                left += len(part)
+            if left:
+                self._write_rest(parts, offset, written)
+
+    def _write_rest(self, parts: Sequence[Buffer], offset: int, written: int) -> None:
+        # A short write is what a nearly full disk, a file size limit or 2 GiB in one call look like; the next
+        # call then says why. Empty parts must go: of them alone the disk takes nothing, and that is no error.
+        skip = written
+        left = []
+        for part in parts:
+            view = memoryview(part)
+            if skip < len(view):
+                left.append(view[skip:])
+                skip = 0
+            else:
+                skip -= len(view)
+        offset += written
+        while left:
+            try:
+                written = _taken(self._pwritev(self._fd, left[: self._platform.iov_max], offset))
+            except OSError as error:
+                error.filename = self.path
+                raise
+            offset += written
+            done = 0
+            while written and written >= len(left[done]):
+                written -= len(left[done])
+                done += 1
+            del left[:done]
+            if written:
+                left[0] = left[0][written:]
+
+    def truncate(self, size: int) -> None:
+        """
+        Set the file's length. Not durable until `sync`.
+        """
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def reserve(self, start: int, length: int) -> None:
+        """
+        Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done.
+        """
+        try:
+            self._platform.reserve(self._fd, start, length)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def size(self) -> int:
+        """
+        Return the length in bytes.
+        """
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def map(self) -> ReadMapping:
+        """
+        Map the whole file read-only. The mapping outlives this file.
+        """
+        try:
+            return map_descriptor(self._fd, os.fstat(self._fd).st_size)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def sync_data(self) -> None:
+        """
+        Make contents and length durable. After an error nothing may be assumed: never retry.
+        """
+        try:
+            self._platform.sync_data(self._fd)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def sync(self) -> None:
+        """
+        Make contents and metadata durable. After an error nothing may be assumed: never retry.
+        """
+        try:
+            self._platform.sync(self._fd)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def set_mode(self, mode: int) -> None:
+        """
+        Set permission bits, whatever the umask.
+        """
+        try:
+            self._platform.set_mode(self._fd, self.path, mode)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def close(self) -> None:
+        """
+        Release the descriptor. Idempotent. Makes nothing durable.
+        """
+        fd, self._fd = self._fd, _CLOSED
+        if fd != _CLOSED:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if self._fd != _CLOSED:
+            warnings.warn(f"{self.path} was never closed", ResourceWarning, source=self, stacklevel=2)
+            self.close()
+
+
+class RealLock:
+    """
+    A held lock: an open descriptor that the kernel closes when the process dies.
+    """
+
+    __slots__ = ("__weakref__", "_fd", "_platform")
+
+    def __init__(self, fd: int, platform: Platform) -> None:
+        self._fd = fd
+        self._platform = platform
+
+    def release(self) -> None:
+        """
+        Let go. Idempotent. The file stays: removing it would let two holders lock two files of one name.
+        """
+        fd, self._fd = self._fd, _CLOSED
+        if fd != _CLOSED:
+            try:
+                self._platform.unlock(fd)
+            finally:
+                os.close(fd)
+
+    def __del__(self) -> None:
+        if self._fd != _CLOSED:
+            warnings.warn("a lock was never released", ResourceWarning, source=self, stacklevel=2)
+            self.release()
+
+    def forget(self) -> None:
+        """
+        Close the descriptor without unlocking: in a forked child the lock is still the parent's.
+        """
+        fd, self._fd = self._fd, _CLOSED
+        if fd != _CLOSED:
+            os.close(fd)
+
+
+_held: weakref.WeakSet[RealLock] = weakref.WeakSet()
+_held_guard = threading.Lock()
+
+
+def _forget_inherited_locks() -> None:
+    # A flock belongs to the open file, which a forked child shares: the parent dies, the child lives on,
+    # and the directory would stay locked by a process that never asked for it.
+    for lock in list(_held):
+        lock.forget()
+    _held.clear()
+
+
+call_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_held_guard.release)
+call_at_fork(after_in_child=_forget_inherited_locks)
+
+
+class RealFileSystem:
+    """
+    The operations of the machine's file system. Stateless; one instance serves all threads.
+    """
+
+    def __init__(self, platform: Platform = PLATFORM) -> None:
+        self._platform = platform
+
+    def _open(self, path: str, flags: int, mode: int = 0o600) -> RealFile:
+        fd = os.open(path, flags | self._platform.open_flags, mode)
+        file = RealFile(path, fd, self._platform)
+        if flags & os.O_CREAT:
+            try:
+                file.set_mode(mode)  # the umask took bits away
+            except OSError:
+                file.close()
+                raise
+        return file
+
+    def open_read(self, path: str) -> RealFile:
+        """
+        Open an existing file for reading.
+        """
+        return self._open(path, os.O_RDONLY)
+
+    def open_write(self, path: str) -> RealFile:
+        """
+        Open an existing file for reading and writing.
+        """
+        return self._open(path, os.O_RDWR)
+
+    def create(self, path: str, *, mode: int = 0o600) -> RealFile:
+        """
+        Create a new file for reading and writing; FileExistsError when there is one.
+
+        The name is durable only after `sync_dir` of its directory.
+        """
+        return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+
+    def create_or_truncate(self, path: str, *, mode: int = 0o600) -> RealFile:
+        """
+        Open for reading and writing, emptied; created when missing. For temporary files.
+        """
+        return self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
+
+    def map_read(self, path: str) -> ReadMapping:
+        """
+        Map an existing, immutable file read-only. An empty file maps to an empty view.
+        """
+        file = self.open_read(path)
+        try:
+            return file.map()
+        finally:
+            file.close()
+
+    def rename(self, source: str, target: str) -> None:
+        """
+        Rename, replacing *target*. Atomic for readers; durable only after `sync_dir`.
+        """
+        self._platform.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        """
+        Unlink. Durable only after `sync_dir`.
+        """
+        self._platform.remove(path)
+
+    def sync_dir(self, path: str) -> None:
+        """
+        Make the names in directory *path* durable.
+        """
+        try:
+            self._platform.sync_directory(path or ".")
+        except OSError as error:
+            error.filename = path
+            raise
+
+    def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
+        """
+        Create *path* and its missing parents, each durable on return. Existing ones are left alone.
+        """
+        missing = []
+        deepest = os.path.abspath(path)  # noqa: PTH100
+        while not self.exists(deepest):
+            missing.append(deepest)
+            deepest = os.path.dirname(deepest)  # noqa: PTH120
+        # 1. An earlier run made a directory and was killed before it synced the parent. 2. We find it there.
+        # 3. The power goes: it vanishes with all that we put into it. So the deepest one found is synced, too.
+        parent = os.path.dirname(deepest)  # noqa: PTH120
+        try:
+            self.sync_dir(parent)
+        except OSError as error:
+            # A parent that we may not read, or that nobody may change, is not one that we wrote into.
+            if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+                raise
+        for directory in reversed(missing):
+            try:
+                os.mkdir(directory, mode)  # noqa: PTH102
+                os.chmod(directory, mode)  # noqa: PTH101 - the umask took bits away
+            except FileExistsError:
+                pass  # another process made it just now; its name is synced below all the same
+            self.sync_dir(os.path.dirname(directory))  # noqa: PTH120
+        if not os.path.isdir(path):  # noqa: PTH112
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+    def list_dir(self, path: str) -> list[str]:
+        """
+        Return the names in *path*, sorted.
+        """
+        return sorted(os.listdir(path))  # noqa: PTH208
+
+    def stat(self, path: str) -> FileStat:
+        """
+        Return size, times, inode and mode; FileNotFoundError when missing.
+        """
+        found = os.stat(path)  # noqa: PTH116
+        return FileStat(found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o7777)
+
+    def exists(self, path: str) -> bool:
+        """
+        Say whether *path* names a file or directory.
+        """
+        try:
+            os.stat(path)  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def read_all(self, path: str, *, size_max: int) -> bytes:
+        """
+        Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*.
+        """
+        file = self.open_read(path)
+        try:
+            data = file.pread(size_max + 1, 0)
+        finally:
+            file.close()
+        if len(data) > size_max:
+            raise OSError(errno.EFBIG, f"larger than {size_max} bytes", path)
+        return data
+
+    def try_lock(self, path: str, *, note: str) -> RealLock | None:
+        """
+        Take the exclusive lock *path* (created when missing) or return None when another holds it.
+
+        The kernel releases it when the holder dies. The file says ``pid <number> <note>``, for people. A forked
+        child does not hold its parent's locks.
+        """
+        flags = os.O_RDWR | os.O_CREAT | self._platform.open_flags
+        for _ in range(_LOCK_ATTEMPTS_MAX):
+            # A thread that forks between the open and the registration would leave the child with the lock.
+            with _held_guard:
+                fd = os.open(path, flags, 0o600)
+                lock = self._try_lock_descriptor(fd, path)
+                if lock is None:
+                    return None
+                _held.add(lock)
+            if not self._still_named(fd, path):
+                lock.release()  # the file was removed between the open and the lock: that lock binds nobody
+                continue
+            try:
+                os.ftruncate(fd, 0)
+                self._platform.pwrite(fd, f"pid {os.getpid()} {note}\n".encode(), 0)
+            except OSError as error:
+                lock.release()
+                error.filename = path
+                raise
+            return lock
+        raise OSError(errno.EBUSY, "the lock file is being replaced again and again", path)
+
+    def _try_lock_descriptor(self, fd: int, path: str) -> RealLock | None:
+        try:
+            held = self._platform.lock(fd)
+        except OSError as error:
+            os.close(fd)
+            error.filename = path
+            raise
+        if not held:
+            os.close(fd)
+            return None
+        return RealLock(fd, self._platform)
+
+    def _still_named(self, fd: int, path: str) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(path))  # noqa: PTH116
+        except FileNotFoundError:
+            return False
+
+    def free_bytes(self, path: str) -> int:
+        """
+        Return the bytes an ordinary user may still write below *path*.
+        """
+        return shutil.disk_usage(path).free
+
+
+REAL_FILES = RealFileSystem()
+"""The file system of this machine."""

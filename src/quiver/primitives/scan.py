@@ -1,0 +1,50 @@
+"""
+The three answers every decoder gives, whatever the format.
+
+A decoder takes bytes and says one of: here is a value (`Frame`), the bytes end too early (`NeedMore`), or
+these bytes can never become a value (`Damage`). It raises nothing and reads nothing. What an answer means
+is the caller's business: the same `NeedMore` is a torn tail at the end of the newest log file and damage
+in the middle of an older one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["Answer", "Damage", "Frame", "NeedMore"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame(Generic[T]):
+    """
+    A whole, checked value, and the offset of the first byte behind it.
+    """
+
+    value: T
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeedMore:
+    """
+    Everything so far is lawful, but at least `missing` more bytes are needed (1 when nobody can know).
+    """
+
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """
+    No further byte can make this right: `offset` is where the trouble was seen, `reason` what it is.
+    """
+
+    offset: int
+    reason: str
+
+
+Answer = Frame[T] | NeedMore | Damage
+"""What a decoder of `T` returns: ``Answer[WalHeader]``."""

@@ -1,0 +1,158 @@
+"""
+A crash at any step of a replacement leaves the old file or the new one, whole.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.real_files import REAL_FILES
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+OLD, NEW = b"o" * 5000, b"n" * 9000
+SEEDS = range(24)
+
+
+@pytest.fixture
+def disk():
+    """
+    A disk with the old file, durable.
+    """
+    disk = CrashFileSystem()
+    disk.make_dirs("/d")
+    replace_file(disk, "/d/f", OLD)
+    return disk
+
+
+@pytest.mark.parametrize("left_over", [False, True])
+def test_a_crash_leaves_the_old_file_or_the_new(disk, left_over):
+    """
+    At every step and with any choice of what survives: never neither, never a mixture, and new once it returned.
+    """
+    if left_over:
+        disk.create("/d/f.tmp").pwrite(b"half a file of an earlier run", 0)
+    states = []
+    disk.on_step = lambda op, path: states.extend((op, disk.clone_after_crash(seed)) for seed in SEEDS)
+    replace_file(disk, "/d/f", NEW)
+
+    seen = {clone.read_all("/d/f", size_max=10_000) for _, clone in states}
+    assert seen == {OLD, NEW}
+    steps = list(dict.fromkeys(op for op, _ in states))
+    assert steps == ["create", "pwrite", "sync", "rename", "sync_dir"]
+    for seed in SEEDS:
+        assert disk.clone_after_crash(seed).read_all("/d/f", size_max=10_000) == NEW
+        assert disk.clone_after_crash(seed).list_dir("/d") == ["f"]
+
+
+def test_without_the_sync_there_is_a_third_state(disk):
+    """
+    The suite would notice: rename without fsync leaves, for some choice, neither the old bytes nor the new.
+    """
+    file = disk.create("/d/f.tmp")
+    file.pwrite(NEW, 0)
+    disk.rename("/d/f.tmp", "/d/f")
+    disk.sync_dir("/d")
+
+    seen = {disk.clone_after_crash(seed).read_all("/d/f", size_max=10_000) for seed in SEEDS}
+    assert b"" in seen
+    assert len(seen) > 2
+
+
+def test_without_the_directory_sync_the_old_file_may_return(disk):
+    """
+    The suite would notice this one, too.
+    """
+    file = disk.create("/d/f.tmp")
+    file.pwrite(NEW, 0)
+    file.sync_data()
+    disk.rename("/d/f.tmp", "/d/f")
+
+    assert disk.clone_after_crash(0).read_all("/d/f", size_max=10_000) == OLD
+
+
+@pytest.mark.parametrize("step", ["create", "pwrite", "sync", "rename", "sync_dir"])
+def test_a_failing_step_is_reported(disk, step):
+    """
+    EIO goes up; readers see one of the two files; the next replacement works.
+    """
+    failing = FaultFileSystem(disk, {step: 1}, short_write=10)
+    with pytest.raises(OSError) as caught:
+        replace_file(failing, "/d/f", NEW)
+
+    assert caught.value.errno == errno.EIO
+    assert disk.read_all("/d/f", size_max=10_000) == (NEW if step == "sync_dir" else OLD)
+    replace_file(failing, "/d/f", b"third")
+    assert disk.clone_after_crash(0).read_all("/d/f", size_max=10_000) == b"third"
+
+
+def test_the_mode_is_the_callers(tmp_path):
+    """
+    On the real disk: contents, mode, and no temporary file left.
+    """
+    path = str(tmp_path / "f")
+    replace_file(REAL_FILES, path, memoryview(b"one"), mode=0o640)
+    replace_file(REAL_FILES, path, bytearray(b"three"), mode=0o600)
+
+    assert REAL_FILES.read_all(path, size_max=10) == b"three"
+    assert REAL_FILES.stat(path).mode == 0o600
+    assert REAL_FILES.list_dir(str(tmp_path)) == ["f"]
+
+
+def test_a_bare_name_is_in_the_current_directory(tmp_path, monkeypatch):
+    """
+    No directory in the path is the current one.
+    """
+    monkeypatch.chdir(tmp_path)
+    replace_file(REAL_FILES, "f", b"x")
+    remove_durably(REAL_FILES, ["f"])
+
+    assert REAL_FILES.list_dir(".") == []
+
+
+def test_removed_names_stay_gone():
+    """
+    Each directory is synced once, after all its names; a name that is missing already is fine.
+    """
+    disk = CrashFileSystem()
+    for path in ("/a", "/b"):
+        disk.make_dirs(path)
+        for name in ("1", "2"):
+            replace_file(disk, f"{path}/{name}", b"x")
+    steps = []
+    disk.on_step = lambda op, path: steps.append(f"{op} {path}")
+    remove_durably(disk, ["/a/1", "/b/1", "/a/missing", "/a/2"])
+
+    assert steps == ["remove /a/1", "remove /b/1", "remove /a/missing", "remove /a/2", "sync_dir /a", "sync_dir /b"]
+    for seed in SEEDS:
+        clone = disk.clone_after_crash(seed)
+        assert (clone.list_dir("/a"), clone.list_dir("/b")) == ([], ["2"])
+
+
+def test_a_removal_that_an_earlier_run_began_is_made_durable():
+    """
+    The run was killed between its unlink and its sync; the next one finds nothing and syncs all the same.
+    """
+    disk = CrashFileSystem()
+    replace_file(disk, "/f", b"x")
+    disk.remove("/f")
+    disk = disk.clone_after_kill()
+    assert disk.clone_after_crash(0).exists("/f")
+    remove_durably(disk, ["/f"])
+
+    assert not disk.clone_after_crash(0).exists("/f")
+
+
+def test_a_removal_that_fails_is_reported():
+    """
+    EIO is not "missing".
+    """
+    disk = CrashFileSystem()
+    replace_file(disk, "/f", b"x")
+    with pytest.raises(OSError):
+        remove_durably(FaultFileSystem(disk, {"remove": 1}), ["/f"])
+
+    assert disk.exists("/f")

@@ -1,0 +1,87 @@
+"""
+Checksums have their published values, with the fast library and without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from quiver.primitives import checksum
+
+CHECK = b"123456789"
+
+
+@pytest.fixture(params=["fast", "fallback"])
+def crc(request, monkeypatch):
+    """
+    The module as imported, and as imported where there is no isal.
+    """
+    if request.param == "fast":
+        yield checksum
+        return
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    functions = checksum._crc32_functions()
+    assert functions == (zlib.crc32, checksum._crc32_combine_in_python)
+    monkeypatch.setattr(checksum, "crc32", functions[0])
+    monkeypatch.setattr(checksum, "crc32_combine", functions[1])
+    yield checksum
+
+
+def test_known_answers(crc):
+    """
+    The check values of the catalogue of CRCs.
+    """
+    assert crc.crc32(CHECK) == 0xCBF43926
+    assert crc.crc32c(CHECK) == 0xE3069283
+    assert crc.crc64_nvme(CHECK) == 0xAE8B14860A799888
+    assert crc.fold64to32(crc.crc64_nvme(CHECK)) == 0xA4F28C0E
+
+
+@pytest.mark.parametrize("name", ["crc32", "crc32c", "crc64_nvme"])
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
+def test_any_buffer_can_be_continued(crc, name, wrap):
+    """
+    The checksum of two pieces, one continued from the other, is that of the whole; nothing has checksum 0.
+    """
+    function = getattr(crc, name)
+    data = random.Random(7).randbytes(5000)
+
+    for cut in (0, 1, 63, 64, 4096, 5000):
+        assert function(wrap(data)) == function(wrap(data[cut:]), function(wrap(data[:cut])))
+    assert function(wrap(b"")) == 0
+
+
+def test_combine_joins_two_checksums(crc):
+    """
+    Two buffers need not be read again to know the checksum of both.
+    """
+    chance = random.Random(11)
+    for len_a, len_b in [(0, 0), (0, 5), (5, 0), (1, 1), (100, 8192), (3, 65_537), (70_000, 12)]:
+        a, b = chance.randbytes(len_a), chance.randbytes(len_b)
+
+        assert crc.crc32(a + b) == crc.crc32_combine(crc.crc32(a), crc.crc32(b), len_b)
+
+
+def test_the_fast_library_is_used_when_it_is_there():
+    """
+    The wheel is a dependency where there is one, so here it serves.
+    """
+    assert checksum.crc32 is importlib.import_module("isal.isal_zlib").crc32
+
+
+def test_awscrt_is_not_loaded_before_it_is_needed():
+    """
+    It takes 55 ms to import; whoever needs only CRC-32 does not pay for it.
+    """
+    script = (
+        "import sys; from quiver.primitives import checksum; assert 'awscrt' not in sys.modules;"
+        "checksum.crc32c(b''); assert 'awscrt' in sys.modules"
+    )
+
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,464 @@
+"""
+The real disk: short writes, errors that name the file, directories that are durable, locks that die with their holder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quiver.errors import DirectoryInUse
+from quiver.primitives import lock as lock_file
+from quiver.primitives import real_files
+from quiver.primitives.platform_files import PLATFORM, LinuxFiles
+from quiver.primitives.real_files import REAL_FILES, RealFileSystem
+
+
+def open_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Transcript(LinuxFiles):
+    """
+    The machine's own calls, written down; short or failing when told.
+    """
+
+    def __init__(self, *, take=None, iov_max=1024):
+        super().__init__(PLATFORM._fcntl)
+        self.calls = []
+        self.take = take  # bytes that each write takes at most
+        self.iov_max = iov_max
+        self.refuse = {}  # directory → errno of its sync
+
+    def pread(self, fd, size, offset):
+        return os.pread(fd, min(size, self.take or size), offset)
+
+    def pwrite(self, fd, data, offset):
+        self.calls.append("pwrite")
+        return os.pwrite(fd, data[: self.take], offset) if self.take != 0 else 0
+
+    def pwritev(self, fd, parts, offset):
+        if len(parts) > self.iov_max:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self.calls.append(f"pwritev {len(parts)}")
+        joined = b"".join(parts)
+        return os.pwrite(fd, joined[: self.take], offset) if self.take != 0 else 0
+
+    def sync_directory(self, path):
+        self.calls.append(f"sync {path}")
+        if path in self.refuse:
+            raise OSError(self.refuse[path], os.strerror(self.refuse[path]))
+        super().sync_directory(path)
+
+
+def write_with(platform, tmp_path, parts, **kwargs):
+    files = RealFileSystem(platform)
+    file = files.create_or_truncate(str(tmp_path / "f"))
+    try:
+        file.pwritev(parts, 5, **kwargs)
+        file.pwrite(b"".join(parts), 5 + sum(map(len, parts)))
+        return file.pread(1 << 20, 5)
+    finally:
+        file.close()
+
+
+PARTS = [b"", b"abc", b"", b"", b"defgh", b"i", b"", b"jklmnopqrs", b""]
+
+
+@pytest.mark.parametrize("take", [1, 2, 3, 5, 9, 18, 19, 20, None])
+@pytest.mark.parametrize("iov_max", [1, 2, 9, 1024])
+@pytest.mark.parametrize("size", [-1, 19])
+def test_short_writes_are_continued(tmp_path, take, iov_max, size):
+    """
+    However little the disk takes at a time, all bytes arrive in order, counted by us or by the caller.
+    """
+    whole = b"".join(PARTS)
+
+    assert write_with(Transcript(take=take, iov_max=iov_max), tmp_path, PARTS, size=size) == whole * 2
+
+
+def test_a_write_in_one_piece_is_one_call(tmp_path):
+    """
+    Nothing is joined, counted twice or called twice when the disk takes everything.
+    """
+    for kwargs in ({}, {"size": 19}):
+        platform = Transcript()
+        write_with(platform, tmp_path, PARTS, **kwargs)
+
+        assert platform.calls == ["pwritev 9", "pwrite"]
+
+
+def test_more_parts_than_the_system_takes(tmp_path):
+    """
+    A gathered write beyond IOV_MAX becomes several calls.
+    """
+    parts = [b"%d," % number for number in range(3000)]
+    platform = Transcript(iov_max=1000)
+
+    assert write_with(platform, tmp_path, parts) == b"".join(parts) * 2
+    assert platform.calls[:3] == ["pwritev 1000"] * 3
+    assert write_with(PLATFORM, tmp_path, parts) == b"".join(parts) * 2
+
+
+def test_a_disk_that_takes_nothing_is_an_error(tmp_path):
+    """
+    A write of no bytes without an error would be tried for ever.
+    """
+    with pytest.raises(OSError, match="takes no more bytes") as caught:
+        write_with(Transcript(take=0), tmp_path, [b"x"])
+    assert caught.value.filename == str(tmp_path / "f")
+    file = RealFileSystem(Transcript(take=0)).create(str(tmp_path / "g"))
+    with pytest.raises(OSError, match="takes no more bytes"):
+        file.pwrite(b"x", 0)
+    file.close()
+
+
+def test_an_invalid_write_is_not_taken_for_too_many_parts(tmp_path):
+    """
+    EINVAL with few parts is the disk's own.
+    """
+    file = REAL_FILES.create(str(tmp_path / "f"))
+    with pytest.raises(OSError) as caught:
+        file.pwritev([b"x"], -5)
+    assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, str(tmp_path / "f"))
+    file.close()
+
+
+def test_a_file_size_limit_leaves_the_prefix_and_raises(tmp_path):
+    """
+    A real short write: the limit cuts the first call, the second says why.
+    """
+    script = """
+import resource, signal, sys
+from quiver.primitives.real_files import REAL_FILES
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+file = REAL_FILES.create(sys.argv[1])
+try:
+    file.pwritev([b"a" * 6000, b"b" * 6000], 0)
+except OSError as error:
+    print(error.errno, error.filename, file.size())
+file.close()
+"""
+    path = str(tmp_path / "f")
+    done = subprocess.run([sys.executable, "-c", script, path], check=True, capture_output=True, text=True)
+
+    assert done.stdout.split() == [str(errno.EFBIG), path, "10000"]
+
+
+def test_symbolic_links_are_refused(tmp_path):
+    """
+    Nobody can make the store write through a link that was put in its place.
+    """
+    (tmp_path / "target").write_bytes(b"precious")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+
+    for call in (REAL_FILES.open_read, REAL_FILES.open_write, REAL_FILES.create_or_truncate, REAL_FILES.map_read):
+        with pytest.raises(OSError) as caught:
+            call(str(tmp_path / "link"))
+        assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(tmp_path / "link"))
+    assert (tmp_path / "target").read_bytes() == b"precious"
+
+
+def test_an_unclosed_file_is_reported(tmp_path):
+    """
+    A dropped file warns like Python's own, and gives its descriptor back.
+    """
+    file = REAL_FILES.create(str(tmp_path / "f"))
+    before = open_descriptors()
+    with pytest.warns(ResourceWarning, match="never closed"):
+        del file
+
+    assert open_descriptors() == before - 1
+
+
+def test_descriptors_are_not_inherited(tmp_path):
+    """
+    A child that runs another program does not keep our files open.
+    """
+    file = REAL_FILES.create(str(tmp_path / "f"))
+
+    assert not os.get_inheritable(file._fd)
+    file.close()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda file: file.reserve(0, 10),
+        lambda file: file.truncate(10),
+        lambda file: file.pwritev([b"x"], 0),
+        lambda file: file.map(),
+    ],
+)
+def test_errors_of_a_closed_file_name_it(tmp_path, call):
+    """
+    EBADF, with the path.
+    """
+    file = REAL_FILES.create(str(tmp_path / "f"))
+    file.close()
+
+    with pytest.raises(OSError) as caught:
+        call(file)
+    assert (caught.value.errno, caught.value.filename) == (errno.EBADF, str(tmp_path / "f"))
+
+
+def test_a_mode_that_cannot_be_set_leaves_no_descriptor(tmp_path, monkeypatch):
+    """
+    The file is closed again before the error goes up.
+    """
+
+    def refuse(fd, path, mode):
+        raise PermissionError(errno.EPERM, "no")
+
+    platform = Transcript()
+    monkeypatch.setattr(platform, "set_mode", refuse)
+    before = open_descriptors()
+    with pytest.raises(PermissionError):
+        RealFileSystem(platform).create(str(tmp_path / "f"))
+
+    assert open_descriptors() == before
+
+
+def test_every_created_directory_is_synced_into_its_parent(tmp_path):
+    """
+    The parents first, each before the next is made; the deepest one that was there already, too.
+    """
+    platform = Transcript()
+    files = RealFileSystem(platform)
+    root = str(tmp_path)
+    files.make_dirs(f"{root}/a/b/c")
+
+    parent = str(tmp_path.parent)
+    assert platform.calls == [f"sync {parent}", f"sync {root}", f"sync {root}/a", f"sync {root}/a/b"]
+    platform.calls.clear()
+    files.make_dirs(f"{root}/a/b/c/")
+    assert platform.calls == [f"sync {root}/a/b"]
+
+
+def test_relative_paths_work(tmp_path, monkeypatch):
+    """
+    The directory of a bare name is the current one.
+    """
+    monkeypatch.chdir(tmp_path)
+    REAL_FILES.make_dirs("x/y")
+    REAL_FILES.sync_dir("")
+
+    assert REAL_FILES.list_dir(".") == ["x"]
+
+
+@pytest.mark.parametrize("refusal", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_parent_of_others_need_not_be_synced(tmp_path, refusal):
+    """
+    Above our own directories there may be some that we may not open.
+    """
+    platform = Transcript()
+    platform.refuse[str(tmp_path.parent)] = refusal
+    RealFileSystem(platform).make_dirs(str(tmp_path / "a"))
+
+    assert (tmp_path / "a").is_dir()
+
+
+def test_a_failed_directory_sync_is_an_error(tmp_path):
+    """
+    EIO is never swallowed, and names the directory.
+    """
+    platform = Transcript()
+    parent = str(tmp_path.parent)
+    platform.refuse[parent] = errno.EIO
+    files = RealFileSystem(platform)
+    for call in (lambda: files.make_dirs(str(tmp_path / "a")), lambda: files.sync_dir(parent)):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert (caught.value.errno, caught.value.filename) == (errno.EIO, parent)
+
+
+def test_two_may_make_one_directory(tmp_path, monkeypatch):
+    """
+    When another process makes it a moment before us, it is as good, and synced.
+    """
+    platform = Transcript()
+    files = RealFileSystem(platform)
+    target = str(tmp_path / "a")
+    monkeypatch.setattr(files, "exists", lambda path: path == str(tmp_path))
+    (tmp_path / "a").mkdir()
+    files.make_dirs(target)
+
+    assert platform.calls[-1] == f"sync {tmp_path}"
+
+
+# ---- locks
+
+
+HOLD = """
+import sys
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+lock = hold(REAL_FILES, sys.argv[1], owner="quiver run")
+print("held", flush=True)
+sys.stdin.read()
+lock.release()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """
+    Another process that holds the lock.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    with process:
+        yield process
+        process.kill()
+
+
+def test_a_lock_of_another_process_names_its_pid(tmp_path, holder):
+    """
+    Who is refused learns whom to stop; a killed holder holds nothing.
+    """
+    path = str(tmp_path / "lock")
+    with pytest.raises(DirectoryInUse, match="quiver run") as caught:
+        lock_file.hold(REAL_FILES, path, owner="test")
+    assert caught.value.path == path
+    assert caught.value.holder == f"pid {holder.pid} quiver run"
+
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    lock = lock_file.hold(REAL_FILES, path, owner="test")
+    assert REAL_FILES.read_all(path, size_max=100) == b"pid %d test\n" % os.getpid()
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+    lock.release()
+
+
+def test_a_holder_without_a_note_is_another_process(tmp_path, holder):
+    """
+    An empty or enormous note does not hide that the lock is held.
+    """
+    path = tmp_path / "lock"
+    for note in (b"", b"x" * 10_000):
+        path.write_bytes(note)
+        with pytest.raises(DirectoryInUse, match="another process"):
+            lock_file.hold(REAL_FILES, str(path), owner="test")
+
+
+def test_a_forked_child_holds_nothing(tmp_path):
+    """
+    The child outlives its parent's release, and the lock is free all the same; its exit takes nothing from the parent.
+    """
+    path = str(tmp_path / "lock")
+    lock = REAL_FILES.try_lock(path, note="parent")
+    ready, tell = os.pipe()
+    go, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        lock.release()  # the parent's lock is not the child's to release
+        os.write(tell, b"1" if REAL_FILES.try_lock(path, note="child") is None else b"0")
+        os.read(go, 1)
+        os._exit(0)
+
+    try:
+        assert os.read(ready, 1) == b"1"
+        assert REAL_FILES.try_lock(path, note="parent again") is None
+        lock.release()
+        again = REAL_FILES.try_lock(path, note="parent again")
+        assert again is not None
+        again.release()
+    finally:
+        os.write(release, b"1")
+        os.waitpid(child, 0)
+        for fd in (ready, tell, go, release):
+            os.close(fd)
+
+
+def test_what_a_child_does_after_the_fork(tmp_path):
+    """
+    Every lock held by then is closed without being given back, once.
+    """
+    path = str(tmp_path / "lock")
+    lock = REAL_FILES.try_lock(path, note="x")
+    before = open_descriptors()
+    real_files._forget_inherited_locks()
+    lock.forget()
+    lock.release()
+
+    assert open_descriptors() == before - 1
+    assert not list(real_files._held)
+
+
+def test_a_dropped_lock_is_reported_and_free(tmp_path):
+    """
+    A lock that nobody references holds nothing.
+    """
+    path = str(tmp_path / "lock")
+    lock = REAL_FILES.try_lock(path, note="x")
+    with pytest.warns(ResourceWarning, match="never released"):
+        del lock
+    again = REAL_FILES.try_lock(path, note="x")
+
+    assert again is not None
+    again.release()
+
+
+def test_a_lock_file_that_is_always_replaced_is_given_up(tmp_path, monkeypatch):
+    """
+    The number of tries is bounded.
+    """
+    monkeypatch.setattr(REAL_FILES, "_still_named", lambda fd, path: False)
+    before = open_descriptors()
+    with pytest.raises(OSError) as caught:
+        REAL_FILES.try_lock(str(tmp_path / "lock"), note="x")
+
+    assert caught.value.errno == errno.EBUSY
+    assert open_descriptors() == before
+
+
+def test_a_lock_removed_at_the_wrong_moment_is_taken_again(tmp_path, monkeypatch):
+    """
+    The file was unlinked between the open and the lock: the second try locks the new one.
+    """
+    path = str(tmp_path / "lock")
+    platform = Transcript()
+    locked = []
+
+    def lock_and_remove(fd):
+        locked.append(fd)
+        if len(locked) == 1:
+            (tmp_path / "lock").unlink()
+        return LinuxFiles.lock(platform, fd)
+
+    monkeypatch.setattr(platform, "lock", lock_and_remove)
+    lock = RealFileSystem(platform).try_lock(path, note="x")
+
+    assert len(locked) == 2
+    assert REAL_FILES.try_lock(path, note="y") is None
+    lock.release()
+
+
+@pytest.mark.parametrize("step", ["lock", "pwrite"])
+def test_a_lock_that_fails_leaves_nothing_held(tmp_path, monkeypatch, step):
+    """
+    ENOLCK and ENOSPC go up with the path; the descriptor is closed.
+    """
+    path = str(tmp_path / "lock")
+    platform = Transcript()
+
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "no")
+
+    monkeypatch.setattr(platform, step, refuse)
+    with pytest.raises(OSError) as caught:
+        RealFileSystem(platform).try_lock(path, note="x")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOLCK, path)
+    lock = REAL_FILES.try_lock(path, note="x")
+    assert lock is not None
+    lock.release()

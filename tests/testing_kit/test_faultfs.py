@@ -1,0 +1,172 @@
+"""
+What was chosen fails, as often as was chosen, and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from quiver.errors import WrongUse
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import OPERATIONS, FaultFileSystem
+
+
+@pytest.fixture
+def disk():
+    disk = CrashFileSystem()
+    disk.create("/f").pwrite(b"12345678", 0)
+    disk.open_write("/f").sync()
+    disk.sync_dir("/")
+    return disk
+
+
+def every_operation(files):
+    """
+    One call each; `OPERATIONS` names them.
+    """
+    file = files.open_write("/f")
+    return {
+        "open": [lambda: files.open_read("/f"), lambda: files.open_write("/f")],
+        "create": [lambda: files.create("/new"), lambda: files.create_or_truncate("/newer")],
+        "map": [lambda: files.map_read("/f")],
+        "rename": [lambda: files.rename("/f", "/g")],
+        "remove": [lambda: files.remove("/f")],
+        "sync_dir": [lambda: files.sync_dir("/")],
+        "mkdir": [lambda: files.make_dirs("/d")],
+        "list": [lambda: files.list_dir("/")],
+        "stat": [lambda: files.stat("/f"), lambda: files.exists("/f")],
+        "read_all": [lambda: files.read_all("/f", size_max=99)],
+        "lock": [lambda: files.try_lock("/lock", note="x")],
+        "free": [lambda: files.free_bytes("/")],
+        "pread": [lambda: file.pread(1, 0)],
+        "pwrite": [lambda: file.pwrite(b"x", 0), lambda: file.pwritev([b"x"], 0)],
+        "truncate": [lambda: file.truncate(0)],
+        "reserve": [lambda: file.reserve(0, 100)],
+        "size": [file.size],
+        "sync": [file.sync, file.sync_data],
+        "set_mode": [lambda: file.set_mode(0o440)],
+    }
+
+
+def contents(disk):
+    return {name: disk.read_all(f"/{name}", size_max=99) for name in disk.list_dir("/")}
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_every_operation_can_fail(disk, op):
+    """
+    It raises the chosen errno with the path, changes nothing, and works the next time.
+    """
+    files = FaultFileSystem(disk, error=errno.ENOSPC)
+    calls = every_operation(files)
+    assert set(calls) == OPERATIONS
+    for call in calls[op]:
+        before = contents(disk)
+        files.fail_on(op)
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.ENOSPC
+        assert caught.value.filename is not None
+        assert contents(disk) == before
+        call()
+
+
+def test_only_the_chosen_call_fails(disk):
+    """
+    The calls before and behind it pass; all are counted.
+    """
+    file = FaultFileSystem(disk, {"sync": 2, "pwrite": 1}).open_write("/f")
+    with pytest.raises(OSError):
+        file.pwrite(b"x", 0)
+    file.sync()
+    with pytest.raises(OSError):
+        file.sync_data()
+    file.sync()
+
+    assert file._fs.calls == {"open": 1, "pwrite": 1, "sync": 3}
+
+
+def test_a_broken_disk_stays_broken_until_it_heals(disk):
+    """
+    ``forever`` fails the chosen call and every later one.
+    """
+    files = FaultFileSystem(disk, {"pread": 2}, forever=True)
+    file = files.open_read("/f")
+    file.pread(1, 0)
+    for _ in range(3):
+        with pytest.raises(OSError):
+            file.pread(1, 0)
+    files.heal()
+
+    assert file.pread(1, 0) == b"1"
+
+
+def test_only_matching_paths_count(disk):
+    """
+    Calls on other paths neither fail nor move the count.
+    """
+    files = FaultFileSystem(disk, {"create": 2}, path_part=".qseg")
+    for name in ("a", "b.qseg", "c"):
+        files.create(f"/{name}")
+    with pytest.raises(OSError):
+        files.create("/d.qseg")
+
+    assert files.calls == {"create": 2}
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("short_write", [0, 2, 99])
+def test_a_prefix_may_land(disk, short_write, gathered):
+    """
+    A failing write leaves what the disk took before it failed.
+    """
+    file = FaultFileSystem(disk, {"pwrite": 1}, short_write=short_write).open_write("/f")
+    with pytest.raises(OSError):
+        file.pwritev([b"a", b"bc"], 0) if gathered else file.pwrite(b"abc", 0)
+
+    assert file.pread(8, 0) == b"abc"[:short_write] + b"12345678"[min(3, short_write) :]
+
+
+def test_a_failed_sync_loses_what_was_not_synced(disk):
+    """
+    The next sync succeeds, as kernels have it, and the bytes are not on the disk all the same.
+    """
+    file = FaultFileSystem(disk, {"sync": 1}).open_write("/f")
+    file.pwrite(b"ABCD", 0)
+    with pytest.raises(OSError):
+        file.sync_data()
+    assert file.pread(8, 0) == b"ABCD5678"
+    file.sync_data()
+
+    for seed in range(5):
+        assert disk.clone_after_crash(seed).read_all("/f", size_max=9) == b"12345678"
+    file.pwrite(b"abcd", 0)
+    file.sync_data()
+    assert disk.clone_after_crash(0).read_all("/f", size_max=9) == b"abcd5678"
+
+
+def test_a_file_without_a_crash_model_just_fails(tmp_path):
+    """
+    Over the real disk a failed sync is an error and no more.
+    """
+    from quiver.primitives.real_files import REAL_FILES
+
+    file = FaultFileSystem(REAL_FILES, {"sync": 1}).create(str(tmp_path / "f"))
+    file.pwrite(b"x", 0)
+    with pytest.raises(OSError):
+        file.sync()
+    file.sync()
+
+    assert file.pread(1, 0) == b"x"
+    file.close()
+
+
+@pytest.mark.parametrize("wrong", [{"fsync": 1}, {"sync": 0}])
+def test_misspelled_faults_are_refused(wrong):
+    """
+    A fault that could never happen would make a test pass for nothing.
+    """
+    with pytest.raises(WrongUse):
+        FaultFileSystem(CrashFileSystem(), wrong)
