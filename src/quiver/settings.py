@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from quiver.errors import SettingsInvalid
 
-__all__ = ["KIB", "MIB", "GIB", "Durability", "Profile", "Settings", "parse_duration_s", "parse_size_bytes"]
+__all__ = ["GIB", "KIB", "MIB", "Durability", "Profile", "Settings", "parse_duration_s", "parse_size_bytes"]
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -16,6 +16,15 @@ __all__ = ["Arena", "BlockPool"]
 BLOCK_BYTES = 8 * 1024 * 1024
 
 
+def _map(nbytes: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, nbytes)
+    block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
 class BlockPool:
     """
     Blocks that arenas borrow. Thread-safe.
@@ -38,10 +47,7 @@ class BlockPool:
                 if self._free:
                     return self._free.pop()
             nbytes = BLOCK_BYTES
-        block = mmap.mmap(-1, nbytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            block.madvise(mmap.MADV_HUGEPAGE)
-        return memoryview(block)
+        return memoryview(_map(nbytes))
 
     def give_back(self, blocks: list[memoryview]) -> None:
         """

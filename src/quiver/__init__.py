@@ -1,0 +1,70 @@
+"""
+Quiver: a durable, Arrow-native buffer for telemetry and streams.
+
+::
+
+    import quiver
+
+    with quiver.open("buffer/") as store:
+        store.ingest(quiver.Bundle({"logs": batch}), durable=True)
+        subscriber = store.register("exporter", start="earliest")
+        store.flush()
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            export(handle.bundle)
+            handle.ack()
+
+`open` creates or recovers a store, `read` looks at one beside its writer. Spark is in `quiver.spark`, OTLP in
+`quiver.otap` and `quiver.receivers`; both need their extras.
+"""
+
+from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
+from quiver.errors import (
+    AtCapacity,
+    BundleInvalid,
+    BundleUnavailable,
+    Damaged,
+    DataLoss,
+    DirectoryInUse,
+    FormatUnsupported,
+    QuiverError,
+    RetryLater,
+    SettingsInvalid,
+    StoreClosed,
+    StoreFailed,
+    SubscriberUnknown,
+    WrongUse,
+)
+from quiver.settings import Settings
+from quiver.store.opening import open_store as open  # noqa: A004 - `quiver.open` is the name people type
+from quiver.store.read import read
+from quiver.store.receipts import BundleReceipt
+from quiver.store.store import Store
+from quiver.store.subscribers.handle import BundleHandle, Subscriber
+
+__all__ = [
+    "OTAP",
+    "Adapter",
+    "AtCapacity",
+    "Bundle",
+    "BundleHandle",
+    "BundleInvalid",
+    "BundleReceipt",
+    "BundleRef",
+    "BundleUnavailable",
+    "Damaged",
+    "DataLoss",
+    "DirectoryInUse",
+    "FormatUnsupported",
+    "QuiverError",
+    "RetryLater",
+    "Settings",
+    "SettingsInvalid",
+    "Store",
+    "StoreClosed",
+    "StoreFailed",
+    "Subscriber",
+    "SubscriberUnknown",
+    "WrongUse",
+    "open",
+    "read",
+]

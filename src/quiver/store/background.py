@@ -1,0 +1,121 @@
+"""
+The two threads of an open store: one keeps the flush interval, one seals and maintains.
+
+They are two because they must not wait for each other: writing a segment can take longer than the flush
+interval, and a power loss in that time may cost no more than the interval. Whoever opens a store with
+``background=False`` drives the same work by hand through `maintain()`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from quiver.clock import Clock
+from quiver.errors import QuiverError, StoreClosed, StoreFailed
+from quiver.observe import Observer
+
+__all__ = ["Background"]
+
+
+class Background:
+    """
+    Runs *flush* an interval after `mark_dirty`, and *maintain* each tick or when woken.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        flush: Callable[[], None],
+        maintain: Callable[[], object],
+        flush_interval_s: float,
+        maintain_interval_s: float,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._flush = flush
+        self._maintain = maintain
+        self._flush_interval_s = flush_interval_s
+        self._maintain_interval_s = maintain_interval_s
+        self._clock = clock
+        self._observer = observer
+        self._condition = threading.Condition()
+        self._wanted = False
+        self._stopping = False
+        self._dirty_wake = threading.Condition()
+        self.dirty = False
+        # Daemons: a program that forgets to close must still be able to end; what it ingested is in the log.
+        self._threads = [threading.Thread(target=self._run_maintain, name=f"quiver-maintain {name}", daemon=True)]
+        if flush_interval_s > 0:
+            self._threads.append(threading.Thread(target=self._run_flush, name=f"quiver-flush {name}", daemon=True))
+
+    def start(self) -> None:
+        """
+        Start the threads.
+        """
+        for thread in self._threads:
+            thread.start()
+
+    def mark_dirty(self) -> None:
+        """
+        Say that something was logged and is not synced. Called once per interval, not once per bundle.
+        """
+        with self._dirty_wake:
+            self.dirty = True
+            self._dirty_wake.notify()
+
+    def wake(self) -> None:
+        """
+        Ask for a maintenance pass now.
+        """
+        with self._condition:
+            self._wanted = True
+            self._condition.notify()
+
+    def stop(self) -> None:
+        """
+        Stop both threads and wait for them. Idempotent.
+        """
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        with self._dirty_wake:
+            self._dirty_wake.notify_all()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join()
+
+    def _run_flush(self) -> None:
+        while True:
+            with self._dirty_wake:
+                while not self.dirty and not self._stopping:
+                    self._clock.wait(self._dirty_wake, None)
+                if self._stopping:
+                    return
+                self._clock.wait(self._dirty_wake, self._flush_interval_s)
+                # Before the flush looks at how far the log is written: what comes later marks it again.
+                self.dirty = False
+            if not self._run(self._flush, "quiver.wal.flush"):
+                return
+
+    def _run_maintain(self) -> None:
+        while True:
+            with self._condition:
+                if not self._wanted and not self._stopping:
+                    self._clock.wait(self._condition, self._maintain_interval_s)
+                if self._stopping:
+                    return
+                self._wanted = False
+            if not self._run(self._maintain, "quiver.engine.tick"):
+                return
+
+    def _run(self, work: Callable[[], object], event: str) -> bool:
+        try:
+            work()
+        except (QuiverError, OSError) as error:
+            # The store is poisoned by whatever raised; the next caller is told. This thread has nobody to tell.
+            self._observer.event(event, level=logging.ERROR, problem=str(error))
+            return not isinstance(error, (StoreClosed, StoreFailed))
+        return True

@@ -1,0 +1,135 @@
+"""
+The sealed segments a store knows: which there are, how large, and a bundle of one.
+
+Readers are opened when first needed and kept, a bounded number of them; a batch that was handed out keeps its
+mapping alive by itself, also when its segment is closed or deleted here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from quiver.bundle import Adapter, Bundle, BundleRef
+from quiver.errors import BundleUnavailable, Damaged
+from quiver.primitives.atomic import remove_durably
+from quiver.primitives.files import FileSystem
+from quiver.store.segment.info import SegmentInfo
+from quiver.store.segment.reader import SegmentReader
+
+__all__ = ["Catalog"]
+
+READERS_MAX = 64
+
+
+class Catalog:
+    """
+    Sealed segments by number. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        directory: str,
+        adapter: Adapter,
+        *,
+        on_damage: Callable[[SegmentInfo, Damaged], None],
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._adapter = adapter
+        self._on_damage = on_damage
+        self._lock = threading.Lock()
+        self._segments: dict[int, SegmentInfo] = {}
+        self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
+        self.bytes = 0
+
+    def add(self, info: SegmentInfo) -> None:
+        """
+        Make a sealed segment known; from now on it can be read.
+        """
+        with self._lock:
+            self._segments[info.seq] = info
+            self.bytes += info.size_bytes
+
+    def segments(self) -> list[SegmentInfo]:
+        """
+        Return all known segments, ascending.
+        """
+        with self._lock:
+            return [self._segments[seq] for seq in sorted(self._segments)]
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._segments
+
+    def bundle(self, ref: BundleRef) -> Bundle:
+        """
+        Return one bundle; its buffers stay valid while it is held.
+
+        Raises:
+            BundleUnavailable: no such segment or index.
+            Damaged: the segment's bytes are not what was written.
+        """
+        with self._lock:
+            info = self._segments.get(ref.segment)
+        if info is None:
+            raise BundleUnavailable(f"segment {ref.segment} is not on disk any more")
+        try:
+            reader = self._reader(info)
+            reader.verify()
+        except Damaged as damage:
+            self._on_damage(info, damage)
+            raise
+        return Bundle(reader.bundle(ref.index), ingested_at_ns=reader.ingested_at_ns(ref.index), adapter=self._adapter)
+
+    def _reader(self, info: SegmentInfo) -> SegmentReader:
+        with self._lock:
+            reader = self._readers.get(info.seq)
+            if reader is not None:
+                self._readers.move_to_end(info.seq)
+                return reader
+        try:
+            reader = SegmentReader.open(self._files, info.path)
+        except FileNotFoundError as error:
+            raise Damaged(info.path, 0, "the segment file is gone") from error
+        with self._lock:
+            self._readers[info.seq] = reader
+            if len(self._readers) > READERS_MAX:
+                # Dropped, not closed: another thread may be reading from it.
+                self._readers.popitem(last=False)
+        return reader
+
+    def forget(self, seq: int) -> None:
+        """
+        Stop knowing a segment whose file went elsewhere.
+        """
+        with self._lock:
+            self._readers.pop(seq, None)
+            info = self._segments.pop(seq, None)
+            if info is not None:
+                self.bytes -= info.size_bytes
+
+    def delete(self, seqs: Iterable[int]) -> int:
+        """
+        Remove segments from disk, durably, and return the bytes freed.
+
+        Raises:
+            OSError: a file could not be removed; it stays known and can be tried again.
+        """
+        with self._lock:
+            gone = [self._segments[seq] for seq in seqs if seq in self._segments]
+        remove_durably(self._files, [info.path for info in gone])
+        for info in gone:
+            self.forget(info.seq)
+        return sum(info.size_bytes for info in gone)
+
+    def close(self) -> None:
+        """
+        Let go of all readers. Batches handed out stay valid.
+        """
+        with self._lock:
+            self._readers.clear()

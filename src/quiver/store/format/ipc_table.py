@@ -1,0 +1,79 @@
+"""
+A table of ours inside a segment: one Arrow IPC file with exactly one record batch. Bytes only.
+
+Columns are found by name and must have exactly the expected type; other columns and unknown schema metadata are
+ignored, so that a later writer may add some. What is decoded is validated fully: pyarrow trusts the offsets that
+it reads, and a checksum is not always known to be good when a table is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from quiver.primitives.files import Buffer
+from quiver.primitives.scan import Damage
+
+__all__ = ["column_of", "decode_table", "encode_table", "view_of"]
+
+_ARROW_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError, OverflowError)
+"""All that pyarrow raises on bytes that are not what they say; ValueError covers names that are not UTF-8."""
+
+
+def encode_table(batch: pa.RecordBatch) -> bytes:
+    """
+    Return *batch* as a whole IPC file, uncompressed, metadata version 5.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def decode_table(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> pa.RecordBatch | Damage:
+    """
+    Return the first record batch of the IPC file in *buffer*, without copying where Arrow can.
+
+    *what* names the table and *at* is its file offset, both for a damage report.
+    """
+    try:
+        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(buffer)))
+        if reader.num_record_batches < 1:
+            return Damage(at, f"the {what} has no record batch")
+        batch = reader.get_batch(0)
+        batch.validate(full=True)
+    except _ARROW_ERRORS as error:
+        return Damage(at, f"the {what} is not a sound Arrow IPC file: {_first_line(error)}")
+    return batch
+
+
+def column_of(batch: pa.RecordBatch, name: str, kind: pa.DataType, *, what: str, at: int) -> pa.Array | Damage:
+    """
+    Return column *name* of *batch* when it is there once, has exactly the type *kind* and no nulls.
+    """
+    index = batch.schema.get_field_index(name)
+    if index < 0:
+        return Damage(at, f"the {what} has no column {name}")
+    column = batch.column(index)
+    if column.type != kind:
+        return Damage(at, f"column {name} of the {what} is not {kind}")
+    if column.null_count:
+        return Damage(at, f"column {name} of the {what} has nulls")
+    return column
+
+
+def view_of(column: pa.Array, code: Literal["H", "i", "I", "Q"]) -> memoryview:
+    """
+    Return the values of a fixed-width *column* as a view of items of struct type *code*. Nothing is copied.
+    """
+    values: Any = column.buffers()[1]
+    if values is None or not len(column):
+        return memoryview(b"").cast(code)
+    width = column.type.bit_width // 8
+    return memoryview(values)[column.offset * width : (column.offset + len(column)) * width].cast(code)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,142 @@
+"""
+What the files of a store are called, and which names are ours.
+
+Parsing accepts exactly what the matching function writes: a name with a sign, a missing or a surplus zero is
+somebody else's file and stays untouched.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quiver.errors import WrongUse
+
+__all__ = [
+    "CURSOR_NAME",
+    "QUARANTINE_DIR",
+    "SEGMENTS_DIR",
+    "SEGMENT_FLOOR",
+    "STORE_ID",
+    "STORE_LOCK",
+    "SUBSCRIBER_ID_LENGTH_MAX",
+    "U64_MAX",
+    "WAL_ACTIVE",
+    "WAL_DIR",
+    "check_subscriber_id",
+    "parse_progress_name",
+    "parse_segment_name",
+    "parse_wal_rotated_name",
+    "progress_name",
+    "segment_name",
+    "subscriber_lock_name",
+    "wal_rotated_name",
+]
+
+WAL_DIR = "wal"
+WAL_ACTIVE = "quiver.wal"
+CURSOR_NAME = "quiver.wal.cursor"
+SEGMENTS_DIR = "segments"
+SEGMENT_FLOOR = "quiver.segment.floor"
+"""Lies in `SEGMENTS_DIR`."""
+QUARANTINE_DIR = "quarantine"
+STORE_LOCK = "quiver.lock"
+STORE_ID = "quiver.id"
+"""One line: a UUID made with the directory, by which a Spark offset knows its store."""
+
+SUBSCRIBER_ID_LENGTH_MAX = 64
+U64_MAX = 2**64 - 1
+
+_NUMBER = "0|[1-9][0-9]{0,19}"
+_WAL_ROTATED = re.compile(rf"quiver\.wal\.({_NUMBER})")
+_SEGMENT = re.compile(r"([0-9]{16}|[1-9][0-9]{16,19})\.qseg")
+_PROGRESS_PREFIX = "quiver.sub."
+_SUBSCRIBER_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{SUBSCRIBER_ID_LENGTH_MAX}}}")
+_RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)
+
+
+def wal_rotated_name(rotation: int) -> str:
+    """
+    Return the name of the WAL file with rotation number *rotation*, 1 upwards.
+    """
+    return f"{WAL_ACTIVE}.{rotation}"
+
+
+def parse_wal_rotated_name(name: str) -> int | None:
+    """
+    Return the rotation number in *name*, or None when it is not a rotated WAL file.
+    """
+    return _bounded(_WAL_ROTATED.fullmatch(name))
+
+
+def segment_name(seq: int) -> str:
+    """
+    Return the name of segment *seq*: sixteen digits at least, so that names sort as numbers do.
+    """
+    return f"{seq:016d}.qseg"
+
+
+def parse_segment_name(name: str) -> int | None:
+    """
+    Return the segment number in *name*, or None when it is not a segment (a temporary name is not).
+    """
+    return _bounded(_SEGMENT.fullmatch(name))
+
+
+def progress_name(subscriber: str) -> str:
+    """
+    Return the name of the progress file of *subscriber*, in the root of the store.
+
+    Raises:
+        WrongUse: *subscriber* is not a valid id.
+    """
+    check_subscriber_id(subscriber)
+    return f"{_PROGRESS_PREFIX}{subscriber}"
+
+
+def parse_progress_name(name: str) -> str | None:
+    """
+    Return the subscriber id in *name*, or None: temporary and lock files are not progress files.
+    """
+    subscriber = name.removeprefix(_PROGRESS_PREFIX)
+    # An id has no dot, so ".tmp" and ".lock" behind it never match.
+    if subscriber == name or not _is_subscriber_id(subscriber):
+        return None
+    return subscriber
+
+
+def subscriber_lock_name(subscriber: str) -> str:
+    """
+    Return the name of the lock file that the one live owner of *subscriber* holds.
+
+    Raises:
+        WrongUse: *subscriber* is not a valid id.
+    """
+    return f"{progress_name(subscriber)}.lock"
+
+
+def check_subscriber_id(subscriber: str) -> None:
+    """
+    Return when *subscriber* can be part of a file name on every platform.
+
+    Raises:
+        WrongUse: it is empty, too long, has other characters than ``A-Za-z0-9_-``, or is a device name.
+    """
+    if not subscriber:
+        raise WrongUse("a subscriber id must have at least one character")
+    if len(subscriber) > SUBSCRIBER_ID_LENGTH_MAX:
+        raise WrongUse(f"subscriber id {subscriber[:16]!r}… is longer than {SUBSCRIBER_ID_LENGTH_MAX} characters")
+    if not _SUBSCRIBER_ID.fullmatch(subscriber):
+        raise WrongUse(f"subscriber id {subscriber!r} may only have letters, digits, - and _")
+    if _RESERVED.fullmatch(subscriber):
+        raise WrongUse(f"subscriber id {subscriber!r} is a device name on Windows; choose another")
+
+
+def _is_subscriber_id(subscriber: str) -> bool:
+    return bool(_SUBSCRIBER_ID.fullmatch(subscriber)) and not _RESERVED.fullmatch(subscriber)
+
+
+def _bounded(match: re.Match[str] | None) -> int | None:
+    if match is None:
+        return None
+    number = int(match[1])
+    return number if number <= U64_MAX else None

@@ -1,0 +1,222 @@
+"""
+One entry of the write-ahead log: a bundle as it was ingested. Bytes only.
+
+::
+
+    u32 entry_len             bytes from entry_type to the last payload byte
+    --- the checksum covers from here …
+    u8  entry_type            0: a bundle; any other is skipped by its length
+    i64 ingestion_ts_nanos    since the epoch, UTC
+    u64 per_core_sequence     one more with every entry
+    u64 slot_bitmap           bit n: slot n is there
+    for every slot, ascending:
+        u16  payload_type_id      the slot id
+        [32] schema_fingerprint
+        u32  row_count
+        u32  payload_len
+        [payload_len]             one Arrow IPC stream
+    --- … to here
+    u32 crc32                 IEEE
+
+A zero length means that nothing was written here yet: files are zeroed ahead of the writer.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+from quiver.errors import BundleInvalid
+from quiver.primitives.checksum import crc32
+from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+
+__all__ = [
+    "CRC",
+    "ENTRY_BYTES_MAX",
+    "ENTRY_HEAD",
+    "ENTRY_TYPE_BUNDLE",
+    "FINGERPRINT_BYTES",
+    "SLOTS_MAX",
+    "SLOT_HEAD",
+    "WalEntry",
+    "WalSlot",
+    "decode_entry",
+    "encode_entry",
+    "find_entry",
+    "looks_like_entry",
+]
+
+ENTRY_HEAD = struct.Struct("<IBqQQ")
+"""The length and the 25 bytes that every bundle entry starts with."""
+
+SLOT_HEAD = struct.Struct("<H32sII")
+CRC = struct.Struct("<I")
+ENTRY_BYTES_MAX = 256 * 1024 * 1024
+"""The largest `entry_len` written or believed."""
+
+ENTRY_TYPE_BUNDLE = 0
+SLOTS_MAX = 64
+FINGERPRINT_BYTES = 32
+
+_LENGTH = struct.Struct("<I")
+_BODY_BYTES_MIN = ENTRY_HEAD.size - _LENGTH.size
+# An entry without slots, or one whose first slot block starts with a slot id. Both: entry_type 0, a time after the
+# epoch, a sequence below 2^48. Zeros, and nearly all payload bytes, are refused at the speed of the regex engine.
+_HEAD_PATTERN = rb"\x00.{7}[\x00-\x7f].{6}\x00\x00"
+_CANDIDATE = re.compile(
+    rb"(?s)(?=\x19\x00\x00\x00" + _HEAD_PATTERN + rb"\x00{8}"
+    rb"|(?![\x00-\x42]\x00\x00\x00)...[\x00-\x10]" + _HEAD_PATTERN + rb"(?!\x00{8}).{8}[\x00-\x3f]\x00)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WalSlot:
+    """
+    One slot of an entry. `payload` is one Arrow IPC stream, a view into what was decoded.
+    """
+
+    slot: int
+    fingerprint: bytes
+    row_count: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class WalEntry:
+    """
+    One entry. Of an unknown `entry_type` nothing but its length is understood: the rest is zero and empty.
+    """
+
+    entry_type: int
+    ingested_at_ns: int
+    sequence: int
+    slots: tuple[WalSlot, ...]
+
+
+def encode_entry(entry: WalEntry) -> bytes:
+    """
+    Return the whole entry, length to checksum, its slots in ascending order.
+
+    Raises:
+        BundleInvalid: a slot is out of range or given twice, a fingerprint has not 32 bytes, or the entry
+            is larger than `ENTRY_BYTES_MAX`.
+    """
+    slots = sorted(entry.slots, key=lambda slot: slot.slot)
+    bitmap = 0
+    body_bytes = _BODY_BYTES_MIN
+    for slot in slots:
+        if not 0 <= slot.slot < SLOTS_MAX or bitmap >> slot.slot & 1:
+            raise BundleInvalid(f"slot {slot.slot} is out of range or given twice")
+        if len(slot.fingerprint) != FINGERPRINT_BYTES:
+            raise BundleInvalid(f"slot {slot.slot}: a fingerprint has {FINGERPRINT_BYTES} bytes")
+        bitmap |= 1 << slot.slot
+        body_bytes += SLOT_HEAD.size + len(slot.payload)
+    if body_bytes > ENTRY_BYTES_MAX:
+        raise BundleInvalid(f"an entry of {body_bytes} bytes is above the limit of {ENTRY_BYTES_MAX}")
+    parts: list[bytes | memoryview] = [
+        ENTRY_HEAD.pack(body_bytes, entry.entry_type, entry.ingested_at_ns, entry.sequence, bitmap)
+    ]
+    for slot in slots:
+        parts.append(SLOT_HEAD.pack(slot.slot, slot.fingerprint, slot.row_count, len(slot.payload)))
+        parts.append(slot.payload)
+    framed = b"".join(parts)
+    return framed + CRC.pack(crc32(memoryview(framed)[_LENGTH.size :]))
+
+
+def decode_entry(view: memoryview, offset: int) -> Answer[WalEntry]:
+    """
+    Decode the entry at *offset* of *view*.
+
+    *Need more* means that the entry goes on behind the view, or that nothing was written here. Payloads are
+    views, not copies. Damage is reported at the offset of *view* where it was seen.
+    """
+    have = len(view) - offset
+    if have < _LENGTH.size:
+        return NeedMore(_LENGTH.size - have)
+    (body_bytes,) = _LENGTH.unpack_from(view, offset)
+    if body_bytes == 0:
+        return NeedMore(1)
+    if body_bytes > ENTRY_BYTES_MAX:
+        return Damage(offset, f"entry_len {body_bytes} is above the limit of {ENTRY_BYTES_MAX}")
+    total = _LENGTH.size + body_bytes + CRC.size
+    if have < total:
+        return NeedMore(total - have)
+    body = offset + _LENGTH.size
+    end = body + body_bytes
+    (stored,) = CRC.unpack_from(view, end)
+    actual = crc32(view[body:end])
+    if actual != stored:
+        return Damage(offset, f"checksum mismatch: stored {stored:08x}, computed {actual:08x}")
+    entry_type = view[body]
+    if entry_type != ENTRY_TYPE_BUNDLE:
+        return Frame(WalEntry(entry_type, 0, 0, ()), end + CRC.size)
+    if body_bytes < _BODY_BYTES_MIN:
+        return Damage(offset, f"entry_len {body_bytes} is below {_BODY_BYTES_MIN}")
+    _, _, ingested_at_ns, sequence, bitmap = ENTRY_HEAD.unpack_from(view, offset)
+    slots = _decode_slots(view, offset + ENTRY_HEAD.size, end, bitmap)
+    if isinstance(slots, Damage):
+        return slots
+    return Frame(WalEntry(entry_type, ingested_at_ns, sequence, slots), end + CRC.size)
+
+
+def _decode_slots(view: memoryview, at: int, end: int, bitmap: int) -> tuple[WalSlot, ...] | Damage:
+    # Other writers list the slots in an order of their own, so the id in the block counts, not its place.
+    slots: list[WalSlot] = []
+    seen = 0
+    for _ in range(bitmap.bit_count()):
+        if end - at < SLOT_HEAD.size:
+            return Damage(at, f"a slot block starts {end - at} bytes before the end of its entry")
+        slot, fingerprint, row_count, payload_bytes = SLOT_HEAD.unpack_from(view, at)
+        if slot >= SLOTS_MAX or not bitmap >> slot & 1 or seen >> slot & 1:
+            return Damage(at, f"slot {slot} is not in the bitmap {bitmap:#x}, or comes twice")
+        seen |= 1 << slot
+        at += SLOT_HEAD.size
+        if payload_bytes > end - at:
+            return Damage(at, f"slot {slot}: payload_len {payload_bytes}, but {end - at} bytes are left")
+        slots.append(WalSlot(slot, fingerprint, row_count, view[at : at + payload_bytes]))
+        at += payload_bytes
+    if at != end:
+        return Damage(at, f"{end - at} bytes behind the last slot of the entry")
+    return tuple(slots)
+
+
+def looks_like_entry(view: memoryview, offset: int, sequence_min: int) -> bool:
+    """
+    Say whether a whole bundle entry may start at *offset*: its lengths add up exactly. No checksum is computed.
+
+    *sequence_min* is the smallest sequence number that makes sense here. For finding the next good entry
+    behind damage; only `decode_entry` proves that it is one.
+    """
+    if len(view) - offset < ENTRY_HEAD.size + CRC.size:
+        return False
+    body_bytes, entry_type, ingested_at_ns, sequence, bitmap = ENTRY_HEAD.unpack_from(view, offset)
+    if entry_type != ENTRY_TYPE_BUNDLE or not _BODY_BYTES_MIN <= body_bytes <= ENTRY_BYTES_MAX:
+        return False
+    if sequence < sequence_min or ingested_at_ns < 0:
+        return False
+    end = offset + _LENGTH.size + body_bytes
+    if end + CRC.size > len(view):
+        return False
+    at = offset + ENTRY_HEAD.size
+    for _ in range(bitmap.bit_count()):
+        if end - at < SLOT_HEAD.size:
+            return False
+        slot, _, _, payload_bytes = SLOT_HEAD.unpack_from(view, at)
+        if slot >= SLOTS_MAX or not bitmap >> slot & 1:
+            return False
+        at += SLOT_HEAD.size + payload_bytes
+    return at == end
+
+
+def find_entry(view: memoryview, offset: int, sequence_min: int) -> int | None:
+    """
+    Return the first offset from *offset* on where `decode_entry` gives a whole bundle entry, or None.
+
+    Costs one pass over the bytes; entries whose sequence number is 2^48 or more are not found.
+    """
+    for match in _CANDIDATE.finditer(view, offset):
+        start = match.start()
+        if looks_like_entry(view, start, sequence_min) and isinstance(decode_entry(view, start), Frame):
+            return start
+    return None

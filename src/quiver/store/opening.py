@@ -1,0 +1,79 @@
+"""
+`quiver.open`: make or recover a store in a directory.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from quiver.bundle import OTAP, Adapter
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import SettingsInvalid
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+from quiver.settings import Settings
+from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, WAL_DIR
+from quiver.store.store import Store
+
+__all__ = ["open_store"]
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    settings: Settings | None = None,
+    *,
+    cores: int | None = None,
+    files: FileSystem = REAL_FILES,
+    clock: Clock = SYSTEM_CLOCK,
+    observer: Observer | None = None,
+    adapter: Adapter = OTAP,
+    background: bool = True,
+) -> Store:
+    """
+    Create or recover the store in directory *path*: one writer per directory.
+
+    On return everything that was durable is back: sealed segments, logged bundles, every subscriber's progress.
+
+    Args:
+        path: the directory; created with its parents when missing.
+        settings: how the store behaves.
+        cores: only 1 or None.
+        files: the file system.
+        clock: where time comes from.
+        observer: where counts and events go; in memory and to the `quiver` logger when None.
+        adapter: the slot table.
+        background: run the flush and maintenance threads; without them the caller drives `maintain()`.
+
+    Raises:
+        DirectoryInUse: another process, or this one, has it open.
+        FormatUnsupported: it was written by a newer version or under another adapter.
+        SettingsInvalid: more than one core.
+    """
+    if cores not in {None, 1}:
+        raise SettingsInvalid(f"cores={cores}: a directory is written by one instance; open one directory per core")
+    root = os.fspath(path).rstrip("/") or "/"
+    files.make_dirs(root)
+    lock = hold(files, f"{root}/{STORE_LOCK}", owner="quiver store")
+    try:
+        files.make_dirs(f"{root}/{WAL_DIR}")
+        files.make_dirs(f"{root}/{SEGMENTS_DIR}")
+        identity = f"{root}/{STORE_ID}"
+        if not files.exists(identity):
+            replace_file(files, identity, f"{uuid.uuid4()}\n".encode())  # noqa: TID251 - made once, at creation
+        return Store(
+            root,
+            settings or Settings(),
+            files=files,
+            clock=clock,
+            observer=observer or InMemoryObserver(),
+            adapter=adapter,
+            background=background,
+            lock=lock,
+        )
+    except BaseException:
+        lock.release()
+        raise

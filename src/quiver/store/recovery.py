@@ -1,0 +1,359 @@
+"""
+What happens at open, in order; each step is a function and reports an event.
+
+1. `remove_leftovers`     temporary files of writes that a crash cut short
+2. `load_cursor`          the position before which the log is not needed
+3. `load_segments`        sealed segments; those that are not sound move to quarantine
+4. `scan_log`             every WAL file; damage is copied to quarantine, what no segment covers is kept
+5. `continue_log`         the active file goes on behind its last good entry, or a fresh one begins
+6. replay                 (by the store) kept entries go to the open segment, in order
+
+Recovering twice equals recovering once: no step depends on what an earlier recovery left half done.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from quiver.bundle import OTAP_CONFIG_HASH, Adapter
+from quiver.errors import Damaged, FormatUnsupported
+from quiver.observe import Observer
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.store.catalog import Catalog
+from quiver.store.format.cursor import decode_cursor
+from quiver.store.format.floor import decode_floor
+from quiver.store.format.names import (
+    CURSOR_NAME,
+    QUARANTINE_DIR,
+    SEGMENT_FLOOR,
+    SEGMENTS_DIR,
+    WAL_DIR,
+    parse_segment_name,
+    wal_rotated_name,
+)
+from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
+from quiver.store.segment.info import SegmentInfo
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
+from quiver.store.wal.scan import ScannedEntry, WalFileScan
+from quiver.store.wal.writer import WAL_NEXT, RotatedFile, WalLimits, WalWriter
+
+__all__ = [
+    "LogFound",
+    "continue_log",
+    "load_cursor",
+    "load_floor",
+    "load_segments",
+    "quarantine_file",
+    "remove_leftovers",
+    "scan_log",
+]
+
+_SMALL_FILE_BYTES_MAX = 1024 * 1024
+_HASH_BYTES_FLIPPED_MAX = 2
+"""A configuration hash this close to ours is a damaged one, not another adapter's."""
+
+
+def remove_leftovers(files: FileSystem, root: str) -> None:
+    """
+    Remove what a crash left of writes that never took effect. Durable on return.
+    """
+    leftovers = [f"{root}/{WAL_DIR}/{WAL_NEXT}"] if files.exists(f"{root}/{WAL_DIR}/{WAL_NEXT}") else []
+    # Not in the root: the owner of a subscriber in another process may be replacing its progress file just now.
+    for directory in (f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}"):
+        leftovers += [f"{directory}/{name}" for name in files.list_dir(directory) if name.endswith(".tmp")]
+    if leftovers:
+        remove_durably(files, leftovers)
+
+
+def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:
+    """
+    Return the durable cursor; 0 when there is none or it is damaged (then segments say what is covered).
+    """
+    path = f"{root}/{WAL_DIR}/{CURSOR_NAME}"
+    if not files.exists(path):
+        return 0
+    answer = decode_cursor(memoryview(files.read_all(path, size_max=_SMALL_FILE_BYTES_MAX)))
+    if isinstance(answer, Frame):
+        return answer.value
+    observer.event("quiver.wal.cursor.load", level=logging.WARNING, path=path, problem="damaged; starting from 0")
+    observer.count("quiver.recovery.damaged_files_total", kind="cursor")
+    return 0
+
+
+def load_floor(files: FileSystem, root: str) -> int:
+    """
+    Return the lowest number the next segment may get, as far as the sidecar knows.
+    """
+    path = f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
+    if not files.exists(path):
+        return 0
+    answer = decode_floor(memoryview(files.read_all(path, size_max=_SMALL_FILE_BYTES_MAX)))
+    return answer.value if isinstance(answer, Frame) else 0
+
+
+def load_segments(
+    files: FileSystem, root: str, catalog: Catalog, *, cursor: int, observer: Observer
+) -> tuple[int, int]:
+    """
+    Fill *catalog* with the sound segments; the others move to quarantine, whole.
+
+    A segment whose bundles may still be in the log is checked to the last byte, because those bundles will
+    not be replayed. Returns the number above every segment name seen, and how many were quarantined.
+    """
+    directory = f"{root}/{SEGMENTS_DIR}"
+    next_number = 0
+    quarantined = 0
+    for name in files.list_dir(directory):
+        seq = parse_segment_name(name)
+        if seq is None:
+            continue
+        next_number = max(next_number, seq + 1)
+        path = f"{directory}/{name}"
+        try:
+            reader = SegmentReader.open(files, path)
+            if (reader.info.wal_position_end or 0) > cursor:
+                reader.verify()
+        except FormatUnsupported:
+            raise
+        except Damaged as damage:
+            quarantine_file(files, root, path)
+            quarantined += 1
+            observer.event("quiver.segment.quarantined", level=logging.ERROR, path=path, reason=damage.reason)
+            observer.count("quiver.recovery.damaged_files_total", kind="segment")
+            continue
+        catalog.add(reader.info)
+    if files.exists(f"{root}/{QUARANTINE_DIR}"):
+        seen = (parse_segment_name(name) for name in files.list_dir(f"{root}/{QUARANTINE_DIR}"))
+        next_number = max(next_number, *(seq + 1 for seq in seen if seq is not None), 0)
+    return next_number, quarantined
+
+
+def quarantine_file(files: FileSystem, root: str, path: str) -> None:
+    """
+    Move a file of the store out of the way, whole. Durable on return.
+    """
+    target = f"{root}/{QUARANTINE_DIR}"
+    files.make_dirs(target)
+    files.rename(path, f"{target}/{path.rpartition('/')[2]}")
+    # The new name first: after a crash between the two the file has both names, never none.
+    files.sync_dir(target)
+    files.sync_dir(path.rpartition("/")[0])
+
+
+@dataclass(slots=True)
+class LogFound:
+    """
+    What `scan_log` found.
+
+    Attributes:
+        replay: entries that no segment holds, in order, with the file they came from.
+        rotated: retired files.
+        active: the scan of the active file, or None.
+        active_sound: the active file may be continued.
+        position_end: the position behind everything: where the next entry may go at the earliest.
+        next_sequence: above every sequence number seen.
+        torn_bytes: bytes behind the last good entry of the active file.
+    """
+
+    replay: list[tuple[str, ScannedEntry]] = field(default_factory=list)
+    rotated: list[RotatedFile] = field(default_factory=list)
+    active: WalFileScan | None = None
+    active_sound: bool = False
+    position_end: int = 0
+    next_sequence: int = 0
+    torn_bytes: int = 0
+
+
+class _Coverage:
+    """
+    Which entries the sealed segments hold: by sequence number, which the entry's own checksum protects.
+    """
+
+    def __init__(self, segments: list[SegmentInfo], cursor: int) -> None:
+        self.cursor = cursor
+        self.segments = [segment for segment in segments if segment.sequence_first is not None]
+        self.position_end = max([cursor, *(segment.wal_position_end or 0 for segment in segments)])
+        self.sequence_end = max((segment.sequence_last or 0 for segment in self.segments), default=-1) + 1
+
+    def holds(self, scanned: ScannedEntry, *, trust_position: bool) -> bool:
+        if trust_position and scanned.end <= self.cursor:
+            return True
+        sequence = scanned.entry.sequence
+        return any(
+            (segment.sequence_first or 0) <= sequence <= (segment.sequence_last or 0)
+            and (not trust_position or scanned.end <= (segment.wal_position_end or 0))
+            for segment in self.segments
+        )
+
+
+def scan_log(
+    files: FileSystem, root: str, *, adapter: Adapter, cursor: int, segments: list[SegmentInfo], observer: Observer
+) -> LogFound:
+    """
+    Scan every WAL file and decide which entries are still needed.
+
+    Raises:
+        FormatUnsupported: a file was written under another adapter's slot table.
+        OSError: a file cannot be read.
+    """
+    found = LogFound()
+    coverage = _Coverage(segments, cursor)
+    previous_end: int | None = None
+    for file in find_wal_files(files, f"{root}/{WAL_DIR}"):
+        _check_adapter(file, adapter)
+        scan = scan_file(files, file.path)
+        if not scan.header_sound and "unsupported version" in scan.damage[0].reason:
+            raise FormatUnsupported(file.path, scan.damage[0].offset, scan.damage[0].reason)
+        start, trusted = _position_start(scan, coverage, previous_end)
+        header_bytes = scan.header.header_size if scan.header else 0
+        shift = start - (scan.header.position_start if scan.header else 0)
+        for scanned in scan.entries:
+            if scanned.entry.entry_type != ENTRY_TYPE_BUNDLE:
+                continue  # a later version's; skipped by its length
+            moved = ScannedEntry(scanned.start + shift, scanned.end + shift, scanned.entry)
+            found.next_sequence = max(found.next_sequence, scanned.entry.sequence + 1)
+            if not coverage.holds(moved, trust_position=trusted):
+                found.replay.append((file.path, moved))
+        end = start + max(0, scan.tail_offset - header_bytes)
+        _report(files, root, scan, start, rotated=file.number is not None, observer=observer)
+        if file.number is None:
+            found.active = scan
+            sound = scan.header is not None and scan.header_sound and not scan.damage
+            found.active_sound = sound and trusted and shift == 0
+            found.torn_bytes = scan.size_bytes - scan.tail_offset if scan.tail == "torn" else 0
+        else:
+            found.rotated.append(RotatedFile(file.path, file.number, end, scan.size_bytes))
+        previous_end = end
+        found.position_end = max(found.position_end, end)
+    found.next_sequence = max(found.next_sequence, coverage.sequence_end)
+    found.position_end = max(found.position_end, coverage.position_end)
+    return found
+
+
+def _check_adapter(file: WalFileFound, adapter: Adapter) -> None:
+    found = file.config_hash
+    if found is None:
+        return
+    accepted = [adapter.config_hash]
+    if adapter.name == "otap":
+        accepted.append(OTAP_CONFIG_HASH)
+    if any(sum(a != b for a, b in zip(found, known, strict=True)) <= _HASH_BYTES_FLIPPED_MAX for known in accepted):
+        return
+    raise FormatUnsupported(
+        file.path,
+        14,
+        f"the log was written under an adapter with hash {found.hex()}, this one is {adapter.name!r} with hash "
+        f"{adapter.config_hash.hex()}; open it with the adapter that wrote it",
+    )
+
+
+def _position_start(scan: WalFileScan, coverage: _Coverage, previous_end: int | None) -> tuple[int, bool]:
+    """
+    Return the stream position of the file's first data byte, and whether it can be believed.
+
+    The header has no checksum, so its position is held against what is known from elsewhere: a segment that
+    ends at one of this file's entries, the file before, the cursor. A position that contradicts them would skip
+    entries that are needed, or reuse positions that a segment already covers.
+    """
+    claimed = scan.header.position_start if scan.header and scan.header_sound else None
+    header_bytes = scan.header.header_size if scan.header else 0
+    if scan.header is not None and scan.entries:
+        shift = header_bytes - scan.header.position_start
+        ends = {scanned.entry.sequence: scanned.end + shift for scanned in scan.entries}
+        for segment in coverage.segments:
+            if segment.sequence_last in ends and segment.wal_position_end:
+                return segment.wal_position_end - (ends[segment.sequence_last] - header_bytes), True
+    limit = coverage.position_end
+    if previous_end is not None:
+        if claimed is not None and previous_end <= claimed <= max(limit, previous_end):
+            return claimed, True
+        return max(previous_end, 0), True
+    if claimed is None or claimed > limit:
+        return limit, False
+    inside = claimed < coverage.cursor < claimed + scan.tail_offset - header_bytes
+    if inside and not scan.damage and coverage.cursor not in {scanned.end for scanned in scan.entries}:
+        return limit, False
+    return claimed, True
+
+
+def _report(files: FileSystem, root: str, scan: WalFileScan, start: int, *, rotated: bool, observer: Observer) -> None:
+    header_bytes = scan.header.header_size if scan.header else 0
+    spans = list(zip(scan.damage_spans, (damage.reason for damage in scan.damage), strict=True))
+    if scan.tail == "torn":
+        if rotated:
+            # A file is cut to its data and synced before it is retired: a bad end here is damage.
+            spans.append(((scan.tail_offset, scan.size_bytes - scan.tail_offset), "the end of a retired file is bad"))
+        else:
+            observer.event("quiver.wal.torn_tail", path=scan.path, offset=scan.tail_offset)
+            observer.count("quiver.wal.torn_tail_total")
+    for (offset, length), reason in spans:
+        observer.event(
+            "quiver.wal.damaged", level=logging.ERROR, path=scan.path, offset=offset, bytes=length, reason=reason
+        )
+        observer.count("quiver.recovery.damaged_files_total", kind="wal")
+        target = f"{root}/{QUARANTINE_DIR}"
+        copy = f"{target}/wal-{start + max(0, offset - header_bytes):016}-{length}.damaged"
+        if not files.exists(copy):
+            files.make_dirs(target)
+            source = files.open_read(scan.path)
+            try:
+                replace_file(files, copy, source.pread(length, offset))
+            finally:
+                source.close()
+
+
+def continue_log(
+    files: FileSystem, root: str, found: LogFound, *, config_hash: bytes, limits: WalLimits, cursor: int
+) -> WalWriter:
+    """
+    Return the writer, ready to append behind everything that survived.
+
+    Positions are never reused: when a power loss took the log's unsynced end but a segment already covers it,
+    a fresh file begins behind the segment. Otherwise the next recovery would take new entries for old ones.
+    """
+    directory = f"{root}/{WAL_DIR}"
+    path = f"{directory}/quiver.wal"
+    scan = found.active
+    rotated = list(found.rotated)
+    retire = scan is not None and not (found.active_sound and scan.position_end == found.position_end)
+    if scan is not None and retire and scan.entries:
+        number = max((file.number for file in rotated), default=0) + 1
+        target = f"{directory}/{wal_rotated_name(number)}"
+        _cut(files, path, scan)
+        files.rename(path, target)
+        files.sync_dir(directory)
+        rotated.append(RotatedFile(target, number, found.position_end, scan.tail_offset))
+    writer = WalWriter(files, directory, config_hash=config_hash, limits=limits, rotated=rotated, cursor=cursor)
+    if scan is None or retire:
+        writer.start(found.position_end)
+        return writer
+    if scan.tail == "torn":
+        _cut(files, path, scan)
+    file = files.open_write(path)
+    # After kill -9 the entries are only in the page cache. They count as logged: make it true.
+    file.sync()
+    header = scan.header
+    if header is not None:
+        size = scan.size_bytes if scan.tail == "zeros" else scan.tail_offset
+        writer.adopt(
+            file,
+            header_bytes=header.header_size,
+            position_start=header.position_start,
+            offset=scan.tail_offset,
+            size_bytes=size,
+        )
+    return writer
+
+
+def _cut(files: FileSystem, path: str, scan: WalFileScan) -> None:
+    file = files.open_write(path)
+    try:
+        if scan.tail != "clean":
+            file.truncate(scan.tail_offset)
+        file.sync()
+    finally:
+        file.close()

@@ -1,0 +1,392 @@
+"""
+Bundles → streams, in memory.
+
+An open segment only collects: per slot and schema the messages that the log already wrote, and per bundle where its
+slots went. Whatever takes time waits for `SealedSegment.streams`, which the writer calls off the ingest path.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+
+from quiver.store.format.manifest import ManifestBuilder, ManifestMetadata
+from quiver.store.format.segment_file import BUNDLES_WRITTEN_MAX
+from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
+from quiver.store.segment.ipc_file import IpcFile, assemble
+from quiver.store.segment.schemas import check_schema
+
+__all__ = [
+    "EncodedSlot",
+    "OpenSegment",
+    "SealedSegment",
+    "SealedStream",
+    "StreamSchema",
+    "check_schema",
+    "self_contained",
+]
+
+_SLOTS = 64
+_CHUNK_MASK = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StreamSchema:
+    """
+    A schema as streams need it. Make one per schema and pass the same object again: it is told by identity.
+
+    Attributes:
+        schema: what `check_schema` let pass.
+        fingerprint: 32 bytes that stand for it in log and directory.
+        schema_message: ``schema.serialize()``.
+        has_dictionaries: what `check_schema` returned.
+    """
+
+    schema: pa.Schema
+    fingerprint: bytes
+    schema_message: bytes
+    has_dictionaries: bool
+
+
+@dataclass(slots=True)
+class EncodedSlot:
+    """
+    One slot of a bundle, serialised once.
+
+    Attributes:
+        row_count: rows of the batch.
+        message: what ``batch.serialize()`` returned; where the schema has dictionaries, one whole Arrow stream, since
+            a message alone would lack them. It must stay as it is until the segment is on disk.
+    """
+
+    slot: int
+    stream_schema: StreamSchema
+    row_count: int
+    message: Any
+
+
+def self_contained(batch: pa.RecordBatch) -> pa.Buffer:
+    """
+    Return *batch* as one Arrow stream, its dictionaries in front of it.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class SealedStream:
+    """
+    One stream as it goes into the file: its place in the directory, and its Arrow IPC file.
+    """
+
+    slot: int
+    fingerprint: bytes
+    row_count: int
+    chunk_count: int
+    file: IpcFile
+
+
+class _Stream:
+    """
+    The chunks of one slot and schema: messages, or whole Arrow streams where dictionaries must be unified first.
+    """
+
+    __slots__ = ("chunks", "index", "row_counts", "slot", "stream_schema")
+
+    def __init__(self, index: int, slot: int, stream_schema: StreamSchema) -> None:
+        self.index = index
+        self.slot = slot
+        self.stream_schema = stream_schema
+        self.chunks: list[Any] = []
+        self.row_counts = array("Q")
+
+
+class OpenSegment:
+    """
+    The segment that bundles are added to. Not thread-safe: the store's ingest lock guards it.
+
+    Args:
+        streams_max: `is_full` once there are so many streams.
+    """
+
+    __slots__ = (
+        "_by_schema", "_ingested_at_ns", "_refs", "_refs_end", "_sequence_first", "_sequence_last", "_streams",
+        "_wal_end", "_wal_start", "nbytes", "streams_max",
+    )  # fmt: skip
+
+    def __init__(self, *, streams_max: int) -> None:
+        self.streams_max = streams_max
+        self.nbytes = 0
+        """Bytes of the bundles so far, as their producer of `append` counts them."""
+        self._streams: list[_Stream] = []
+        self._by_schema: list[dict[StreamSchema, _Stream]] = [{} for _ in range(_SLOTS)]
+        # Per reference of every bundle, in order: stream index in the high half, chunk index in the low half.
+        self._refs = array("Q")
+        self._refs_end = array("I")
+        self._ingested_at_ns = array("q")
+        self._sequence_first: int | None = None
+        self._sequence_last: int | None = None
+        self._wal_start: int | None = None
+        self._wal_end: int | None = None
+
+    @property
+    def bundle_count(self) -> int:
+        """
+        Number of bundles so far.
+        """
+        return len(self._ingested_at_ns)
+
+    @property
+    def stream_count(self) -> int:
+        """
+        Number of streams so far. Sealing may split streams with dictionaries, so a file may have more.
+        """
+        return len(self._streams)
+
+    @property
+    def is_empty(self) -> bool:
+        """
+        Whether there is no bundle yet.
+        """
+        return not self._ingested_at_ns
+
+    @property
+    def is_full(self) -> bool:
+        """
+        Whether the stream cap, or the number of bundles that a progress file can track, is reached.
+        """
+        return len(self._streams) >= self.streams_max or len(self._ingested_at_ns) >= BUNDLES_WRITTEN_MAX
+
+    def append(
+        self,
+        encoded: Sequence[EncodedSlot],
+        *,
+        ingested_at_ns: int,
+        sequence: int,
+        wal_start: int,
+        wal_end: int,
+        nbytes: int,
+    ) -> None:
+        """
+        Add a bundle; it is kept until `seal`, and its messages are not copied.
+
+        *sequence* and the WAL positions are those of its log entry; *encoded* is ascending by slot.
+        """
+        refs = self._refs
+        for slot in encoded:
+            stream = self._by_schema[slot.slot].get(slot.stream_schema)
+            if stream is None:
+                stream = self._stream(slot.slot, slot.stream_schema)
+            chunks = stream.chunks
+            refs.append(stream.index << 32 | len(chunks))
+            chunks.append(slot.message)
+            stream.row_counts.append(slot.row_count)
+        self._refs_end.append(len(refs))
+        if self._wal_start is None:
+            self._wal_start = wal_start
+            self._sequence_first = sequence
+        self._wal_end = wal_end
+        self._sequence_last = sequence
+        self._ingested_at_ns.append(ingested_at_ns)
+        self.nbytes += nbytes
+
+    def _stream(self, slot: int, stream_schema: StreamSchema) -> _Stream:
+        by_schema = self._by_schema[slot]
+        found = next((stream for known, stream in by_schema.items() if _are_same(known, stream_schema)), None)
+        if found is None:
+            found = _Stream(len(self._streams), slot, stream_schema)
+            self._streams.append(found)
+        by_schema[stream_schema] = found
+        return found
+
+    def seal(self) -> SealedSegment:
+        """
+        Return what was collected, ready to be written. Cheap; nothing may be appended afterwards.
+        """
+        return SealedSegment(
+            streams=self._streams,
+            refs=self._refs,
+            refs_end=self._refs_end,
+            ingested_at_ns=self._ingested_at_ns,
+            metadata=ManifestMetadata(self._wal_start, self._wal_end, self._sequence_first, self._sequence_last),
+            nbytes=self.nbytes,
+        )
+
+
+class SealedSegment:
+    """
+    A full segment on its way to the disk. It can be written again after a failure, to the same bytes.
+
+    Used by one thread at a time.
+
+    Attributes:
+        bundle_count: number of bundles.
+        nbytes: what `OpenSegment.nbytes` said.
+        metadata: what part of the log it covers.
+        ingested_min_ns: the earliest time of ingestion; None when empty.
+        ingested_max_ns: the latest; None when empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: Sequence[_Stream],
+        refs: Sequence[int],
+        refs_end: Sequence[int],
+        ingested_at_ns: Sequence[int],
+        metadata: ManifestMetadata,
+        nbytes: int,
+    ) -> None:
+        self._open_streams = streams
+        self._refs = refs
+        self._refs_end = refs_end
+        self._ingested_at_ns = ingested_at_ns
+        self._runs: list[list[SealedStream]] = []
+        self.metadata = metadata
+        self.nbytes = nbytes
+        self.bundle_count = len(ingested_at_ns)
+        self.ingested_min_ns = min(ingested_at_ns, default=None)
+        self.ingested_max_ns = max(ingested_at_ns, default=None)
+
+    @property
+    def wal_position_start(self) -> int | None:
+        """
+        Position of the first bundle's log entry; None when empty.
+        """
+        return self.metadata.wal_position_start
+
+    @property
+    def wal_position_end(self) -> int | None:
+        """
+        Position behind the last bundle's log entry; None when empty.
+        """
+        return self.metadata.wal_position_end
+
+    @property
+    def sequence_first(self) -> int | None:
+        """
+        Sequence of the first bundle; None when empty.
+        """
+        return self.metadata.sequence_first
+
+    @property
+    def sequence_last(self) -> int | None:
+        """
+        Sequence of the last bundle; None when empty.
+        """
+        return self.metadata.sequence_last
+
+    def streams(self) -> list[SealedStream]:
+        """
+        Return the streams of the file; a stream's number is its index. The first call does the work.
+        """
+        self._encode()
+        if not self._is_split:
+            return [runs[0] for runs in self._runs]
+        starts = self._run_starts()
+        return [starts[ref] for ref in self._refs if ref in starts]
+
+    def manifest(self) -> ManifestBuilder:
+        """
+        Return which chunks of which streams make up each bundle.
+        """
+        self._encode()
+        refs = self._refs if not self._is_split else self._moved_refs()
+        slots = [stream.slot for stream in self._open_streams]
+        builder = ManifestBuilder()
+        start = 0
+        append = builder.append
+        for end, ingested_at_ns in zip(self._refs_end, self._ingested_at_ns, strict=True):
+            if end - start == 1:  # the usual case, and there may be tens of thousands
+                ref = refs[start]
+                append((slots[self._refs[start] >> 32],), (ref >> 32,), (ref & _CHUNK_MASK,), ingested_at_ns)
+            else:
+                append(
+                    [slots[ref >> 32] for ref in self._refs[start:end]],
+                    [ref >> 32 for ref in refs[start:end]],
+                    [ref & _CHUNK_MASK for ref in refs[start:end]],
+                    ingested_at_ns,
+                )
+            start = end
+        return builder
+
+    @property
+    def _is_split(self) -> bool:
+        return any(len(runs) > 1 for runs in self._runs)
+
+    def _encode(self) -> None:
+        # Stream by stream, and each lets go of its batches: never more than one stream is in memory twice.
+        for stream in self._open_streams[len(self._runs) :]:
+            self._runs.append(_runs(stream))
+            stream.chunks = []
+
+    def _run_starts(self) -> dict[int, SealedStream]:
+        """
+        Return each run under the reference to its first chunk, as `append` made it.
+        """
+        starts: dict[int, SealedStream] = {}
+        for stream, runs in zip(self._open_streams, self._runs, strict=True):
+            chunk = 0
+            for run in runs:
+                starts[stream.index << 32 | chunk] = run
+                chunk += run.chunk_count
+        return starts
+
+    def _moved_refs(self) -> Sequence[int]:
+        """
+        Return the references with the numbers that streams and chunks have after runs became streams.
+        """
+        starts = self._run_starts()
+        moved = array("Q")
+        # A stream's chunks come in order, so the latest run of each stream is the one that a reference is in.
+        latest: dict[int, tuple[int, int]] = {}
+        numbers = count()
+        for ref in self._refs:
+            if ref in starts:
+                latest[ref >> 32] = (next(numbers), ref & _CHUNK_MASK)
+            number, first_chunk = latest[ref >> 32]
+            moved.append(number << 32 | (ref & _CHUNK_MASK) - first_chunk)
+        return moved
+
+
+def _are_same(one: StreamSchema, other: StreamSchema) -> bool:
+    # The same schema in another object. A foreign fingerprint may stand for two schemas: those are two streams.
+    return one.fingerprint == other.fingerprint and one.schema.equals(other.schema, check_metadata=True)
+
+
+def _runs(stream: _Stream) -> list[SealedStream]:
+    """
+    Return the stream as the file's streams: one, or several where its dictionaries cannot be one.
+    """
+    known = stream.stream_schema
+    if known.has_dictionaries:
+        runs = encode_runs(known.schema, [_only_batch(chunk) for chunk in stream.chunks])
+    else:
+        runs = [DictionaryRun((), stream.chunks)]
+    sealed = []
+    start = 0
+    for run in runs:
+        end = start + len(run.batches)
+        sealed.append(
+            SealedStream(
+                slot=stream.slot,
+                fingerprint=known.fingerprint,
+                row_count=sum(stream.row_counts[start:end]),
+                chunk_count=end - start,
+                file=assemble(known.schema_message, run.dictionaries, run.batches),
+            )
+        )
+        start = end
+    return sealed
+
+
+def _only_batch(stream: Any) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
+        return reader.read_next_batch()

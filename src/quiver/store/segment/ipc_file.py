@@ -1,0 +1,139 @@
+"""
+An Arrow IPC file around messages that exist already: head, messages, tail. Nothing is serialised twice.
+
+::
+
+    head   "ARROW1", zeros up to 64 │ schema message
+           dictionary messages, batch messages, as they are
+    tail   end of stream │ footer │ its length │ "ARROW1"
+
+A message is what `RecordBatch.serialize` returns: continuation marker, metadata length, metadata, body, each
+padded so that the next one starts at a multiple of 8. The footer is a flatbuffer (`Footer` in Arrow's File.fbs)
+and is laid out by hand, since its only variable parts are two vectors of fixed-size blocks; the schema in it is the
+schema message's own, taken over byte for byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+__all__ = ["HEAD_ALIGNMENT", "IpcFile", "assemble"]
+
+MAGIC = b"ARROW1"
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+HEAD_ALIGNMENT = 64
+"""Arrow asks for 8; 64 keeps the first message on a cache line once the stream itself starts on one."""
+
+_METADATA_V5 = 4
+_MESSAGE_PREFIX = struct.Struct("<Ii")
+_METADATA_LENGTH = struct.Struct("<4xi")
+
+# The footer's root table with its vtable in front, then the count of the first vector.
+#   0  u32 position of the root table
+#   4  vtable: its size, the table's size, where the fields version, schema, dictionaries and recordBatches lie
+#  16  root table: distance back to the vtable, version, padding, three forward offsets (from their own position)
+#  36  u32 number of dictionary blocks; the blocks, 24 bytes each, follow at 40
+_FOOTER_ROOT = struct.Struct("<I HHHHHH iH2xIII I")
+_VTABLE_POSITION = 4
+_TABLE_POSITION = 16
+_SCHEMA_FIELD, _DICTIONARIES_FIELD, _BATCHES_FIELD = 24, 28, 32
+_DICTIONARY_COUNT = 36
+_BLOCK_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class IpcFile:
+    """
+    One Arrow IPC file in pieces: the bytes of *head*, each of *messages*, *tail*, in this order.
+
+    Attributes:
+        nbytes: length of the whole file.
+    """
+
+    head: bytes
+    messages: Sequence[Any]
+    tail: bytes
+    nbytes: int
+
+    def parts(self) -> Iterable[Any]:
+        """
+        Yield the file's pieces in order.
+        """
+        yield self.head
+        yield from self.messages
+        yield self.tail
+
+
+def assemble(schema_message: bytes, dictionaries: Sequence[Any], batches: Sequence[Any]) -> IpcFile:
+    """
+    Return the IPC file that holds these messages.
+
+    *dictionaries* must cover every dictionary of the schema, once each. All messages are encapsulated ones whose
+    length is a multiple of 8, which every Arrow writer guarantees.
+    """
+    head = MAGIC + bytes(HEAD_ALIGNMENT - len(MAGIC)) + schema_message
+    messages = [*dictionaries, *batches]
+    sizes = list(map(len, messages))
+    offsets = list(accumulate(sizes, initial=len(head)))
+    end = offsets.pop()
+    metadata = [_METADATA_LENGTH.unpack_from(message)[0] + _MESSAGE_PREFIX.size for message in messages]
+    blocks = _blocks(offsets, metadata, sizes)
+    split = len(dictionaries) * _BLOCK_BYTES
+    footer = _footer(schema_message, memoryview(blocks)[:split], memoryview(blocks)[split:])
+    tail = b"".join((END_OF_STREAM, footer, struct.pack("<i", len(footer)), MAGIC))
+    return IpcFile(head, messages, tail, end + len(tail))
+
+
+def _blocks(offsets: Sequence[int], metadata: Sequence[int], sizes: Sequence[int]) -> bytes:
+    """
+    Return the flatbuffer structs `Block`: i64 offset, i32 metadata length, 4 bytes of padding, i64 body length.
+    """
+    # The metadata length is positive and little-endian, so as an i64 it brings its own padding.
+    flat = [0] * (3 * len(sizes))
+    flat[0::3] = offsets
+    flat[1::3] = metadata
+    flat[2::3] = [size - length for size, length in zip(sizes, metadata, strict=True)]
+    return struct.pack(f"<{len(flat)}q", *flat)
+
+
+def _footer(schema_message: bytes, dictionary_blocks: memoryview, batch_blocks: memoryview) -> bytes:
+    # A vector of 8-aligned structs has its u32 count 4 bytes in front of a multiple of 8.
+    batch_count = _DICTIONARY_COUNT + 4 + len(dictionary_blocks) + 4
+    schema_start = batch_count + 4 + len(batch_blocks)
+    schema_table = schema_start + _schema_table(schema_message)
+    root = _FOOTER_ROOT.pack(
+        _TABLE_POSITION,
+        12,
+        20,
+        4,
+        _SCHEMA_FIELD - _TABLE_POSITION,
+        _DICTIONARIES_FIELD - _TABLE_POSITION,
+        _BATCHES_FIELD - _TABLE_POSITION,
+        _TABLE_POSITION - _VTABLE_POSITION,
+        _METADATA_V5,
+        schema_table - _SCHEMA_FIELD,
+        _DICTIONARY_COUNT - _DICTIONARIES_FIELD,
+        batch_count - _BATCHES_FIELD,
+        len(dictionary_blocks) // _BLOCK_BYTES,
+    )
+    counted = struct.pack("<4xI", len(batch_blocks) // _BLOCK_BYTES)
+    return b"".join(
+        (root, dictionary_blocks, counted, batch_blocks, memoryview(schema_message)[_MESSAGE_PREFIX.size :])
+    )
+
+
+def _schema_table(schema_message: bytes) -> int:
+    """
+    Return where the `Schema` table lies in the message's metadata: field 2 (`header`) of the root `Message`.
+    """
+    metadata = memoryview(schema_message)[_MESSAGE_PREFIX.size :]
+    (table,) = struct.unpack_from("<I", metadata)
+    (back,) = struct.unpack_from("<i", metadata, table)
+    (field,) = struct.unpack_from("<H", metadata, table - back + 4 + 2 * 2)
+    (forward,) = struct.unpack_from("<I", metadata, table + field)
+    return table + field + forward

@@ -1,0 +1,591 @@
+"""
+The store: take bundles in, keep them, hand them to every subscriber, delete them when all have finished.
+
+The walk of one bundle: `ingest` logs it (1) and adds it to the open segment (2); a full or old segment is
+written to its own immutable file (3); only then may the log forget it (4), and only then may anybody read it
+(5); when every subscriber has resolved all of a segment, `maintain` deletes the file (6).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
+from quiver.clock import Clock
+from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreClosed, StoreFailed
+from quiver.observe import Observer
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import FileSystem, Lock
+from quiver.settings import Settings
+from quiver.store import recovery
+from quiver.store.background import Background
+from quiver.store.catalog import Catalog
+from quiver.store.encode import EncodedBundle, SlotEncoder
+from quiver.store.format.floor import encode_floor
+from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR, WAL_DIR
+from quiver.store.format.wal_entry import CRC, ENTRY_HEAD, WalEntry
+from quiver.store.receipts import BundleReceipt, MaintenanceReport
+from quiver.store.retention import Retention
+from quiver.store.sealing import LAG_SEGMENTS, Sealing
+from quiver.store.segment.info import SegmentInfo
+from quiver.store.subscribers.handle import Subscriber
+from quiver.store.subscribers.registry import Registry
+from quiver.store.subscribers.state import SegmentRef, Start
+from quiver.store.wal.replay import decode_slots, find_wal_files, scan_file
+from quiver.store.wal.scan import ScannedEntry
+from quiver.store.wal.writer import WalLimits, WalWriter
+
+__all__ = ["Store"]
+
+_ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
+_LENGTH_BYTES = 4
+_UNCOUNTED = _LENGTH_BYTES + CRC.size
+"""An entry's length counts neither itself nor the checksum."""
+
+
+class Store:
+    """
+    One writer's view of one directory. Thread-safe. Made by `quiver.open`.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        settings: Settings,
+        *,
+        files: FileSystem,
+        clock: Clock,
+        observer: Observer,
+        adapter: Adapter,
+        background: bool,
+        lock: Lock,
+    ) -> None:
+        self.path = root
+        self.settings = settings
+        self.adapter = adapter
+        self._files = files
+        self._clock = clock
+        self._now_ns = clock.now_ns
+        self._observer = observer
+        self._directory_lock = lock
+        self._logging = settings.durability == "wal"
+        self._sync_each = self._logging and settings.wal_flush_interval_s == 0
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._maintenance = threading.RLock()
+        self._closed = False
+        self._encode = SlotEncoder().encode
+        self._segments_dir = f"{root}/{SEGMENTS_DIR}"
+        self.catalog = Catalog(files, self._segments_dir, adapter, on_damage=self._quarantine)
+        self._retention = Retention(grace_s=settings.delete_grace_s)
+        self._sequence = 0
+        self._background: Background | None = None
+        self._recover()
+        if background:
+            self._background = Background(
+                name=root,
+                flush=self.sync,
+                maintain=self.maintain,
+                flush_interval_s=settings.wal_flush_interval_s if self._logging else 0.0,
+                maintain_interval_s=settings.maintain_interval_s,
+                clock=clock,
+                observer=observer,
+            )
+            self._background.start()
+
+    # ── opening ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _recover(self) -> None:
+        files, root, observer = self._files, self.path, self._observer
+        started = self._clock.monotonic()
+        recovery.remove_leftovers(files, root)
+        cursor = recovery.load_cursor(files, root, observer)
+        next_seq, _ = recovery.load_segments(files, root, self.catalog, cursor=cursor, observer=observer)
+        segments = self.catalog.segments()
+        found = recovery.scan_log(
+            files, root, adapter=self.adapter, cursor=cursor, segments=segments, observer=observer
+        )
+        hash_written = OTAP_CONFIG_HASH if self.settings.format_profile == "otap" else self.adapter.config_hash
+        limits = WalLimits(self.settings.wal_bytes_max, self.settings.wal_rotate_bytes, self.settings.wal_files_max)
+        self._wal: WalWriter = recovery.continue_log(
+            files, root, found, config_hash=hash_written, limits=limits, cursor=cursor
+        )
+        self._sequence = found.next_sequence
+        next_seq = max(next_seq, recovery.load_floor(files, root))
+        self._registry = Registry(
+            files,
+            root,
+            segments=[_ref(info) for info in segments],
+            next_seq=next_seq,
+            profile=self.settings.format_profile,
+            load=self.catalog.bundle,
+            clock=self._clock,
+            observer=observer,
+        )
+        next_seq = max(next_seq, self._registry.floor() + 1)
+        self._sealing = Sealing(files, self._segments_dir, self.settings, self._clock, observer, next_seq)
+        for path, scanned in found.replay:
+            self._replay(path, scanned)
+        if not self._logging:
+            self.flush()
+        elif not found.replay:
+            # Everything logged is in segments: say so, or the next open would look again.
+            self._advance_cursor(found.position_end)
+        observer.event(
+            "quiver.engine.init",
+            path=root,
+            segments=len(self.catalog),
+            replayed=len(found.replay),
+            torn_bytes=found.torn_bytes,
+            seconds=round(self._clock.monotonic() - started, 3),
+        )
+
+    def _replay(self, path: str, scanned: ScannedEntry) -> None:
+        entry = scanned.entry
+        try:
+            batches = decode_slots(entry, path=path, position=scanned.start)
+        except Damaged as damage:
+            # The checksum was right, so this was written so: keep the file's bytes, go on with the others.
+            self._observer.event("quiver.wal.entry.decode", level=logging.ERROR, path=path, reason=damage.reason)
+            self._observer.count("quiver.recovery.damaged_files_total", kind="entry")
+            return
+        encoded = self._encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
+        with self._lock:
+            if self._sealing.is_full():
+                self._sealing.swap()
+        if self._sealing.pending is not None:
+            self._seal_pending()
+        with self._lock:
+            encoded.write_into(self._sealing.arena.take(encoded.nbytes), 0)
+            self._add_to_open(encoded, entry.ingested_at_ns, entry.sequence, scanned.start, scanned.end)
+
+    # ── taking in ────────────────────────────────────────────────────────────────────────────────────
+
+    def ingest(self, bundle: Bundle, *, durable: bool = False, timeout: float | None = None) -> BundleReceipt:
+        """
+        Take responsibility for *bundle*: it survives what the settings promise and reaches every subscriber.
+
+        On return it is in the log, where the death of this process cannot take it; it survives a power loss
+        within `wal.flush_interval`, or on return with ``durable=True`` (callers that overlap share one sync).
+
+        Args:
+            bundle: what to keep. Its buffers are not needed after return.
+            durable: wait until the log is synced.
+            timeout: seconds to wait for room when full; None and 0 raise at once.
+
+        Raises:
+            AtCapacity: no room, also after *timeout*; nothing was kept.
+            BundleInvalid: it cannot be stored as it is; nothing was kept.
+            StoreFailed: a write or sync failed, now or earlier; reopen to recover.
+            StoreClosed: the store was closed.
+        """
+        if bundle.named and bundle.adapter is not self.adapter and bundle.adapter != self.adapter:
+            raise BundleInvalid(
+                f"slots were named after adapter {bundle.adapter.name!r}; this store has {self.adapter.name!r}"
+            )
+        encoded = self._encode(bundle._slots)  # noqa: SLF001 - a copy or a view costs as much as the rest of this line
+        durable = (durable and self._logging) or self._sync_each
+        with self._lock:
+            nbytes = encoded.nbytes + _ENTRY_OVERHEAD
+            if self._closed or self._cannot_take(nbytes):
+                self._make_room(nbytes, timeout)
+            stamp = bundle.ingested_at_ns
+            if stamp is None:
+                stamp = self._now_ns()
+            elif stamp < 0:
+                raise BundleInvalid("ingested_at_ns lies before 1970")
+            sequence = self._sequence
+            start = self._wal.written
+            end = self._log(encoded, stamp, sequence, nbytes, zero_ahead=durable)
+            self._add_to_open(encoded, stamp, sequence, start, end)
+            self._sequence = sequence + 1
+            full = self._sealing.is_full() and self._sealing.swap()
+        if full:
+            self._sealing_wanted()
+        if durable:
+            self._wal.sync_through(end)
+        elif self._background is not None and not self._background.dirty:
+            self._background.mark_dirty()
+        return BundleReceipt(sequence, end)
+
+    def _log(self, encoded: EncodedBundle, stamp: int, sequence: int, nbytes: int, *, zero_ahead: bool) -> int:
+        arena = self._sealing.arena
+        entry = arena.take(nbytes)
+        ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, sequence, encoded.bitmap)
+        encoded.write_into(entry, ENTRY_HEAD.size)
+        if not self._logging:
+            return self._wal.written
+        CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
+        try:
+            return self._wal.append(entry, nbytes, zero_ahead=zero_ahead)
+        except AtCapacity:
+            arena.untake(entry)
+            raise
+
+    def _add_to_open(self, encoded: EncodedBundle, stamp: int, sequence: int, start: int, end: int) -> None:
+        sealing = self._sealing
+        if sealing.open.is_empty:
+            sealing.note_first_bundle()
+        sealing.open.append(
+            encoded.slots,
+            ingested_at_ns=stamp,
+            sequence=sequence,
+            wal_start=start,
+            wal_end=end,
+            nbytes=encoded.nbytes,
+        )
+
+    # ── room ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _cannot_take(self, nbytes: int) -> str | None:
+        """
+        Return what is full, or None. Called under the lock, for every bundle.
+        """
+        if self._sealing.is_full():
+            return "the open segment: the one before it is still being written"
+        if self._logging:
+            full = self._wal.room_for(nbytes)
+            if full is not None:
+                return full
+        cap = self.settings.size_cap_bytes
+        if cap is not None and self.disk_bytes + self._sealing.nbytes + nbytes > cap:
+            return f"retention.size_cap ({cap} bytes)"
+        return None
+
+    def _make_room(self, nbytes: int, timeout: float | None) -> None:
+        """
+        Return when a bundle of *nbytes* fits, with the lock held; it is let go while waiting.
+        """
+        deadline = self._clock.monotonic() + (timeout or 0.0)
+        if self._logging and nbytes + 64 > self.settings.wal_bytes_max:
+            raise BundleInvalid(f"the bundle takes {nbytes} bytes in the log; wal.max_size is less")
+        while True:
+            if self._closed:
+                raise StoreClosed(f"{self.path} is closed")
+            full = self._cannot_take(nbytes)
+            if full is None:
+                return
+            # A segment that is being written makes room by itself: that is a pause, not a refusal.
+            self._sealing.swap()
+            pause = self._sealing.pending is not None and self._sealing.failure is None
+            self._room.release()
+            try:
+                if self._background is None:
+                    self._make_room_inline(full)
+                elif pause:
+                    self._background.wake()
+                else:
+                    self._free_finished(ignore_grace=True)
+            finally:
+                self._room.acquire()
+            if self._cannot_take(nbytes) is None:
+                return
+            left = deadline - self._clock.monotonic()
+            if not pause and left <= 0:
+                self._refuse(full)
+            if self._background is not None:
+                self._clock.wait(self._room, 0.05 if pause else min(left, 0.05))
+
+    def _make_room_inline(self, full: str) -> None:
+        self._seal_pending()
+        self._free_finished(ignore_grace="size_cap" in full)
+
+    def _refuse(self, full: str) -> None:
+        failure = self._sealing.failure
+        if failure is not None:
+            full = f"{full}; the disk refuses the next segment: {failure.strerror}"
+        self._observer.count("quiver.ingest.throttle_total")
+        raise AtCapacity(full, held_by=self._registry.slowest())
+
+    # ── sealing ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _sealing_wanted(self) -> None:
+        if self._background is None:
+            self._seal_pending()
+        else:
+            self._background.wake()
+
+    def _seal_pending(self) -> int:
+        """
+        Write the pending segment, if there is one, and make it known. Returns how many were written.
+        """
+        with self._maintenance:
+            if not self._sealing.may_write():
+                return 0
+            try:
+                info = self._sealing.write()
+            except StoreFailed as failure:
+                self._wal.poison(failure.__cause__ if isinstance(failure.__cause__, OSError) else OSError(str(failure)))
+                raise
+            if info is None:
+                return 0
+            if info.wal_position_end is not None:
+                self._advance_cursor(info.wal_position_end)
+            self.catalog.add(info)
+            self._registry.sealed(_ref(info))
+            with self._lock:
+                self._sealing.done()
+                if self._sealing.is_full():
+                    self._sealing.swap()
+                self._room.notify_all()
+            self._observer.count("quiver.segment.sealed_total")
+            return 1
+
+    def _advance_cursor(self, position: int) -> None:
+        """
+        Let the log forget what is durable elsewhere. A full disk may refuse: the next segment tries again.
+        """
+        try:
+            self._wal.advance_cursor(position)
+            self._purge_log()
+        except OSError as error:
+            self._observer.event("quiver.wal.cursor", level=logging.WARNING, problem=str(error))
+
+    def _purge_log(self) -> int:
+        with self._lock:
+            gone = self._wal.purgeable()
+        if gone:
+            remove_durably(self._files, [file.path for file in gone])
+            with self._lock:
+                self._wal.forget(gone)
+                self._room.notify_all()
+        return len(gone)
+
+    # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
+
+    def sync(self) -> None:
+        """
+        Make everything ingested so far durable.
+
+        Raises:
+            StoreFailed: the sync failed, now or earlier.
+        """
+        self._wal.sync_through(self._wal.written)
+
+    def flush(self) -> None:
+        """
+        Seal the open segment: on return all that was ingested before is in files that subscribers can read.
+
+        Raises:
+            AtCapacity: the disk has no room for the segment; it is kept and tried again.
+            StoreFailed: the disk failed; reopen to recover.
+        """
+        for _ in range(2):  # the one being written, then the open one
+            with self._maintenance:
+                with self._lock:
+                    self._sealing.swap()
+                if self._sealing.pending is None:
+                    return
+                if not self._seal_pending() and self._sealing.failure is not None:
+                    raise AtCapacity(f"the disk of {self.path} is full: segment {self._sealing.pending.seq} waits")
+
+    def maintain(self) -> MaintenanceReport:
+        """
+        One maintenance pass: sync, seal what is due, write progress, delete what everyone has finished.
+
+        The background thread calls it; without one, the caller does. Never waits.
+
+        Raises:
+            StoreFailed: the disk failed; reopen to recover.
+        """
+        with self._maintenance:
+            if self._background is None:
+                self.sync()
+            with self._lock:
+                if self._sealing.is_full() or (self._sealing.is_old() and not self._everyone_lags()):
+                    self._sealing.swap()
+            sealed = 0
+            while self._sealing.may_write() and self._seal_pending():
+                sealed += 1
+            written = self._registry.flush()
+            deleted = self._free_finished(ignore_grace=False)
+            return MaintenanceReport(sealed, written, deleted, self._purge_log())
+
+    def _everyone_lags(self) -> bool:
+        return self._registry.least_lag_segments() >= LAG_SEGMENTS
+
+    def _free_finished(self, *, ignore_grace: bool) -> int:
+        """
+        Delete the segments that every subscriber has resolved, durably recorded as resolved.
+        """
+        with self._maintenance:
+            if not len(self.catalog):
+                return 0
+            self._registry.refresh()
+            finished = self._registry.complete_segments()
+            seqs = self._retention.deletable(
+                finished, now_s=self._clock.monotonic(), grace_s=0.0 if ignore_grace else None
+            )
+            if not seqs:
+                return 0
+            self._keep_floor(max(seqs) + 1)
+            self.catalog.delete(seqs)
+            self._registry.removed(seqs)
+            with self._lock:
+                self._room.notify_all()
+            self._observer.count("quiver.gc.evictions_total", len(seqs), reason="finished")
+            return len(seqs)
+
+    def _keep_floor(self, floor: int) -> None:
+        # The highest name on disk says what the next number is. Before that name goes, write the number down;
+        # or after a restart a new segment would get an old number that subscribers count as delivered.
+        highest = max((info.seq for info in self.catalog.segments()), default=-1)
+        if floor > highest:
+            replace_file(self._files, f"{self._segments_dir}/{SEGMENT_FLOOR}", encode_floor(floor))
+
+    def _quarantine(self, info: SegmentInfo, damage: Damaged) -> None:
+        """
+        Take a segment that turned out damaged out of everybody's way: the others go on, the loss is counted.
+        """
+        with self._maintenance:
+            if info.seq not in self.catalog:
+                return
+            self._keep_floor(info.seq + 1)
+            with contextlib.suppress(FileNotFoundError):
+                recovery.quarantine_file(self._files, self.path, info.path)
+            self.catalog.forget(info.seq)
+            self._registry.removed([info.seq])
+        self._observer.event(
+            "quiver.segment.quarantined",
+            level=logging.ERROR,
+            path=info.path,
+            bundles=info.bundle_count,
+            reason=damage.reason,
+        )
+        self._observer.count("quiver.segment.damaged_bundles_total", info.bundle_count)
+
+    # ── subscribers ──────────────────────────────────────────────────────────────────────────────────
+
+    def register(self, subscriber_id: str, start: Start = "latest") -> Subscriber:
+        """
+        Register a subscriber, durably; a known one resumes where it was, whatever *start* says.
+
+        Args:
+            subscriber_id: 1 to 64 of ``A-Za-z0-9_-``.
+            start: "latest" (what is sealed from now on), "earliest", a segment number, or an aware datetime.
+
+        Raises:
+            WrongUse: the id or the start is not lawful.
+        """
+        self._require_open()
+        return self._registry.register(subscriber_id, start)
+
+    def unregister(self, subscriber_id: str) -> None:
+        """
+        Remove a subscriber for good: what it had not resolved counts as dropped. Durable on return.
+
+        Raises:
+            SubscriberUnknown: not registered.
+        """
+        self._require_open()
+        self._registry.unregister(subscriber_id)
+
+    def activate(self) -> None:
+        """
+        End the registration phase. The first `next_bundle` does it too.
+        """
+        self._registry.activate()
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def disk_bytes(self) -> int:
+        """
+        Bytes of log and segments on disk.
+        """
+        return self.catalog.bytes + self._wal.disk_bytes
+
+    def recent_wal_entries(self) -> Iterator[WalEntry]:
+        """
+        Yield the entries that are physically in the log, also those that segments hold by now, oldest first.
+        """
+        for found in find_wal_files(self._files, f"{self.path}/{WAL_DIR}"):
+            try:
+                scan = scan_file(self._files, found.path)
+            except FileNotFoundError:
+                continue  # purged meanwhile: its bundles are in segments
+            for scanned in scan.entries:
+                yield scanned.entry
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment: bytes, counts, and each subscriber's lag.
+        """
+        with self._lock:
+            figures = {
+                "segments": len(self.catalog),
+                "segment_bytes": self.catalog.bytes,
+                "wal_bytes": self._wal.disk_bytes,
+                "wal_files": self._wal.file_count,
+                "wal_position": self._wal.written,
+                "wal_synced_position": self._wal.synced,
+                "wal_syncs": self._wal.syncs,
+                "open_bundles": self._sealing.open.bundle_count,
+                "open_bytes": self._sealing.open.nbytes,
+                "next_sequence": self._sequence,
+                "next_segment": self._sealing.next_seq,
+            }
+        return figures | {"subscribers": self._registry.stats()}
+
+    # ── closing ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.path} is closed")
+
+    def close(self) -> None:
+        """
+        Seal what is open, write progress, sync, let go of the directory. Idempotent.
+
+        A full disk does not stop it: what could not be sealed stays in the log.
+
+        Raises:
+            AtCapacity: a `segment_only` store could not seal its open segment, which is lost.
+            StoreFailed: the disk failed, now or earlier; what was synced is safe.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._room.notify_all()
+        if self._background is not None:
+            self._background.stop()
+        try:
+            if self._wal.failure is None:
+                self._close_cleanly()
+        finally:
+            self._registry.close()
+            self.catalog.close()
+            try:
+                self._wal.close()
+            finally:
+                self._directory_lock.release()
+
+    def _close_cleanly(self) -> None:
+        try:
+            self.flush()
+            self._registry.flush()
+            self._free_finished(ignore_grace=False)
+        except AtCapacity:
+            if not self._logging:
+                raise
+        except OSError as error:
+            self._observer.event("quiver.engine.stop", level=logging.WARNING, problem=str(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _ref(info: SegmentInfo) -> SegmentRef:
+    return SegmentRef(info.seq, info.bundle_count, info.ingested_max_ns)

@@ -1,0 +1,397 @@
+"""
+What one subscriber has resolved, and which sealed segments there are. Pure: no I/O, no clock, no threads.
+
+A bundle is resolved when it was acknowledged or rejected; the two look the same from here on. The rule that
+gives a progress file its meaning, and that every method below keeps::
+
+    segment below oldest_incomplete, no entry    every bundle is resolved
+    segment at or above it, no entry             no bundle is resolved
+    an entry, wherever it lies                   the bits say which
+
+So an entry of a finished segment may be dropped only once everything older is finished too; then
+`oldest_incomplete` moves past it and says the same in eight bytes. And `oldest_incomplete` may never pass a
+number that a segment could still get: it stops at the next one (otherwise a segment sealed after a restart
+would look delivered before anybody saw it).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from quiver.bundle import BundleRef
+from quiver.errors import BundleUnavailable, WrongUse
+from quiver.settings import Profile
+from quiver.store.format.progress import Progress, SegmentProgress
+
+__all__ = [
+    "ENTRY_BUNDLES_MAX",
+    "SEGMENT_SEQ_MAX",
+    "SegmentRef",
+    "Segments",
+    "Start",
+    "SubscriberState",
+    "start_segment",
+]
+
+Start = Literal["latest", "earliest"] | int | datetime
+"""Where a new subscriber starts: `start_segment` says what each means."""
+
+ENTRY_BUNDLES_MAX = 65_536
+"""A progress entry has at most 1,024 words of 64 bits. Larger segments count as a whole or not at all."""
+
+SEGMENT_SEQ_MAX = 2**63 - 1
+"""No store counts this far: a progress file that names a higher segment is not sound."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRef:
+    """
+    A sealed segment: its number, its bundles, and when the newest of them was ingested (None: unknown).
+    """
+
+    seq: int
+    bundle_count: int
+    ingested_max_ns: int | None = None
+
+
+class Segments:
+    """
+    The sealed segments that exist, ascending, and the number the next one will get.
+    """
+
+    __slots__ = ("_order", "_refs", "next_seq")
+
+    def __init__(self, refs: Iterable[SegmentRef] = (), *, next_seq: int = 0) -> None:
+        self._refs: dict[int, SegmentRef] = {}
+        self._order: list[int] = []
+        self.next_seq = next_seq
+        """Never at or below a number that is taken. Too low costs nothing, too high would lose data."""
+        for ref in refs:
+            self.add(ref)
+
+    def add(self, ref: SegmentRef) -> None:
+        """
+        Make *ref* known; a segment of the same number is replaced.
+        """
+        if ref.seq not in self._refs:
+            if self._order and ref.seq < self._order[-1]:
+                insort(self._order, ref.seq)
+            else:
+                self._order.append(ref.seq)
+        self._refs[ref.seq] = ref
+        self.next_seq = max(self.next_seq, ref.seq + 1)
+
+    def discard(self, seq: int) -> None:
+        """
+        Forget segment *seq*: its file is gone.
+        """
+        if self._refs.pop(seq, None) is not None:
+            del self._order[bisect_left(self._order, seq)]
+
+    def get(self, seq: int) -> SegmentRef | None:
+        """
+        Return segment *seq*, or None when there is none.
+        """
+        return self._refs.get(seq)
+
+    def at_or_after(self, seq: int) -> SegmentRef | None:
+        """
+        Return the first segment numbered *seq* or higher.
+        """
+        index = bisect_left(self._order, seq)
+        return self._refs[self._order[index]] if index < len(self._order) else None
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._refs
+
+    def __iter__(self) -> Iterator[SegmentRef]:
+        return (self._refs[seq] for seq in self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+class _Marks:
+    """
+    Which bundles of one segment are resolved.
+    """
+
+    __slots__ = ("bits", "bundle_count", "resolved_count")
+
+    def __init__(self, bundle_count: int, bitmap: int = 0) -> None:
+        bitmap &= (1 << bundle_count) - 1
+        self.bundle_count = bundle_count
+        self.bits = bytearray(bitmap.to_bytes((bundle_count + 7) // 8, "little"))
+        self.resolved_count = bitmap.bit_count()
+
+    @property
+    def bitmap(self) -> int:
+        return int.from_bytes(self.bits, "little")
+
+    @property
+    def is_full(self) -> bool:
+        return self.resolved_count == self.bundle_count
+
+    def __contains__(self, index: int) -> bool:
+        return index < self.bundle_count and bool(self.bits[index >> 3] >> (index & 7) & 1)
+
+    def set(self, index: int) -> bool:
+        mask = 1 << (index & 7)
+        if self.bits[index >> 3] & mask:
+            return False
+        self.bits[index >> 3] |= mask
+        self.resolved_count += 1
+        return True
+
+    def first_clear(self) -> int:
+        """
+        Return the lowest index that is not set; `bundle_count` when all are.
+        """
+        bitmap = self.bitmap
+        return ((bitmap + 1) & ~bitmap).bit_length() - 1
+
+
+class SubscriberState:
+    """
+    What one subscriber has resolved. One owner at a time; not thread-safe.
+    """
+
+    __slots__ = ("_entries", "oldest_incomplete")
+
+    def __init__(self, oldest_incomplete: int = 0) -> None:
+        self.oldest_incomplete = oldest_incomplete
+        self._entries: dict[int, _Marks] = {}
+
+    @classmethod
+    def from_progress(cls, progress: Progress) -> SubscriberState:
+        """
+        Return the state a progress file describes.
+        """
+        state = cls(progress.oldest_incomplete)
+        for seq, entry in progress.entries.items():
+            state._entries[seq] = _Marks(entry.bundle_count, entry.bitmap)
+        return state
+
+    def to_progress(self, segments: Segments, *, profile: Profile, over_gaps: bool = True) -> Progress:
+        """
+        Return what belongs in the progress file.
+
+        `spec` writes the segments that are not finished, and finished ones only while something older is not.
+        `otap` adds a full entry for each finished segment that exists, since its other reader goes by the entries
+        alone, and writes 0 for "nothing is incomplete".
+
+        Args:
+            segments: those that exist.
+            profile: which of the two.
+            over_gaps: *segments* is complete, as for `advance`. Without it `otap` keeps the number, because a
+                finished segment that is not in *segments* has only that to say so.
+        """
+        entries = {
+            seq: SegmentProgress(marks.bundle_count, marks.bitmap)
+            for seq, marks in sorted(self._entries.items())
+            if marks.bundle_count <= ENTRY_BUNDLES_MAX and (profile == "spec" or not over_gaps or seq in segments)
+        }
+        if profile == "spec":
+            return Progress(self.oldest_incomplete, entries)
+        incomplete: int | None = None
+        for segment in segments:
+            if not self.is_complete(segment):
+                incomplete = segment.seq if incomplete is None else incomplete
+            elif segment.bundle_count <= ENTRY_BUNDLES_MAX:
+                full = (1 << segment.bundle_count) - 1
+                entries[segment.seq] = SegmentProgress(segment.bundle_count, full)
+            else:
+                over_gaps = False
+        oldest = (incomplete or 0) if over_gaps else self.oldest_incomplete
+        return Progress(oldest, dict(sorted(entries.items())))
+
+    @property
+    def named_max(self) -> int:
+        """
+        The highest segment number this state speaks of, -1 when none: new segments must lie above it.
+        """
+        return max(self.oldest_incomplete - 1, max(self._entries, default=-1))
+
+    def mentions(self, seq: int) -> bool:
+        """
+        Say whether forgetting segment *seq* changes what the progress file should say.
+        """
+        return seq in self._entries or seq >= self.oldest_incomplete
+
+    def reconcile(self, segment: SegmentRef) -> bool:
+        """
+        Check the entry of *segment* against its true bundle count; True when they differed.
+
+        A number that was used twice would make another segment's bundles look delivered, so an entry that
+        does not fit counts for nothing: its bundles are delivered again rather than skipped.
+        """
+        marks = self._entries.get(segment.seq)
+        if marks is None or marks.bundle_count == segment.bundle_count:
+            return False
+        self._entries[segment.seq] = _Marks(segment.bundle_count)
+        return True
+
+    def resolve(self, ref: BundleRef, bundle_count: int) -> bool:
+        """
+        Mark *ref*, of a segment with *bundle_count* bundles, as resolved; False when it already was.
+
+        Raises:
+            BundleUnavailable: the segment has no such bundle.
+        """
+        if not 0 <= ref.index < bundle_count:
+            raise BundleUnavailable(f"segment {ref.segment} has {bundle_count} bundles, no index {ref.index}")
+        marks = self._entries.get(ref.segment)
+        if marks is None:
+            if ref.segment < self.oldest_incomplete:
+                return False
+            marks = self._entries[ref.segment] = _Marks(bundle_count)
+        return marks.set(ref.index)
+
+    def is_resolved(self, ref: BundleRef) -> bool:
+        """
+        Say whether *ref* is resolved.
+        """
+        marks = self._entries.get(ref.segment)
+        return ref.segment < self.oldest_incomplete if marks is None else ref.index in marks
+
+    def is_complete(self, segment: SegmentRef) -> bool:
+        """
+        Say whether every bundle of *segment* is resolved.
+        """
+        marks = self._entries.get(segment.seq)
+        if marks is None:
+            return segment.seq < self.oldest_incomplete or segment.bundle_count == 0
+        return marks.is_full and marks.bundle_count == segment.bundle_count
+
+    def pending_count(self, segments: Segments) -> int:
+        """
+        Return how many bundles of *segments* are not resolved.
+        """
+        pending = 0
+        for segment in segments:
+            marks = self._entries.get(segment.seq)
+            if marks is not None:
+                pending += marks.bundle_count - marks.resolved_count
+            elif segment.seq >= self.oldest_incomplete:
+                pending += segment.bundle_count
+        return pending
+
+    def advance(self, segments: Segments, *, over_gaps: bool = True) -> None:
+        """
+        Move `oldest_incomplete` to the oldest segment that is not finished, or to the next number if all are.
+
+        Entries that say nothing any more go: finished ones below it, and those of segments that are gone.
+        `oldest_incomplete` never moves back: what lies below it without an entry would come undone.
+
+        Args:
+            segments: those that exist.
+            over_gaps: *segments* is complete, so a missing number is a segment that is gone. Without it
+                `oldest_incomplete` stops at the first number that is missing.
+        """
+        segment = segments.at_or_after(self.oldest_incomplete)
+        while segment is not None and self.is_complete(segment):
+            if not over_gaps and segment.seq != self.oldest_incomplete:
+                break
+            self.oldest_incomplete = segment.seq + 1
+            segment = segments.at_or_after(segment.seq + 1)
+        if over_gaps:
+            reached = segments.next_seq if segment is None else segment.seq
+            self.oldest_incomplete = max(self.oldest_incomplete, reached)
+        spent = [
+            seq
+            for seq, marks in self._entries.items()
+            if seq < self.oldest_incomplete and (marks.is_full or (over_gaps and seq not in segments))
+        ]
+        for seq in spent:
+            del self._entries[seq]
+
+    def position(self, segments: Segments) -> BundleRef:
+        """
+        Return the first bundle that is not resolved, which is where an in-order reader goes on.
+
+        Everything strictly before it is resolved. When nothing is left: index 0 of the next segment.
+        """
+        below = sorted(seq for seq in self._entries if seq < self.oldest_incomplete and seq in segments)
+        for seq in below:
+            if not self._entries[seq].is_full:
+                return BundleRef(seq, self._entries[seq].first_clear())
+        segment = segments.at_or_after(self.oldest_incomplete)
+        while segment is not None:
+            if not self.is_complete(segment):
+                marks = self._entries.get(segment.seq)
+                return BundleRef(segment.seq, 0 if marks is None else marks.first_clear())
+            segment = segments.at_or_after(segment.seq + 1)
+        return BundleRef(max(self.oldest_incomplete, segments.next_seq), 0)
+
+    def acked_through(self, position: BundleRef, segments: Segments) -> bool:
+        """
+        Say whether everything strictly before *position* is resolved.
+        """
+        return self.position(segments) >= position
+
+    def resolve_through(self, position: BundleRef, segments: Segments) -> None:
+        """
+        Mark everything strictly before *position* as resolved. Nothing is ever unmarked.
+
+        A position behind the last bundle of a segment is the same as index 0 of the next.
+        """
+        for seq in [seq for seq in self._entries if seq < position.segment]:
+            del self._entries[seq]
+        self.oldest_incomplete = max(self.oldest_incomplete, position.segment)
+        segment = segments.get(position.segment)
+        if segment is not None and position.index > 0:
+            self._resolve_first(segment, min(position.index, segment.bundle_count))
+        self.advance(segments, over_gaps=False)
+
+    def _resolve_first(self, segment: SegmentRef, count: int) -> None:
+        marks = self._entries.get(segment.seq)
+        if marks is None:
+            if segment.seq < self.oldest_incomplete:
+                return
+            marks = _Marks(segment.bundle_count)
+        self._entries[segment.seq] = _Marks(segment.bundle_count, marks.bitmap | (1 << count) - 1)
+
+
+def start_segment(start: Start, segments: Segments) -> int:
+    """
+    Return the segment number a new subscriber starts at.
+
+    Args:
+        start: "latest", the number the next sealed segment will get; "earliest", the oldest segment that
+            exists (the next number if there is none); a segment number; or an aware datetime, the first
+            segment that holds a bundle ingested at or after it.
+        segments: those that exist.
+
+    Raises:
+        WrongUse: no such segment can exist yet, or the datetime has no time zone.
+    """
+    if isinstance(start, datetime):
+        return _segment_at(start, segments)
+    if start == "latest":
+        return segments.next_seq
+    if start == "earliest":
+        oldest = segments.at_or_after(0)
+        return segments.next_seq if oldest is None else oldest.seq
+    if isinstance(start, bool) or not isinstance(start, int):
+        raise WrongUse(f'start={start!r} is not "latest", "earliest", a segment number or a datetime')
+    if not 0 <= start <= segments.next_seq:
+        raise WrongUse(f"start={start}: the next segment will be {segments.next_seq}; none above it can be chosen")
+    return start
+
+
+def _segment_at(start: datetime, segments: Segments) -> int:
+    if start.tzinfo is None or start.utcoffset() is None:
+        raise WrongUse(f"start={start.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
+    passed = start - _EPOCH
+    start_ns = ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1000
+    for segment in segments:
+        # An unknown time is taken for a match: delivering more is right, delivering less is not.
+        if segment.ingested_max_ns is None or segment.ingested_max_ns >= start_ns:
+            return segment.seq
+    return segments.next_seq

@@ -1,0 +1,104 @@
+"""
+What a WAL directory holds: files found, ordered by their own position, scanned one at a time.
+
+A file is read into memory, never mapped: the active one is cut and overwritten while its entries live on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from quiver.errors import Damaged
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.store.format.names import WAL_ACTIVE, parse_wal_rotated_name
+from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, WalEntry
+from quiver.store.format.wal_file import decode_wal_header
+from quiver.store.wal.scan import WalFileScan, scan_wal_file
+
+__all__ = ["WalFileFound", "decode_slots", "find_wal_files", "scan_file"]
+
+FILE_BYTES_MAX = 4 * ENTRY_BYTES_MAX
+"""A WAL file is retired at its rotation target plus one entry; nothing larger was written by a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalFileFound:
+    """
+    A WAL file by name. `number` is None for the active one, `position_start` None when the header is unreadable.
+    """
+
+    path: str
+    number: int | None
+    position_start: int | None
+    config_hash: bytes | None
+
+
+def find_wal_files(files: FileSystem, directory: str) -> list[WalFileFound]:
+    """
+    Return the WAL files of *directory*: rotated ones by number, the active one last.
+
+    Each position comes from the file's own header, never from adding up what survives.
+    """
+    found: list[WalFileFound] = []
+    for name in files.list_dir(directory):
+        number = parse_wal_rotated_name(name)
+        if number is None and name != WAL_ACTIVE:
+            continue
+        path = f"{directory}/{name}"
+        file = files.open_read(path)
+        try:
+            answer = decode_wal_header(memoryview(file.pread(64 * 1024, 0)))
+        finally:
+            file.close()
+        header = answer.value if isinstance(answer, Frame) else None
+        found.append(
+            WalFileFound(
+                path,
+                number,
+                header.position_start if header else None,
+                header.config_hash if header else None,
+            )
+        )
+    return sorted(found, key=lambda file: (file.number is None, file.number or 0))
+
+
+def scan_file(files: FileSystem, path: str) -> WalFileScan:
+    """
+    Read and scan one WAL file.
+
+    Raises:
+        OSError: it cannot be read, or is larger than any log writes (EFBIG).
+    """
+    return scan_wal_file(memoryview(files.read_all(path, size_max=FILE_BYTES_MAX)), path)
+
+
+def decode_slots(entry: WalEntry, *, path: str, position: int) -> dict[int, pa.RecordBatch]:
+    """
+    Return slot → RecordBatch for an entry whose checksum was right.
+
+    Raises:
+        Damaged: a payload is not one Arrow stream with one batch.
+    """
+    batches: dict[int, pa.RecordBatch] = {}
+    for slot in entry.slots:
+        batches[slot.slot] = _decode_payload(slot.payload, slot.slot, path, position)
+    return batches
+
+
+def _decode_payload(payload: memoryview, slot: int, path: str, position: int) -> pa.RecordBatch:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            found = list(_batches(reader))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError, EOFError) as error:
+        raise Damaged(path, position, f"slot {slot} is not an Arrow stream: {error}") from error
+    if len(found) != 1:
+        raise Damaged(path, position, f"slot {slot} holds {len(found)} batches where one belongs")
+    return found[0]
+
+
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    yield from reader

@@ -1,0 +1,400 @@
+"""
+Append to the log: one gathered write per entry, shared syncs, zeros ahead, rotation, caps, purge.
+
+Two locks. The store's own lock orders appends and rotations (one writer). `_sync` says who syncs: the first
+caller that needs a sync runs it, those who come meanwhile wait for it or for the next one.
+
+A sync that fails poisons the writer: what the disk holds is unknown until the directory is recovered.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quiver.errors import AtCapacity, StoreFailed
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import Buffer, File, FileSystem
+from quiver.store.format.cursor import encode_cursor
+from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, wal_rotated_name
+from quiver.store.format.wal_file import encode_wal_header
+
+__all__ = ["WAL_NEXT", "RotatedFile", "WalLimits", "WalWriter", "is_full_disk"]
+
+WAL_NEXT = "quiver.wal.next"
+"""The next active file while it is being made; a leftover is removed at open."""
+
+ZERO_AHEAD_BYTES = 1024 * 1024
+ZERO_AHEAD_ENTRY_BYTES_MAX = 16 * 1024
+"""Zeros cost a second write of every byte: worth it for small synced entries only."""
+
+_ZEROS = bytes(256 * 1024)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """
+    Say whether *error* means that there is no room, which passes, rather than that the disk is broken.
+    """
+    return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True)
+class WalLimits:
+    """
+    Caps of the log, all counted on disk: zeros ahead of the tail count too.
+    """
+
+    bytes_max: int
+    rotate_bytes: int
+    files_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedFile:
+    """
+    A retired file: it goes when the cursor reaches `position_end`.
+    """
+
+    path: str
+    number: int
+    position_end: int
+    size_bytes: int
+
+
+class WalWriter:
+    """
+    The writing end of one log. `append`, `rotate`, `forget` are called under the store's lock,
+    `advance_cursor` by one thread at a time.
+
+    Args:
+        files: the file system.
+        directory: the `wal` directory.
+        config_hash: goes into the header of each new file.
+        limits: caps.
+        rotated: files already retired, oldest first.
+        cursor: position that is durable in the sidecar.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        directory: str,
+        *,
+        config_hash: bytes,
+        limits: WalLimits,
+        rotated: Sequence[RotatedFile],
+        cursor: int,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._config_hash = config_hash
+        self._limits = limits
+        self._rotated = list(rotated)
+        self._rotated_bytes = sum(file.size_bytes for file in rotated)
+        self._next_number = max((file.number for file in rotated), default=0) + 1
+        self._file: File | None = None
+        self._offset = 0
+        self._header_bytes = 0
+        self._file_bytes = 0
+        self._shift = 0
+        self._sync = threading.Condition()
+        self._syncing = False
+        self._failure: OSError | None = None
+        self.cursor = cursor
+        self.written = cursor
+        self.synced = cursor
+        self.syncs = 0
+
+    # ── opening ──────────────────────────────────────────────────────────────────────────────────────
+
+    def adopt(self, file: File, *, header_bytes: int, position_start: int, offset: int, size_bytes: int) -> None:
+        """
+        Continue in an existing active file at byte *offset*; everything before it is durable.
+        """
+        self._file = file
+        self._header_bytes = header_bytes
+        self._shift = position_start - header_bytes
+        self._offset = offset
+        self._file_bytes = max(size_bytes, offset)
+        self.written = self.synced = offset + self._shift
+
+    def start(self, position: int) -> None:
+        """
+        Begin a new active file whose first data byte has stream position *position*. Durable on return.
+        """
+        file = self._make_next(position)
+        self._files.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
+        self._files.sync_dir(self._directory)
+        self._use(file, position)
+        self.written = self.synced = position
+
+    # ── appending ────────────────────────────────────────────────────────────────────────────────────
+
+    def room_for(self, nbytes: int) -> str | None:
+        """
+        Return None when an entry of *nbytes* fits under the caps, else which cap is full.
+        """
+        total = self.disk_bytes + nbytes
+        rotates = self._offset - self._header_bytes >= self._limits.rotate_bytes
+        if rotates:
+            total += self._header_bytes
+            if len(self._rotated) + 2 > self._limits.files_max:
+                return f"wal.max_rotated_files ({self._limits.files_max})"
+        if total > self._limits.bytes_max:
+            return f"wal.max_size ({self._limits.bytes_max} bytes)"
+        return None
+
+    def append(self, entry: Buffer, nbytes: int, *, zero_ahead: bool) -> int:
+        """
+        Write *entry*, which has *nbytes*, and return the stream position behind it.
+
+        Visible to readers on return, durable after `sync_through`. Rotates first when the file is due.
+
+        Raises:
+            AtCapacity: the disk is full; nothing was kept.
+            StoreFailed: the log is poisoned.
+        """
+        if self._offset - self._header_bytes >= self._limits.rotate_bytes:
+            self.rotate()
+        file = self._file
+        if file is None or self._failure is not None:
+            raise StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}")
+        offset = self._offset
+        end = offset + nbytes
+        if zero_ahead and end > self._file_bytes and nbytes <= ZERO_AHEAD_ENTRY_BYTES_MAX:
+            self._write_zeros(file, end)
+        try:
+            file.pwritev([entry], offset, nbytes)
+        except OSError as error:
+            self._undo(file, offset, error)
+            raise AtCapacity(f"the disk of {self._directory} is full") from error
+        self._offset = end
+        self._file_bytes = max(self._file_bytes, end)
+        self.written = position = end + self._shift
+        return position
+
+    def _undo(self, file: File, offset: int, error: OSError) -> None:
+        # Part of the entry may be on disk. If it stayed and the next entry were shorter, bytes behind the tail
+        # could parse as an entry after a crash: cut them off before anything else is written.
+        if not is_full_disk(error):
+            self.poison(error)
+            raise StoreFailed(f"{file.path}: append failed: {error}; reopen to recover") from error
+        try:
+            file.truncate(offset)
+        except OSError as second:
+            self.poison(second)
+            raise StoreFailed(f"{file.path}: could not cut a failed append: {second}") from second
+        self._file_bytes = offset
+
+    def _write_zeros(self, file: File, end: int) -> None:
+        room = self._limits.rotate_bytes + self._header_bytes - self._offset
+        target = max(end, self._offset + min(ZERO_AHEAD_BYTES, max(room, 0)))
+        target = min(target, self._file_bytes + max(0, self._limits.bytes_max - self.disk_bytes))
+        start = self._file_bytes
+        try:
+            for piece in range(start, target, len(_ZEROS)):
+                file.pwrite(memoryview(_ZEROS)[: min(len(_ZEROS), target - piece)], piece)
+        except OSError as error:
+            # Zeros are a speed-up; without room for them the entry itself may still fit.
+            self._undo(file, self._offset, error)
+            return
+        self._file_bytes = max(start, target)
+
+    # ── syncing ──────────────────────────────────────────────────────────────────────────────────────
+
+    def sync_through(self, position: int) -> None:
+        """
+        Return when everything before *position* is durable; callers that overlap share one sync.
+
+        Raises:
+            StoreFailed: the sync failed, now or earlier.
+        """
+        if self.synced >= position:
+            return
+        with self._sync:
+            while True:
+                if self._failure is not None:
+                    raise StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}")
+                if self.synced >= position:
+                    return
+                if not self._syncing:
+                    self._syncing = True
+                    break
+                self._sync.wait()
+            file, target = self._file, self.written
+        self._run_sync(file, target)
+
+    def _run_sync(self, file: File | None, target: int) -> None:
+        failure: OSError | None = None
+        try:
+            if file is not None:
+                file.sync_data()
+        except OSError as error:
+            failure = error
+        with self._sync:
+            self._syncing = False
+            self.syncs += 1
+            if failure is None:
+                self.synced = max(self.synced, target)
+            else:
+                self._failure = failure
+            self._sync.notify_all()
+        if failure is not None:
+            raise StoreFailed(f"{self._directory}: sync failed: {failure}; reopen to recover") from failure
+
+    def poison(self, error: OSError) -> None:
+        """
+        Refuse everything from now on: the disk's state is unknown.
+        """
+        with self._sync:
+            self._failure = self._failure or error
+            self._sync.notify_all()
+
+    @property
+    def failure(self) -> OSError | None:
+        """
+        The error that poisoned the log, or None.
+        """
+        return self._failure
+
+    # ── rotation, cursor, purge ──────────────────────────────────────────────────────────────────────
+
+    @property
+    def disk_bytes(self) -> int:
+        """
+        Bytes of all WAL files on disk, zeros ahead included.
+        """
+        return self._rotated_bytes + self._file_bytes
+
+    @property
+    def file_count(self) -> int:
+        """
+        Active and rotated files.
+        """
+        return len(self._rotated) + 1
+
+    def rotate(self) -> None:
+        """
+        Retire the active file under the next number and start a fresh one behind it.
+
+        Raises:
+            AtCapacity: no room for the new file; the old one stays active.
+            StoreFailed: the disk failed in between; reopening sorts it out.
+        """
+        self._lead()
+        try:
+            self._rotate_as_leader()
+        finally:
+            with self._sync:
+                self._syncing = False
+                self._sync.notify_all()
+
+    def _lead(self) -> None:
+        with self._sync:
+            while self._syncing:
+                self._sync.wait()
+            if self._failure is not None:
+                raise StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}")
+            self._syncing = True
+
+    def _rotate_as_leader(self) -> None:
+        old = self._file
+        if old is None:
+            raise StoreFailed(f"{self._directory}: the log is closed")
+        position = self.written
+        try:
+            fresh = self._make_next(position)
+        except OSError as error:
+            if is_full_disk(error):
+                raise AtCapacity(f"the disk of {self._directory} is full") from error
+            self._failure = error
+            raise StoreFailed(f"{self._directory}: rotation failed: {error}") from error
+        number = self._next_number
+        retired = self._path(wal_rotated_name(number))
+        try:
+            # 1. The old file ends with its data and is durable under its own name …
+            if self._file_bytes > self._offset:
+                old.truncate(self._offset)
+            old.sync_data()
+            # 2. … then it takes its number. Crash here: no active file; open continues behind the numbered one.
+            self._files.rename(self._path(WAL_ACTIVE), retired)
+            # 3. That name must be durable before `quiver.wal` means another file, or the old one could be lost.
+            self._files.sync_dir(self._directory)
+            self._files.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
+            self._files.sync_dir(self._directory)
+        except OSError as error:
+            self._failure = error
+            raise StoreFailed(f"{self._directory}: rotation failed: {error}; reopen to recover") from error
+        old.close()
+        self._next_number = number + 1
+        self._rotated.append(RotatedFile(retired, number, position, self._offset))
+        self._rotated_bytes += self._offset
+        self.synced = position
+        self._use(fresh, position)
+
+    def _make_next(self, position: int) -> File:
+        file = self._files.create_or_truncate(self._path(WAL_NEXT))
+        header = encode_wal_header(self._config_hash, position)
+        file.pwrite(header, 0)
+        file.sync()
+        return file
+
+    def _use(self, file: File, position: int) -> None:
+        header_bytes = len(encode_wal_header(self._config_hash, position))
+        file.path = self._path(WAL_ACTIVE)
+        self._file = file
+        self._header_bytes = self._offset = self._file_bytes = header_bytes
+        self._shift = position - header_bytes
+
+    def advance_cursor(self, position: int) -> None:
+        """
+        Record durably that nothing before *position* is needed any more.
+
+        Raises:
+            OSError: the sidecar could not be replaced; the old value stands and the call can be repeated.
+        """
+        if position > self.cursor:
+            replace_file(self._files, self._path(CURSOR_NAME), encode_cursor(position))
+            self.cursor = position
+
+    def purgeable(self) -> list[RotatedFile]:
+        """
+        Return the rotated files that lie wholly before the cursor.
+        """
+        return [file for file in self._rotated if file.position_end <= self.cursor]
+
+    def forget(self, gone: Sequence[RotatedFile]) -> None:
+        """
+        Stop counting rotated files that have been removed from disk.
+        """
+        self._rotated = [file for file in self._rotated if file not in gone]
+        self._rotated_bytes = sum(file.size_bytes for file in self._rotated)
+
+    def close(self) -> None:
+        """
+        Cut the zeros, make everything durable and release the file. Idempotent.
+
+        Raises:
+            StoreFailed: the last sync failed, now or earlier.
+        """
+        file = self._file
+        if file is None:
+            return
+        try:
+            if self._failure is None:
+                if self._file_bytes > self._offset:
+                    file.truncate(self._offset)
+                    self._file_bytes = self._offset
+                file.sync()
+                self.synced = self.written
+        except OSError as error:
+            self.poison(error)
+            raise StoreFailed(f"{file.path}: closing failed: {error}; reopen to recover") from error
+        finally:
+            self._file = None
+            file.close()
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{name}"

@@ -1,0 +1,238 @@
+"""
+A crash at every step of a run that does all a store does: nothing acknowledged is lost, nothing is invented.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+
+from quiver.bundle import Bundle, BundleRef
+from quiver.settings import Settings
+from quiver.store.opening import open_store
+from quiver.store.read import read
+from quiver.store.store import Store
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/buffer"
+SEEDS = (0, 1, 2, 3)
+SETTINGS = Settings(
+    segment_bytes_max=2_000,
+    wal_rotate_bytes=2_500,
+    wal_bytes_max=40_000,
+    wal_files_max=8,
+    delete_grace_s=0.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def bundle_of(number: int) -> Bundle:
+    """Each bundle carries its number; some have a second slot, some a dictionary column."""
+    slots = {30: pa.record_batch({"n": pa.array([number, number]), "text": pa.array(["x" * 20, f"row {number}"])})}
+    if number % 3 == 0:
+        slots[31] = pa.record_batch({"tag": pa.array([f"t{number}", "same"]).dictionary_encode()})
+    return Bundle(slots, ingested_at_ns=1_000_000 + number)
+
+
+def number_of(bundle: Bundle) -> int:
+    number = bundle[30]["n"][0].as_py()
+    assert bundle == bundle_of(number), "a bundle came back changed"
+    assert bundle.ingested_at_ns == 1_000_000 + number
+    return number
+
+
+class Run:
+    """
+    One run against a file system, and what the caller was told at each moment.
+    """
+
+    def __init__(self, files: CrashFileSystem) -> None:
+        self.files = files
+        self.logged = 0
+        """Bundles 0 … logged - 1 were accepted: they survive the death of the process."""
+        self.durable = 0
+        """Bundles 0 … durable - 1 survive a power loss."""
+        self.attempted = 0
+        self.acked: dict[str, set[int]] = {"one": set(), "two": set()}
+
+    def open(self) -> Store:
+        return open_again(self.files)
+
+    def ingest(self, store: Store, count: int, *, durable_every: int) -> None:
+        for _ in range(count):
+            number = self.attempted
+            self.attempted += 1
+            durable = number % durable_every == 0
+            store.ingest(bundle_of(number), durable=durable)
+            self.logged = number + 1
+            if durable:
+                self.durable = number + 1
+
+    def drain(self, store: Store, name: str, most: int) -> None:
+        subscriber = store.register(name, start="earliest")
+        for _ in range(most):
+            handle = subscriber.next_bundle(timeout=0)
+            if handle is None:
+                break
+            number = number_of(handle.bundle)
+            handle.ack()
+            self.acked[name].add(number)
+        store.maintain()
+        self.durable = self.logged
+
+    def run(self) -> None:
+        store = self.open()
+        store.register("one", start="earliest")
+        store.register("two", start="earliest")
+        self.ingest(store, 14, durable_every=3)
+        self.drain(store, "one", 9)
+        self.ingest(store, 8, durable_every=4)
+        store.maintain()
+        self.durable = self.logged
+        self.drain(store, "two", 12)
+        store.flush()
+        self.durable = self.logged
+        store.close()
+        store = self.open()
+        self.ingest(store, 12, durable_every=5)
+        self.drain(store, "one", 100)
+        self.drain(store, "two", 100)
+        self.ingest(store, 6, durable_every=2)
+        store.sync()
+        self.durable = self.logged
+        store.close()
+
+
+@dataclass(frozen=True)
+class CrashState:
+    """
+    The disk as it was just before one step, and what had been promised by then.
+    """
+
+    label: str
+    after_power_loss: dict[int, CrashFileSystem]
+    after_kill: CrashFileSystem
+    logged: int
+    durable: int
+    attempted: int
+    acked: dict[str, set[int]]
+
+
+def crash_states() -> list[CrashState]:
+    """Every step of the run."""
+    states: list[CrashState] = []
+    files = CrashFileSystem()
+    run = Run(files)
+
+    def before(operation: str, path: str) -> None:
+        states.append(
+            CrashState(
+                f"step {len(states)} ({operation} {path})",
+                {seed: files.clone_after_crash(seed) for seed in SEEDS},
+                files.clone_after_kill(),
+                run.logged,
+                run.durable,
+                run.attempted,
+                {name: set(acked) for name, acked in run.acked.items()},
+            )
+        )
+
+    files.on_step = before
+    run.run()
+    files.on_step = None
+    return states
+
+
+def check(state: CrashState, label: str, files: CrashFileSystem, promised: int) -> None:
+    """
+    What must hold after the crash, for a reader beside no writer and for a store that recovers.
+    """
+    survivors = read_numbers(files)
+    assert survivors == sorted(set(survivors)), f"{label}: a reader sees {survivors}"
+    assert all(number < state.attempted for number in survivors), f"{label}: invented {survivors}"
+    with open_again(files) as store:
+        store.flush()
+        in_segments = [number_of(store.catalog.bundle(ref)) for ref in refs(store)]
+        assert in_segments == sorted(set(in_segments)), f"{label}: segments hold {in_segments}"
+        assert set(survivors) == set(in_segments), f"{label}: a reader saw {survivors}, recovery {in_segments}"
+        for name in ("one", "two"):
+            got = drain(store, name)
+            assert got == sorted(set(got)), f"{label}: {name} got {got}"
+            missing = set(range(promised)) - set(got) - state.acked[name]
+            assert not missing, f"{label}: {name} misses {sorted(missing)} of {promised}"
+        store.maintain()
+        assert len(store.catalog) == 0, f"{label}: finished segments stay"
+        store.ingest(bundle_of(1000))
+        store.flush()
+        for name in ("one", "two"):
+            assert drain(store, name) == [1000], f"{label}: what comes after recovery does not reach {name}"
+
+
+def open_again(files: CrashFileSystem) -> Store:
+    return open_store(ROOT, SETTINGS, files=files, clock=ManualClock(), background=False)
+
+
+def read_numbers(files: CrashFileSystem) -> list[int]:
+    if not files.exists(f"{ROOT}/wal"):
+        return []
+    return [number_of(bundle) for _, bundle in read(ROOT, fs=files).bundles()]
+
+
+def drain(store: Store, name: str) -> list[int]:
+    subscriber = store.register(name, start="earliest")
+    got: list[int] = []
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(number_of(handle.bundle))
+        handle.ack()
+    return got
+
+
+def refs(store: Store) -> list[BundleRef]:
+    return [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
+
+
+def test_a_crash_at_every_step_loses_nothing_that_was_promised() -> None:
+    """Power loss at each step with several choices of what the disk kept, and kill -9 at each step."""
+    states = crash_states()
+    assert len(states) > 200
+    for state in states:
+        for seed, files in state.after_power_loss.items():
+            check(state, f"{state.label}, power loss {seed}", files, state.durable)
+        check(state, f"{state.label}, kill -9", state.after_kill, state.logged)
+
+
+def test_recovering_twice_equals_recovering_once() -> None:
+    """A second recovery right after the first, itself cut off by a crash, finds the same bundles in order."""
+    for state in crash_states()[::5]:
+        files = state.after_power_loss[2]
+        contents = []
+        for _ in range(2):
+            open_again(files)
+            contents.append(read_numbers(files))
+            files = files.clone_after_crash(0)
+        assert contents[0] == contents[1], state.label
+
+
+def test_a_crash_during_recovery_is_recovered_from() -> None:
+    """At every step of the recovery itself, a second crash loses nothing either."""
+    for state in crash_states()[::23]:
+        files = state.after_power_loss[3]
+        expected = read_numbers(files)
+        clones: list[CrashFileSystem] = []
+        files.on_step = lambda _operation, _path, files=files: clones.append(files.clone_after_crash(2))
+        open_again(files)
+        files.on_step = None
+        for clone in clones:
+            open_again(clone)
+            assert read_numbers(clone) == expected, state.label

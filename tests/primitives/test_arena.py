@@ -1,0 +1,57 @@
+"""
+Arenas: regions do not overlap, blocks are used again.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.primitives.arena import BLOCK_BYTES, Arena, BlockPool
+
+
+@given(st.lists(st.integers(0, 3 * BLOCK_BYTES // 2), max_size=6))
+def test_regions_keep_what_was_written_to_them(sizes: list[int]) -> None:
+    """Also those that are larger than a block."""
+    arena = Arena(BlockPool(keep_bytes_max=4 * BLOCK_BYTES))
+    regions = []
+    for number, size in enumerate(sizes):
+        region = arena.take(size)
+        assert len(region) == size
+        if size:
+            region[0] = region[-1] = number
+        regions.append(region)
+    for number, region in enumerate(regions):
+        if len(region):
+            assert region[0] == region[-1] == number
+    del regions
+    arena.release()
+
+
+def test_released_blocks_are_used_again() -> None:
+    """The second arena touches no fresh memory."""
+    pool = BlockPool(keep_bytes_max=BLOCK_BYTES)
+    first = Arena(pool)
+    first.take(5)[:] = b"hello"
+    first.release()
+    assert bytes(Arena(pool).take(5)) == b"hello"
+
+
+def test_the_pool_keeps_no_more_than_it_was_told() -> None:
+    """Two blocks come back, one is kept."""
+    pool = BlockPool(keep_bytes_max=BLOCK_BYTES)
+    blocks = [pool.borrow(10), pool.borrow(10)]
+    blocks[0][0] = 7
+    pool.give_back(blocks)
+    assert pool.borrow(10)[0] == 7
+    assert pool.borrow(10)[0] == 0
+
+
+def test_the_region_taken_last_can_be_given_back() -> None:
+    """A refused append leaves no hole."""
+    arena = Arena(BlockPool(keep_bytes_max=BLOCK_BYTES))
+    arena.take(13)
+    second = arena.take(100)
+    second[0] = 9
+    arena.untake(second)
+    assert arena.take(100)[0] == 9

@@ -1,0 +1,151 @@
+"""
+The pages in docs/formats say what the code does: offsets, sizes, types, limits, columns, examples.
+"""
+
+import dataclasses
+import importlib
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import format_segments as segments
+import pyarrow as pa
+import pytest
+
+from quiver.primitives.scan import Frame
+from quiver.store.format.describe import describe
+from quiver.store.format.manifest import INGESTED_AT_KEY
+from quiver.store.format.segment_file import DIRECTORY_SCHEMA, decode_segment_footer
+
+PAGES = Path(__file__).parents[3] / "docs" / "formats"
+KINDS = ["wal", "cursor", "segment", "progress", "floor"]
+CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
+STRUCTS = {
+    "wal": ["WAL_HEADER", "ENTRY_HEAD", "SLOT_HEAD", "CRC"],
+    "cursor": ["SIDECAR"],
+    "segment": ["SEGMENT_FOOTER", "SEGMENT_TRAILER"],
+    "progress": ["PROGRESS_HEADER", "PROGRESS_ENTRY"],
+    "floor": ["SIDECAR"],
+}
+LIMITS = {"wal": 2, "cursor": 0, "segment": 5, "progress": 2, "floor": 0}
+EXAMPLES = {"wal": 1, "cursor": 1, "segment": 0, "progress": 2, "floor": 1}
+
+
+def page_of(kind: str) -> str:
+    return (PAGES / f"{kind}.md").read_text(encoding="utf-8")
+
+
+def code_of(dotted: str) -> Any:
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def rows_under(page: str, heading: str) -> list[list[str]]:
+    """The rows of every table whose heading line is *heading*."""
+    rows = []
+    for table in re.findall(rf"^{re.escape(heading)}\n\|[-|]+\|\n((?:\|.*\|\n)+)", page, re.MULTILINE):
+        rows += [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+    return rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_field_tables(kind):
+    """Each table is that of a Struct in the code: offsets without gaps, and the very same format."""
+    found = []
+    pattern = r"^Struct `([\w.]+)`\n\n\| offset \| size \| type \| field \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)"
+    for dotted, table in re.findall(pattern, page_of(kind), re.MULTILINE):
+        expected = code_of(dotted)
+        found.append(dotted.rpartition(".")[2])
+        fmt, at = "<", 0
+        for line in table.splitlines():
+            offset, size, type_name, _, meaning = (cell.strip() for cell in line.strip("|").split(" | "))
+            array = re.fullmatch(r"(bytes|zeros)\[(\d+)\]", type_name)
+            code = f"{array[2]}{'s' if array[1] == 'bytes' else 'x'}" if array else CODES[type_name]
+            assert (int(offset), int(size)) == (at, struct.calcsize(f"<{code}")), line
+            assert meaning
+            fmt, at = fmt + code, at + int(size)
+        assert (fmt, at) == (expected.format, expected.size)
+    assert found == STRUCTS[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_limits(kind):
+    """Each limit is the constant that is named beside it."""
+    rows = rows_under(page_of(kind), "| limit | value | constant |")
+    for _, value, dotted in rows:
+        assert int(value) == code_of(dotted.strip("`"))
+    assert len(rows) == LIMITS[kind]
+
+
+def _is_within(said: Any, told: Any) -> bool:
+    if isinstance(said, dict):
+        return all(key in told and _is_within(value, told[key]) for key, value in said.items())
+    return bool(said == told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_examples(kind):
+    """The hex decodes to the values beside it."""
+    examples = re.findall(r"^```hex\n(.*?)```\n\n```json\n(.*?)```", page_of(kind), re.MULTILINE | re.DOTALL)
+    for text, said in examples:
+        told = describe("unnamed", memoryview(bytes.fromhex(text))).as_dict()
+        assert _is_within(json.loads(said), told), told
+    assert len(examples) == EXAMPLES[kind]
+
+
+def test_segment_example():
+    """The footer, after as many zeros as the page says, decodes to the values beside it."""
+    page = page_of("segment")
+    text, said = re.findall(r"^```hex footer\n(.*?)```\n\n```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0]
+    zeros = int(re.findall(r"all ([\d,]+) bytes before it were zero", page)[0].replace(",", ""))
+    data = memoryview(bytes(zeros) + bytes.fromhex(text))
+    answer = decode_segment_footer(data)
+    assert isinstance(answer, Frame)
+    assert dataclasses.asdict(answer.value) == json.loads(said)
+    assert int.from_bytes(data[-4:], "little") == code_of("quiver.primitives.checksum.crc32")(data[:-4])
+
+
+def test_directory_and_manifest_columns():
+    """Names, types, nullability and order are those that are written."""
+    page = page_of("segment")
+    rows = rows_under(page, "| column | type | nullable | meaning |")
+    written = [[field.name, str(field.type), "yes" if field.nullable else "no"] for field in DIRECTORY_SCHEMA]
+    builder = segments.manifest_builder(item_counts=(1, 2, 3))
+    schemas = {
+        profile: pa.ipc.open_file(builder.encode(segments.METADATA, profile)).schema for profile in ("spec", "otap")
+    }
+    refs = schemas["spec"].field("slot_refs").type.value_type
+    written += [[child.name, str(child.type), "yes" if child.nullable else "no"] for child in refs]
+    assert [row[:3] for row in rows] == written
+    manifest = rows_under(page, "| column | type | nullable | profile | meaning |")
+    assert [row[0] for row in manifest] == schemas["otap"].names
+    assert [row[0] for row in manifest if row[3] == "both"] == schemas["spec"].names
+    for name, kind, nullable, *_ in manifest:
+        field = schemas["otap"].field(name)
+        assert ("yes" if field.nullable else "no") == nullable
+        assert str(field.type).startswith(kind.split(" ", maxsplit=1)[0])
+    keys = [row[0].strip("`").encode() for row in rows_under(page, "| key | value |")]
+    assert sorted(keys) == sorted(schemas["spec"].metadata)
+    assert INGESTED_AT_KEY in keys
+
+
+@pytest.mark.parametrize(("kind", "dotted"), [
+    ("wal", "wal_file.WAL_MAGIC"), ("cursor", "cursor.CURSOR_MAGIC"), ("floor", "floor.FLOOR_MAGIC"),
+    ("segment", "segment_file.SEGMENT_MAGIC"), ("progress", "progress.PROGRESS_MAGIC"),
+])  # fmt: skip
+def test_magics(kind, dotted):
+    """The magic on the page is the one in the code, and every page has the same parts."""
+    page = page_of(kind)
+    shown = code_of(f"quiver.store.format.{dotted}").decode().replace("\0", r"\0")
+    assert f"| magic | `{shown}` |" in page
+    for part in ("## Versions", "## Profiles", "## Where the format is silent"):
+        assert page.count(part) == 1
+
+
+def test_the_index_names_every_page():
+    """No page is missing from README.md."""
+    index = (PAGES / "README.md").read_text(encoding="utf-8")
+    for page in PAGES.glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index

@@ -1,0 +1,130 @@
+"""
+Cut or changed anywhere, a segment is reported as damaged, with path and offset, and never answers wrongly.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import replace
+
+import pytest
+from segment_samples import Bundles, sample_bundles, write
+
+from quiver.errors import Damaged
+from quiver.store.format.names import segment_name
+from quiver.store.format.segment_file import encode_directory
+from quiver.store.segment.reader import SegmentReader
+from quiver.testing.crashfs import CrashFileSystem
+
+PATH = f"/segments/{segment_name(3)}"
+BUNDLES: Bundles = sample_bundles(3)
+
+
+def segment() -> bytes:
+    fs = CrashFileSystem()
+    fs.make_dirs("/segments")
+    return fs.read_all(write(fs, "/segments", BUNDLES).path, size_max=1 << 20)
+
+
+def read_all(data: bytes) -> None:
+    fs = CrashFileSystem()
+    fs.make_dirs("/segments")
+    file = fs.create(PATH)
+    file.pwrite(data, 0)
+    file.close()
+    reader = SegmentReader.open(fs, PATH)
+    for index in range(reader.bundle_count):
+        reader.bundle(index)
+
+
+def assert_damaged(data: bytes) -> None:
+    with pytest.raises(Damaged) as caught:
+        read_all(data)
+    error = caught.value
+    assert error.path == PATH
+    assert 0 <= error.offset <= len(data)
+    assert error.reason
+
+
+def test_the_whole_file_is_sound() -> None:
+    read_all(segment())
+
+
+def test_cut_anywhere() -> None:
+    data = segment()
+    for length in range(len(data)):
+        assert_damaged(data[:length])
+
+
+def test_any_byte_changed() -> None:
+    data = bytearray(segment())
+    for at in range(len(data)):
+        for change in (1 << at % 8, 0xFF) if at % 4 == 0 else (1 << at % 8,):
+            data[at] ^= change
+            assert_damaged(bytes(data))
+            data[at] ^= change
+
+
+def test_bytes_behind_the_end_or_missing_in_the_middle() -> None:
+    data = segment()
+    assert_damaged(data + b"\0")
+    assert_damaged(data + b"junk" * 20)
+    assert_damaged(data + data)
+    assert_damaged(data[:1000] + data[1064:])
+    assert_damaged(data[:1000] + bytes(len(data) - 1000))
+
+
+def test_open_reads_only_the_end_and_verify_finds_the_rest() -> None:
+    data = bytearray(segment())
+    data[70] ^= 1
+    fs = CrashFileSystem()
+    fs.make_dirs("/segments")
+    file = fs.create(PATH)
+    file.pwrite(data, 0)
+    file.close()
+    reader = SegmentReader.open(fs, PATH)
+    assert reader.bundle_count == 3
+    for attempt in (reader.verify, lambda: reader.bundle(0), lambda: reader.batch(0, 0)):
+        with pytest.raises(Damaged, match="checksum"):
+            attempt()
+    with pytest.raises(Damaged, match="checksum"):
+        list(reader.stream_batches(0))
+
+
+def with_checksum(data: bytes) -> bytes:
+    return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
+
+
+def test_nonsense_under_a_right_checksum_is_damage_too() -> None:
+    """
+    A writer that was wrong, not a disk: the tables point at nothing, or a stream is no Arrow file.
+    """
+    data = segment()
+    end = data.index(b"ARROW1", 64)
+    assert_damaged(with_checksum(data[:end] + b"ARROW2" + data[end + 6 :]))
+    assert_damaged(with_checksum(data[: end - 4] + b"\xff\xff\xff\x7f" + data[end:]))
+    # The first stream's place in the directory: 64 bytes further on there is something else.
+    fs = CrashFileSystem()
+    fs.make_dirs("/segments")
+    first, *others = SegmentReader.open(fs, write(fs, "/segments", BUNDLES).path).streams.values()
+    assert (first.byte_offset, first.chunk_count) == (0, 3)
+    directory_at = others[-1].byte_offset + others[-1].byte_length
+    footer = struct.unpack("<HIIQIQI", data[-50:-16])
+    assert footer[3] == directory_at
+    for changed in (replace(first, byte_offset=64), replace(first, chunk_count=2), replace(first, slot=63)):
+        directory = encode_directory([changed, *others])
+        rest = data[footer[5] : -50]
+        tail = struct.pack("<HIIQIQI", *footer[:4], len(directory), directory_at + len(directory), footer[6])
+        assert_damaged(with_checksum(data[:directory_at] + directory + rest + tail + data[-16:]))
+
+
+def test_a_stream_or_chunk_that_is_not_there() -> None:
+    fs = CrashFileSystem()
+    fs.make_dirs("/segments")
+    reader = SegmentReader.open(fs, write(fs, "/segments", BUNDLES).path)
+    for stream_id, chunk_index in ((99, 0), (0, 99), (0, -1)):
+        with pytest.raises(Damaged):
+            reader.batch(stream_id, chunk_index)
+    with pytest.raises(Damaged, match="no stream 99"):
+        list(reader.stream_batches(99))

@@ -1,0 +1,68 @@
+"""
+Losses that were provoked on another engine with the same formats, each once more on the whole store.
+"""
+
+import pyarrow as pa
+import pytest
+
+from quiver.bundle import Bundle
+from quiver.settings import Settings
+from quiver.store.opening import open_store
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/store"
+
+
+def _open(disk, profile):
+    settings = Settings(format_profile=profile, delete_grace_s=0)
+    return open_store(ROOT, settings, files=disk, clock=ManualClock(), background=False)
+
+
+def _ingest(store, count, first):
+    for number in range(first, first + count):
+        store.ingest(Bundle({60: pa.record_batch({"data": pa.array([b"%d" % number])})}))
+    store.flush()
+
+
+def _take_all(subscriber):
+    taken = []
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        taken.append(int(handle.bundle[60].column(0)[0].as_py()))
+        handle.ack()
+    return taken
+
+
+@pytest.mark.parametrize("end", ["close", "kill", "power cut"])
+@pytest.mark.parametrize(("profile", "keeps_floor"), [("spec", True), ("spec", False), ("otap", True)])
+def test_stale_progress_after_a_restart(profile, end, keeps_floor):
+    """
+    Everything is delivered and deleted, and the store is opened again: what is ingested then is delivered, too.
+
+    Nothing may give an old number to a new segment: not an empty directory, and not even one whose floor file was lost
+    as well (in the `otap` profile progress names only segments that exist, so there the floor is needed).
+    """
+    disk = CrashFileSystem()
+    store = _open(disk, profile)
+    subscriber = store.register("a")
+    _ingest(store, 5, 0)
+    assert _take_all(subscriber) == [0, 1, 2, 3, 4]
+    store.maintain()
+    store.maintain()
+    assert store.stats()["segments"] == 0
+    if end == "close":
+        store.close()
+        disk = disk.clone_after_kill()
+    else:
+        disk = disk.clone_after_kill() if end == "kill" else disk.clone_after_crash(0)
+    if not keeps_floor:
+        disk.remove(f"{ROOT}/segments/quiver.segment.floor")
+
+    again = _open(disk, profile)
+    subscriber = again.register("a")
+    again.maintain()
+    _ingest(again, 5, 100)
+    again.maintain()
+    assert again.stats()["segments"] == 1
+    assert _take_all(subscriber) == [100, 101, 102, 103, 104]
+    again.close()

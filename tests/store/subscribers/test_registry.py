@@ -1,0 +1,859 @@
+"""
+Subscribers of an open store: claims, waiting, what is durable, who owns what. No test sleeps.
+"""
+
+import gc
+import threading
+
+import pyarrow as pa
+import pytest
+
+from quiver.bundle import Bundle, BundleRef
+from quiver.errors import (
+    BundleUnavailable,
+    Damaged,
+    DirectoryInUse,
+    StoreClosed,
+    SubscriberUnknown,
+    WrongUse,
+)
+from quiver.observe import InMemoryObserver
+from quiver.primitives.checksum import crc32c
+from quiver.store.format.progress import Progress, SegmentProgress
+from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, load_progress, save_progress
+from quiver.store.subscribers.registry import Registry
+from quiver.store.subscribers.state import SegmentRef, Segments
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+ROOT = "/store"
+
+
+class Observed(InMemoryObserver):
+    """Keeps the names of events, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def event(self, name, *, level=20, **attributes):
+        self.events.append(name)
+
+
+class Bench:
+    """A registry over a disk in memory, with segments that exist only as numbers."""
+
+    def __init__(self, disk=None, *, waits="skip", segments=(), next_seq=0, profile="spec"):
+        self.disk = disk or CrashFileSystem()
+        if not self.disk.exists(ROOT):
+            self.disk.make_dirs(ROOT)
+        self.clock = ManualClock(waits=waits)
+        self.observer = Observed()
+        self.unreadable: set[BundleRef] = set()
+        self.reads: list[BundleRef] = []
+        self.registry = Registry(
+            self.disk,
+            ROOT,
+            segments=segments,
+            next_seq=next_seq,
+            load=self.load,
+            profile=profile,
+            clock=self.clock,
+            observer=self.observer,
+        )
+
+    def load(self, ref):
+        self.reads.append(ref)
+        if ref in self.unreadable:
+            raise Damaged(f"{ROOT}/segments/{ref.segment}", 0, "checksum mismatch")
+        return Bundle({60: pa.record_batch({"data": pa.array([str(ref).encode()])})})
+
+    def seal(self, seq, count):
+        self.registry.sealed(SegmentRef(seq, count))
+
+    def refs(self, subscriber):
+        """Take everything that is pending and keep the claims."""
+        handles = []
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            handles.append(handle)
+        return handles
+
+
+def _names(handles):
+    return [str(handle.ref) for handle in handles]
+
+
+def test_two_subscribers_do_not_know_of_each_other():
+    bench = Bench()
+    first, second = bench.registry.register("first"), bench.registry.register("second")
+    bench.seal(0, 2)
+    handle = first.next_bundle(timeout=0)
+    handle.ack()
+    assert _names(bench.refs(second)) == ["0:0", "0:1"]
+    assert _names(bench.refs(first)) == ["0:1"]
+    assert first.pending_count() == 1
+    assert second.pending_count() == 2
+
+
+def test_a_bundle_is_read_when_asked_for_and_once():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    handle = subscriber.next_bundle(timeout=0)
+    assert bench.reads == []
+    assert handle.bundle is handle.bundle
+    assert handle.bundle[60].column("data").to_pylist() == [b"0:0"]
+    assert bench.reads == [BundleRef(0, 0)]
+
+
+def test_a_new_subscriber_is_durable_when_register_returns():
+    """After a power cut it is there and starts where it started."""
+    bench = Bench(segments=[SegmentRef(3, 1)], next_seq=4)
+    bench.registry.register("late")
+    bench.registry.register("early", start="earliest")
+    bench.registry.register("exact", start=4)
+    for seed in range(12):
+        disk = bench.disk.clone_after_crash(seed)
+        found = {name: load_progress(disk, ROOT, name) for name in ("late", "early", "exact")}
+        assert found == {"late": Progress(4, {}), "early": Progress(3, {}), "exact": Progress(4, {})}
+
+
+def test_latest_is_what_is_sealed_from_now_on():
+    bench = Bench(segments=[SegmentRef(0, 1)])
+    late, early = bench.registry.register("late"), bench.registry.register("early", start="earliest")
+    bench.seal(1, 1)
+    assert _names(bench.refs(late)) == ["1:0"]
+    assert _names(bench.refs(early)) == ["0:0", "1:0"]
+
+
+def test_a_known_subscriber_resumes_whatever_start_says():
+    bench = Bench(segments=[SegmentRef(0, 2)])
+    bench.registry.register("a", start="earliest").next_bundle(timeout=0).ack()
+    bench.registry.close()
+    again = Bench(bench.disk, segments=[SegmentRef(0, 2)])
+    assert again.registry.orphans() == ["a"]
+    assert _names(again.refs(again.registry.register("a", start="latest"))) == ["0:1"]
+    assert again.registry.orphans() == []
+
+
+def test_registering_twice_is_one_subscriber():
+    bench = Bench()
+    first, second = bench.registry.register("a"), bench.registry.register("a")
+    bench.seal(0, 2)
+    handles = [first.next_bundle(timeout=0), second.next_bundle(timeout=0)]
+    assert _names(handles) == ["0:0", "0:1"]
+
+
+def test_bad_ids_and_starts_leave_nothing_behind():
+    bench = Bench()
+    for subscriber_id in ("", "a b", "x" * 65, "CON"):
+        with pytest.raises(WrongUse):
+            bench.registry.register(subscriber_id)
+    with pytest.raises(WrongUse):
+        bench.registry.register("a", start=7)
+    assert bench.disk.list_dir(ROOT) == []
+
+
+def test_nothing_pending_and_no_time_is_none():
+    subscriber = Bench().registry.register("a")
+    assert subscriber.next_bundle(timeout=0) is None
+    assert subscriber.next_bundle(timeout=5) is None
+
+
+def test_a_deferred_bundle_comes_back_in_its_turn_and_holds_up_nothing():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 3)
+    subscriber.next_bundle(timeout=0).defer(10)
+    others = bench.refs(subscriber)
+    assert _names(others) == ["0:1", "0:2"]
+    bench.seal(1, 1)
+    bench.clock.advance(10)
+    assert _names(bench.refs(subscriber)) == ["0:0", "1:0"]
+
+
+def test_waiting_ends_when_a_deferral_does():
+    """The waiter is given the bundle at that moment, not when its own time has passed."""
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    subscriber.next_bundle(timeout=0).defer(7.5)
+    begun = bench.clock.monotonic()
+    assert subscriber.next_bundle(timeout=100) is not None
+    assert bench.clock.monotonic() - begun == pytest.approx(7.5)
+
+
+def test_a_deferred_bundle_can_be_claimed_by_name_at_once():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 2)
+    handle = subscriber.next_bundle(timeout=0)
+    ref = handle.ref
+    with pytest.raises(BundleUnavailable, match="claimed"):
+        subscriber.claim(ref)
+    assert subscriber.claim(BundleRef(0, 1)).ref == BundleRef(0, 1)
+    handle.defer(3600)
+    subscriber.claim(ref).ack()
+    with pytest.raises(BundleUnavailable, match="resolved"):
+        subscriber.claim(ref)
+    for missing in (BundleRef(0, 2), BundleRef(9, 0), BundleRef(0, -1)):
+        with pytest.raises(BundleUnavailable, match="no bundle"):
+            subscriber.claim(missing)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan")])
+def test_a_deferral_into_the_past_is_refused_and_keeps_the_claim(seconds):
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    handle = subscriber.next_bundle(timeout=0)
+    with pytest.raises(WrongUse):
+        handle.defer(seconds)
+    handle.ack()
+
+
+def test_a_dropped_handle_gives_the_bundle_back():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 2)
+    handle = subscriber.next_bundle(timeout=0)
+    assert handle.ref == BundleRef(0, 0)
+    del handle
+    gc.collect()
+    assert subscriber.next_bundle(timeout=0).ref == BundleRef(0, 0)
+
+
+def test_a_handle_collected_inside_the_registrys_own_lock_cannot_deadlock():
+    """The collector may run anywhere: the bundle is noted and comes back with the next look."""
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    handles = [subscriber.next_bundle(timeout=0)]
+    with bench.registry._condition:
+        handles.clear()
+        gc.collect()
+    assert subscriber.next_bundle(timeout=0).ref == BundleRef(0, 0)
+
+
+def test_leaving_with_without_a_decision_gives_the_bundle_back():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    with subscriber.next_bundle(timeout=0) as handle:
+        pass
+    assert handle.outcome == "returned"
+    with pytest.raises(BundleUnavailable, match="returned"):
+        handle.ack()
+    with subscriber.next_bundle(timeout=0) as handle:
+        handle.ack()
+    assert subscriber.next_bundle(timeout=0) is None
+
+
+def test_deciding_twice():
+    """The same again is harmless; something else is refused, because the bundle may be elsewhere by now."""
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 3)
+    acked, rejected, deferred = bench.refs(subscriber)
+    acked.ack()
+    acked.ack()
+    rejected.reject()
+    rejected.reject()
+    deferred.defer()
+    for handle, other in (
+        (acked, "reject"),
+        (acked, "defer"),
+        (rejected, "ack"),
+        (deferred, "ack"),
+        (deferred, "defer"),
+    ):
+        with pytest.raises(BundleUnavailable):
+            getattr(handle, other)()
+    assert bench.observer.total("quiver.subscriber.acked_bundles_total") == 1
+    assert bench.observer.total("quiver.subscriber.rejected_bundles_total") == 1
+    assert bench.observer.total("quiver.subscriber.deferred_bundles_total") == 1
+
+
+def test_claim_leak_on_a_read_error():
+    """A known loss elsewhere: the claim of a bundle that could not be read was never released."""
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 2)
+    bench.unreadable.add(BundleRef(0, 0))
+    handle = subscriber.next_bundle(timeout=0)
+    with pytest.raises(Damaged) as caught:
+        _ = handle.bundle
+    assert caught.value.path
+    assert subscriber.claim(BundleRef(0, 0)).ref == BundleRef(0, 0)
+    gc.collect()
+    bench.unreadable.clear()
+    again = {str(handle.ref): handle for handle in bench.refs(subscriber)}
+    assert sorted(again) == ["0:0", "0:1"]
+    assert again["0:0"].bundle is not None
+    assert bench.observer.total("quiver.subscriber.read_errors_total") == 1
+
+
+def test_an_unreadable_bundle_holds_up_nothing_and_can_be_rejected():
+    """It comes again when nothing else is pending; its handle is good for a decision."""
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 3)
+    bench.unreadable.add(BundleRef(0, 0))
+    bad = subscriber.next_bundle(timeout=0)
+    with pytest.raises(Damaged):
+        _ = bad.bundle
+    order = []
+    while (handle := subscriber.next_bundle(timeout=0)).ref != BundleRef(0, 0):
+        order.append(str(handle.ref))
+        handle.ack()
+    assert order == ["0:1", "0:2"]
+    with pytest.raises(BundleUnavailable, match="claimed"):
+        bad.reject()
+    handle.defer()
+    bad.reject()
+    assert subscriber.next_bundle(timeout=0) is None
+    bench.registry.flush()
+    assert bench.registry.complete(0, 3)
+
+
+def test_an_unreadable_bundle_can_be_deferred():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    bench.unreadable.add(BundleRef(0, 0))
+    handle = subscriber.next_bundle(timeout=0)
+    with pytest.raises(Damaged):
+        _ = handle.bundle
+    handle.defer(60)
+    assert subscriber.next_bundle(timeout=0) is None
+    bench.clock.advance(60)
+    assert subscriber.next_bundle(timeout=0) is not None
+
+
+class Waiter(threading.Thread):
+    """Waits for a bundle in its own thread."""
+
+    def __init__(self, subscriber, timeout=None):
+        super().__init__(daemon=True)
+        self.subscriber, self.timeout = subscriber, timeout
+        self.handle = self.error = None
+        self.start()
+
+    def run(self):
+        try:
+            self.handle = self.subscriber.next_bundle(timeout=self.timeout)
+        except (StoreClosed, SubscriberUnknown, BundleUnavailable) as error:
+            self.error = error
+
+    def outcome(self):
+        self.join(30)
+        assert not self.is_alive()
+        return self.error or self.handle
+
+
+def _waiting(bench, subscriber):
+    waiter = Waiter(subscriber)
+    bench.clock.wait_for_waiters(1)
+    return waiter
+
+
+def test_a_new_segment_wakes_who_waits():
+    bench = Bench(waits="hold")
+    waiter = _waiting(bench, bench.registry.register("a"))
+    bench.seal(0, 1)
+    assert waiter.outcome().ref == BundleRef(0, 0)
+
+
+@pytest.mark.parametrize("how", ["defer", "drop", "leave", "unreadable"])
+def test_a_bundle_that_comes_back_wakes_who_waits(how):
+    """A known omission elsewhere: only new segments woke anybody."""
+    bench = Bench(waits="hold")
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    handle = subscriber.next_bundle(timeout=0)
+    waiter = _waiting(bench, subscriber)
+    if how == "defer":
+        handle.defer()
+    elif how == "drop":
+        del handle
+        gc.collect()
+    elif how == "leave":
+        with handle:
+            pass
+    else:
+        bench.unreadable.add(BundleRef(0, 0))
+        with pytest.raises(Damaged):
+            _ = handle.bundle
+    assert waiter.outcome().ref == BundleRef(0, 0)
+
+
+def test_a_deferral_wakes_who_waits_when_its_time_has_come():
+    bench = Bench(waits="hold")
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    subscriber.next_bundle(timeout=0).defer(0.5)
+    waiter = _waiting(bench, subscriber)
+    bench.clock.advance(0.5)
+    assert waiter.outcome().ref == BundleRef(0, 0)
+
+
+def test_closing_wakes_who_waits():
+    bench = Bench(waits="hold")
+    waiter = _waiting(bench, bench.registry.register("a"))
+    bench.registry.close()
+    assert isinstance(waiter.outcome(), StoreClosed)
+
+
+def test_unregistering_wakes_who_waits():
+    bench = Bench(waits="hold")
+    waiter = _waiting(bench, bench.registry.register("a"))
+    bench.registry.unregister("a")
+    assert isinstance(waiter.outcome(), SubscriberUnknown)
+
+
+def test_threads_share_a_subscriber_and_each_bundle_goes_to_one():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    for seq in range(20):
+        bench.seal(seq, 50)
+    taken, guard = [], threading.Lock()
+
+    def work(number):
+        count = 0
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            count += 1
+            if (count + number) % 7 == 0:
+                handle.defer()
+                continue
+            handle.ack()
+            with guard:
+                taken.append(handle.ref)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(taken) == [BundleRef(seq, index) for seq in range(20) for index in range(50)]
+    bench.registry.flush()
+    assert load_progress(bench.disk, ROOT, "a") == Progress(20, {})
+
+
+def test_progress_is_written_once_per_changed_subscriber():
+    """However many acks: one atomic replacement, and none when nothing changed."""
+    bench = Bench()
+    busy, idle = bench.registry.register("busy"), bench.registry.register("idle")
+    bench.seal(0, 100)
+    for handle in bench.refs(busy):
+        handle.ack()
+    idle.next_bundle(timeout=0).defer()
+    renames = []
+    bench.disk.on_step = lambda op, path: renames.append(path) if op == "rename" else None
+    assert bench.registry.flush() == 1
+    assert bench.registry.flush() == 0
+    assert renames == [f"{ROOT}/quiver.sub.busy"]
+
+
+def test_one_progress_file_that_fails_does_not_keep_the_others_back():
+    disk = CrashFileSystem()
+    faulty = FaultFileSystem(disk)
+    bench = Bench(faulty)
+    subscribers = [bench.registry.register(name) for name in ("a", "b")]
+    bench.seal(0, 1)
+    for subscriber in subscribers:
+        subscriber.next_bundle(timeout=0).ack()
+    faulty.fail_on("rename")
+    with pytest.raises(OSError, match="."):
+        bench.registry.flush()
+    assert [load_progress(disk, ROOT, name) for name in ("a", "b")] == [Progress(0, {}), Progress(1, {})]
+    assert bench.registry.flush() == 1
+    assert load_progress(disk, ROOT, "a") == Progress(1, {})
+
+
+def test_only_what_the_file_says_counts_for_deletion():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    assert not bench.registry.complete(0, 1)
+    subscriber.next_bundle(timeout=0).ack()
+    assert not bench.registry.complete(0, 1)
+    bench.registry.flush()
+    assert bench.registry.complete(0, 1)
+    assert bench.registry.complete_segments() == [0]
+    bench.registry.register("late", start="earliest")
+    assert not bench.registry.complete(0, 1)
+
+
+def test_without_subscribers_nothing_is_complete():
+    bench = Bench(segments=[SegmentRef(0, 1)])
+    assert not bench.registry.complete(0, 1)
+    assert bench.registry.complete_segments() == []
+
+
+def test_any_finished_segment_is_complete_not_only_the_oldest():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    bench.seal(1, 1)
+    subscriber.claim(BundleRef(1, 0)).ack()
+    bench.registry.flush()
+    assert bench.registry.complete_segments() == [1]
+    assert bench.registry.slowest() == "a"
+    assert bench.registry.least_lag_segments() == 1
+
+
+def test_an_orphan_holds_its_data_until_it_is_dropped():
+    """It is reported, it blocks deletion, and unregister frees what it held, counted."""
+    bench = Bench(segments=[SegmentRef(0, 3)])
+    bench.registry.register("gone", start="earliest")
+    bench.registry.close()
+    again = Bench(bench.disk, segments=[SegmentRef(0, 3)])
+    subscriber = again.registry.register("here", start="earliest")
+    again.registry.activate()
+    assert "quiver.subscriber.orphan" in again.observer.events
+    for handle in again.refs(subscriber):
+        handle.ack()
+    again.registry.flush()
+    assert not again.registry.complete(0, 3)
+    assert again.registry.slowest() == "gone"
+    again.registry.unregister("gone")
+    assert again.observer.total("quiver.subscriber.dropped_bundles_total") == 3
+    assert again.registry.complete(0, 3)
+    for seed in range(8):
+        assert load_progress(again.disk.clone_after_crash(seed), ROOT, "gone") is None
+
+
+def test_unregistering_ends_everything():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    handle = subscriber.next_bundle(timeout=0)
+    bench.registry.unregister("a")
+    for call in (handle.ack, lambda: subscriber.next_bundle(timeout=0), lambda: bench.registry.unregister("a")):
+        with pytest.raises(SubscriberUnknown):
+            call()
+    assert bench.disk.list_dir(ROOT) == []
+    assert bench.registry.flush() == 0
+    assert bench.registry.register("a").next_bundle(timeout=0) is None
+
+
+def test_closing_writes_progress_and_lets_go():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 2)
+    subscriber.next_bundle(timeout=0).ack()
+    handle = subscriber.next_bundle(timeout=0)
+    bench.registry.close()
+    bench.registry.close()
+    assert load_progress(bench.disk, ROOT, "a") == Progress(0, {0: SegmentProgress(2, 0b01)})
+    calls = (handle.ack, handle.defer, lambda: subscriber.next_bundle(timeout=0), lambda: bench.registry.register("b"))
+    for call in calls:
+        with pytest.raises(StoreClosed):
+            call()
+    del handle
+    gc.collect()
+    SubscriberFile(bench.disk, ROOT, "a").acquire()
+
+
+def test_a_full_disk_does_not_keep_the_registry_from_closing():
+    disk = CrashFileSystem()
+    disk.make_dirs(ROOT)
+    faulty = FaultFileSystem(disk)
+    bench = Bench(faulty)
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    subscriber.next_bundle(timeout=0).ack()
+    faulty.fail_on("create")
+    bench.registry.close()
+    assert "quiver.subscriber.progress.flush" in bench.observer.events
+    assert load_progress(disk, ROOT, "a") == Progress(0, {})
+    SubscriberFile(disk, ROOT, "a").acquire()
+
+
+def test_releasing_a_subscriber_hands_it_to_another_process():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 2)
+    subscriber.next_bundle(timeout=0).ack()
+    held = subscriber.next_bundle(timeout=0)
+    with pytest.raises(DirectoryInUse):
+        SubscriberFile(bench.disk, ROOT, "a").acquire()
+    subscriber.release()
+    with pytest.raises(BundleUnavailable):
+        held.ack()
+    with SubscriberFile(bench.disk, ROOT, "a") as elsewhere:
+        elsewhere.know([SegmentRef(0, 2)])
+        assert (elsewhere.position().segment, elsewhere.position().index) == (0, 1)
+    assert subscriber.next_bundle(timeout=0).ref == BundleRef(0, 1)
+    with pytest.raises(BundleUnavailable):
+        held.ack()
+
+
+def test_a_subscriber_of_another_process_counts_the_same():
+    """Registering it here is fine, working for it is not, and its progress frees segments once it is on disk."""
+    bench = Bench()
+    create_if_missing(bench.disk, ROOT, "query", start="earliest", segments=Segments(), profile="spec")
+    bench.registry.refresh()
+    bench.seal(0, 2)
+    elsewhere = SubscriberFile(bench.disk, ROOT, "query")
+    elsewhere.acquire()
+    subscriber = bench.registry.register("query")
+    for call in (lambda: subscriber.next_bundle(timeout=0), lambda: subscriber.claim(BundleRef(0, 0))):
+        with pytest.raises(DirectoryInUse, match="pid"):
+            call()
+    with pytest.raises(DirectoryInUse):
+        bench.registry.unregister("query")
+    elsewhere.know([SegmentRef(0, 2)])
+    elsewhere.ack_through(0, 1)
+    elsewhere.save()
+    bench.registry.refresh()
+    assert subscriber.pending_count() == 1
+    assert not bench.registry.complete(0, 2)
+    elsewhere.ack_through(1, 0)
+    bench.registry.refresh()
+    assert not bench.registry.complete(0, 2)
+    elsewhere.save()
+    assert not bench.registry.complete(0, 2)
+    bench.registry.refresh()
+    assert bench.registry.complete(0, 2)
+    elsewhere.release()
+    bench.seal(1, 1)
+    assert subscriber.next_bundle(timeout=0).ref == BundleRef(1, 0)
+
+
+def test_subscribers_that_appear_and_disappear_on_disk_are_noticed():
+    """Another process may create one, or drop an orphan."""
+    bench = Bench(segments=[SegmentRef(0, 1)])
+    here = bench.registry.register("here", start="earliest")
+    here.next_bundle(timeout=0).ack()
+    bench.registry.flush()
+    assert bench.registry.complete(0, 1)
+    create_if_missing(bench.disk, ROOT, "new", start=0, segments=Segments([SegmentRef(0, 1)]), profile="spec")
+    bench.registry.refresh()
+    assert not bench.registry.complete(0, 1)
+    assert bench.registry.status("new").pending_bundles == 1
+    bench.disk.remove(f"{ROOT}/quiver.sub.new")
+    bench.registry.refresh()
+    assert bench.registry.complete(0, 1)
+    with pytest.raises(SubscriberUnknown):
+        bench.registry.status("new")
+
+
+def test_a_file_that_did_not_change_is_not_read_again():
+    bench = Bench()
+    save_progress(bench.disk, ROOT, "query", Progress(0, {}), profile="spec")
+    bench.clock.set_wall_ns(bench.disk.stat(f"{ROOT}/quiver.sub.query").modified_ns)
+    bench.registry.refresh()
+    read = []
+    real = bench.disk.read_all
+    bench.disk.read_all = lambda path, size_max: (read.append(path), real(path, size_max=size_max))[1]
+    bench.registry.refresh()
+    assert read  # changed within the last two seconds: its time stamp cannot be trusted yet
+    bench.clock.advance(3)
+    read.clear()
+    bench.registry.refresh()
+    assert read == []
+
+
+def test_a_damaged_progress_file_means_delivery_again_never_skipping():
+    """It is copied aside, begun anew with nothing resolved, counted and reported."""
+    bench = Bench(segments=[SegmentRef(0, 2)])
+    for handle in bench.refs(bench.registry.register("a", start="earliest")):
+        handle.ack()
+    bench.registry.close()
+    path = f"{ROOT}/quiver.sub.a"
+    bad = bytearray(bench.disk.read_all(path, size_max=1000))
+    bad[15] ^= 0xFF
+    bench.disk.open_write(path).pwrite(bytes(bad), 0)
+
+    again = Bench(bench.disk, segments=[SegmentRef(0, 2)])
+    copies = again.disk.list_dir(f"{ROOT}/quarantine")
+    assert [again.disk.read_all(f"{ROOT}/quarantine/{name}", size_max=1000) for name in copies] == [bad]
+    assert again.observer.total("quiver.recovery.damaged_files_total") == 1
+    assert "quiver.subscriber.progress.recreated" in again.observer.events
+    assert not again.registry.complete(0, 2)
+    assert _names(again.refs(again.registry.register("a"))) == ["0:0", "0:1"]
+
+
+def test_damage_to_the_file_of_another_process_blocks_deletion_until_it_is_written_again():
+    bench = Bench()
+    create_if_missing(bench.disk, ROOT, "query", start="earliest", segments=Segments(), profile="spec")
+    elsewhere = SubscriberFile(bench.disk, ROOT, "query")
+    elsewhere.acquire()
+    bench.seal(0, 1)
+    elsewhere.know([SegmentRef(0, 1)])
+    elsewhere.ack_through(1, 0)
+    elsewhere.save()
+    bench.registry.refresh()
+    assert bench.registry.complete(0, 1)
+    bench.disk.open_write(f"{ROOT}/quiver.sub.query").pwrite(b"\0", 0)
+    for opened in (bench, Bench(bench.disk, segments=[SegmentRef(0, 1)])):
+        opened.registry.refresh()
+        assert not opened.registry.complete(0, 1)
+    elsewhere.written = None
+    elsewhere.save()
+    bench.registry.refresh()
+    assert bench.registry.complete(0, 1)
+
+
+def test_damage_found_when_work_begins_is_handled_like_damage_found_at_open():
+    bench = Bench(segments=[SegmentRef(0, 1)])
+    subscriber = bench.registry.register("a")
+    bench.disk.open_write(f"{ROOT}/quiver.sub.a").pwrite(b"\0", 0)
+    assert subscriber.next_bundle(timeout=0).ref == BundleRef(0, 0)
+    assert len(bench.disk.list_dir(f"{ROOT}/quarantine")) == 1
+
+
+def test_flags_of_a_newer_version_are_reported_and_ignored():
+    bench = Bench()
+    save_progress(bench.disk, ROOT, "a", Progress(0, {}), profile="spec")
+    data = bytearray(bench.disk.read_all(f"{ROOT}/quiver.sub.a", size_max=1000))
+    data[12] = 1
+    data[-4:] = crc32c(bytes(data[:-4])).to_bytes(4, "little")
+    bench.disk.open_write(f"{ROOT}/quiver.sub.a").pwrite(bytes(data), 0)
+    again = Bench(bench.disk)
+    assert "quiver.subscriber.progress.load" in again.observer.events
+    assert again.registry.status("a").oldest_incomplete == 0
+
+
+@pytest.mark.parametrize("profile", ["spec", "otap"])
+def test_stale_progress_after_restart(profile):
+    """
+    A known loss elsewhere: all is delivered and deleted, the process restarts, numbering begins at 0 again, the old
+    entries say "done", and new data is never delivered. Here the progress itself keeps the numbers from coming back.
+    """
+    bench = Bench(profile=profile)
+    subscriber = bench.registry.register("a")
+    for seq in range(5):
+        bench.seal(seq, 1)
+    for handle in bench.refs(subscriber):
+        handle.ack()
+    bench.registry.flush()
+    assert bench.registry.complete_segments() == [0, 1, 2, 3, 4]
+    if profile == "spec":
+        bench.registry.removed(range(5))
+    bench.registry.close()
+
+    again = Bench(bench.disk, profile=profile)
+    next_seq = again.registry.floor() + 1
+    assert next_seq == 5
+    subscriber = again.registry.register("a")
+    again.seal(next_seq, 3)
+    assert not again.registry.complete(next_seq, 3)
+    assert _names(again.refs(subscriber)) == ["5:0", "5:1", "5:2"]
+
+
+def test_stale_entries_left_by_another_engine():
+    """
+    The same loss, with the file as the other engine writes it: 0 and full entries of deleted segments. The numbers
+    they name are not given out again, and where another engine did so, an entry that does not fit is no proof.
+    """
+    disk = CrashFileSystem()
+    disk.make_dirs(ROOT)
+    stale = Progress(0, {0: SegmentProgress(5, 0b11111), 1: SegmentProgress(5, 0b11111)})
+    save_progress(disk, ROOT, "a", stale, profile="otap")
+    bench = Bench(disk, profile="otap")
+    assert bench.registry.floor() == 1
+    subscriber = bench.registry.register("a")
+    bench.seal(2, 5)
+    assert len(bench.refs(subscriber)) == 5
+
+    collided = Bench(disk.clone_after_kill(), segments=[SegmentRef(0, 4)], next_seq=1, profile="otap")
+    assert "quiver.subscriber.progress.mismatch" in collided.observer.events
+    assert not collided.registry.complete(0, 4)
+    assert len(collided.refs(collided.registry.register("a"))) == 4
+
+
+def test_entries_leave_the_otap_file_with_the_segment():
+    bench = Bench(profile="otap")
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 1)
+    bench.seal(1, 1)
+    for handle in bench.refs(subscriber):
+        handle.ack()
+    bench.registry.flush()
+    assert sorted(load_progress(bench.disk, ROOT, "a").entries) == [0, 1]
+    bench.registry.removed([0])
+    bench.registry.flush()
+    assert load_progress(bench.disk, ROOT, "a") == Progress(0, {1: SegmentProgress(1, 1)})
+
+
+def test_a_segment_removed_under_a_handle():
+    """Deleted by policy while claimed: the ack is harmless, and nothing of it is delivered any more."""
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 3)
+    handle = subscriber.next_bundle(timeout=0)
+    bench.registry.removed([0])
+    handle.ack()
+    assert subscriber.next_bundle(timeout=0) is None
+    bench.registry.flush()
+    bench.seal(1, 1)
+    assert subscriber.next_bundle(timeout=0).ref == BundleRef(1, 0)
+    assert load_progress(bench.disk, ROOT, "a") == Progress(1, {})
+
+
+@pytest.mark.parametrize("profile", ["spec", "otap"])
+def test_a_crash_at_any_step_redelivers_at_most_and_skips_nothing(profile):
+    """Register, deliver, ack some, flush, ack all, flush; cut the power anywhere; open; compare."""
+    segments = [SegmentRef(0, 2), SegmentRef(1, 2)]
+    flushed: set[str] = set()
+    acked: set[str] = set()
+    registered = False
+    states = []
+    disk = CrashFileSystem()
+    disk.make_dirs(ROOT)
+    bench = Bench(disk, segments=segments, profile=profile)
+
+    def remember(op, path):
+        states.extend((disk.clone_after_crash(seed), set(flushed), set(acked), registered) for seed in range(6))
+
+    disk.on_step = remember
+    subscriber = bench.registry.register("a", start="earliest")
+    registered = True
+    for indices in ((1, 2), (0, 3)):
+        handles = {index: subscriber.claim(BundleRef(*divmod(index, 2))) for index in indices}
+        for handle in handles.values():
+            handle.ack()
+            acked.add(str(handle.ref))
+        bench.registry.flush()
+        flushed |= acked
+    bench.registry.close()
+    remember("end", "")
+    disk.on_step = None
+
+    everything = ["0:0", "0:1", "1:0", "1:1"]
+    for state, were_flushed, were_acked, was_registered in states:
+        found = load_progress(state, ROOT, "a")
+        assert found is not None or not was_registered
+        again = Bench(state, segments=segments, profile=profile)
+        delivered = _names(again.refs(again.registry.register("a", start="earliest")))
+        assert set(everything) - were_acked <= set(delivered) <= set(everything) - were_flushed
+        assert delivered == sorted(delivered)
+    assert flushed == set(everything)
+
+
+def test_status_and_stats_tell_how_everybody_stands():
+    bench = Bench()
+    subscriber = bench.registry.register("a")
+    bench.seal(0, 3)
+    handles = bench.refs(subscriber)
+    handles[1].ack()
+    handles[2].defer(5)
+    assert bench.registry.stats() == {
+        "a": {
+            "registered": True,
+            "owned": True,
+            "oldest_incomplete": 0,
+            "pending_bundles": 2,
+            "claimed_bundles": 1,
+        }
+    }
+    assert repr(subscriber) == "Subscriber('a')"
+    assert repr(handles[0]) == "BundleHandle(0:0, claimed)"
+    assert repr(handles[1]) == "BundleHandle(0:1, acked)"
+    assert bench.registry.slowest() == "a"
+    for handle in (handles[0], subscriber.claim(BundleRef(0, 2))):
+        handle.ack()
+    assert bench.registry.slowest() is None

@@ -1,0 +1,360 @@
+"""
+The store as its caller sees it: ingest, seal, deliver, delete, refuse, close.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pyarrow as pa
+import pytest
+
+from quiver import (
+    Adapter,
+    AtCapacity,
+    Bundle,
+    BundleInvalid,
+    DirectoryInUse,
+    FormatUnsupported,
+    Settings,
+    SettingsInvalid,
+    Store,
+    StoreClosed,
+    StoreFailed,
+)
+from quiver import open as open_store
+from quiver.bundle import BundleRef
+from quiver.observe import InMemoryObserver
+from quiver.primitives.files import FileSystem
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+ROOT = "/buffer"
+
+
+def settings(**changes: object) -> Settings:
+    small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
+    return Settings(**{**small, **changes})
+
+
+def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+    return open_store(
+        ROOT,
+        settings(**changes),
+        files=files,
+        clock=clock or ManualClock(),
+        background=False,
+        observer=InMemoryObserver(),
+    )
+
+
+def numbered(number: int, size: int = 50) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": pa.array(["x" * size])})})
+
+
+def numbers(store: Store, name: str, most: int = 10_000) -> list[int]:
+    subscriber = store.register(name, start="earliest")
+    got = []
+    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(handle.bundle[30]["n"][0].as_py())
+        handle.ack()
+    return got
+
+
+@pytest.fixture
+def files() -> CrashFileSystem:
+    return CrashFileSystem()
+
+
+def test_what_goes_in_comes_out_in_order_once(files: CrashFileSystem) -> None:
+    """Two subscribers each get every bundle once, in the order of ingest; then the disk is free."""
+    with opened(files) as store:
+        for name in ("one", "two"):
+            store.register(name, start="earliest")
+        receipts = [store.ingest(numbered(number)) for number in range(60)]
+        assert [receipt.sequence for receipt in receipts] == list(range(60))
+        assert sorted(receipts, key=lambda receipt: receipt.wal_position) == receipts
+        store.flush()
+        assert numbers(store, "one") == list(range(60))
+        store.maintain()
+        assert len(store.catalog) > 3, "deleted while `two` still wanted them"
+        assert numbers(store, "two") == list(range(60))
+        store.maintain()
+        assert len(store.catalog) == 0
+        assert store.catalog.bytes == 0
+
+
+def test_slots_can_be_named(files: CrashFileSystem) -> None:
+    """Names are the adapter's; a bundle named after another adapter is refused."""
+    mine = Adapter("mine", {7: "events"})
+    batch = pa.record_batch({"a": [1]})
+    with open_store(ROOT, settings(), files=files, clock=ManualClock(), background=False, adapter=mine) as store:
+        store.ingest(Bundle({"events": batch}, adapter=mine))
+        with pytest.raises(BundleInvalid, match="mine"):
+            store.ingest(Bundle({"logs": batch}))
+        store.flush()
+        handle = store.register("s", start="earliest").next_bundle(timeout=0)
+        assert handle is not None
+        assert handle.bundle["events"].equals(batch)
+        assert handle.bundle.slots == (7,)
+    with pytest.raises(FormatUnsupported, match=r"otap.*adapter that wrote it"):
+        opened(files)
+
+
+def test_the_profile_that_the_rust_engine_reads_is_opened_too(files: CrashFileSystem) -> None:
+    """Readers accept both profiles, whichever wrote the directory."""
+    with opened(files, format_profile="otap") as store:
+        store.ingest(numbered(1))
+    with opened(files) as store:
+        store.ingest(numbered(2))
+    with opened(files, format_profile="otap") as store:
+        assert numbers(store, "s") == [1, 2]
+
+
+def test_one_writer_per_directory(files: CrashFileSystem) -> None:
+    """The second one is refused, naming the holder, and may try again when the first has closed."""
+    with opened(files), pytest.raises(DirectoryInUse, match="pid"):
+        opened(files)
+    opened(files).close()
+
+
+def test_a_closed_store_refuses(files: CrashFileSystem) -> None:
+    """Closing twice is fine, using it is not."""
+    store = opened(files)
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosed):
+        store.ingest(numbered(1))
+    with pytest.raises(StoreClosed):
+        store.register("s")
+
+
+def test_more_cores_are_refused_in_words(files: CrashFileSystem) -> None:
+    """One directory is one instance."""
+    with pytest.raises(SettingsInvalid, match="one directory per core"):
+        open_store(ROOT, files=files, cores=4)
+
+
+def test_segments_are_sealed_by_time_without_another_ingest(files: CrashFileSystem) -> None:
+    """`maintain` seals an old open segment; a young one it leaves alone."""
+    clock = ManualClock()
+    with opened(files, clock, segment_open_s_max=5.0) as store:
+        store.ingest(numbered(1))
+        clock.advance(4.9)
+        assert store.maintain().sealed == 0
+        clock.advance(0.2)
+        assert store.maintain().sealed == 1
+        assert numbers(store, "s") == [1]
+
+
+def test_segments_are_sealed_by_stream_count(files: CrashFileSystem) -> None:
+    """A producer that changes its schema with every bundle cannot grow a segment without end."""
+    with opened(files, segment_streams_max=3, segment_bytes_max=1_000_000) as store:
+        for number in range(7):
+            store.ingest(Bundle({30: pa.record_batch({"n": [number], f"column {number}": [0]})}))
+        assert len(store.catalog) == 2
+        store.flush()
+        assert numbers(store, "s") == list(range(7))
+
+
+def test_time_based_sealing_waits_while_every_subscriber_lags(files: CrashFileSystem) -> None:
+    """Small files help nobody who is behind; size still seals, and so does flush."""
+    clock = ManualClock()
+    with opened(files, clock, segment_open_s_max=1.0) as store:
+        subscriber = store.register("s", start="earliest")
+        for number in range(8):
+            store.ingest(numbered(number))
+            store.flush()
+        store.ingest(numbered(8))
+        clock.advance(60)
+        assert store.maintain().sealed == 0
+        handle = subscriber.next_bundle(timeout=0)
+        assert handle is not None
+        handle.ack()
+        assert store.maintain().sealed == 1
+
+
+def test_a_full_store_refuses_and_says_who_holds_it(files: CrashFileSystem) -> None:
+    """Nothing of the refused bundle is kept; when the slowest subscriber has acked, there is room again."""
+    with opened(files, size_cap_bytes=60_000) as store:
+        store.register("quick", start="earliest")
+        store.register("slow", start="earliest")
+        count = 0
+        with pytest.raises(AtCapacity) as refused:
+            for number in range(10_000):
+                store.ingest(numbered(number))
+                count = number + 1
+                if number % 10 == 0:
+                    numbers(store, "quick")
+        assert refused.value.held_by == "slow"
+        assert "retention.size_cap" in str(refused.value)
+        assert store.disk_bytes <= 60_000 + 8_000
+        assert numbers(store, "slow")[-1] < count
+        numbers(store, "quick")
+        store.maintain()
+        store.ingest(numbered(count))
+        store.flush()
+        got = numbers(store, "slow")
+        assert got[-1] == count
+        assert len(got) == len(set(got))
+
+
+def test_grace_yields_to_the_cap(files: CrashFileSystem) -> None:
+    """Finished segments that wait out their grace period go at once when their room is needed."""
+    with opened(files, size_cap_bytes=60_000, delete_grace_s=1e9) as store:
+        store.register("s", start="earliest")
+        for number in range(800):
+            store.ingest(numbered(number))
+            if number % 20 == 0:
+                numbers(store, "s")
+                store.maintain()
+        assert store.disk_bytes <= 68_000
+
+
+def test_a_bundle_larger_than_the_log_is_refused(files: CrashFileSystem) -> None:
+    """It could never fit, so waiting would not help."""
+    with opened(files) as store:
+        with pytest.raises(BundleInvalid, match=r"wal\.max_size"):
+            store.ingest(numbered(1, size=100_000))
+        store.ingest(numbered(2))
+
+
+def test_segment_only_keeps_nothing_in_the_log(files: CrashFileSystem) -> None:
+    """What is sealed survives, the open segment does not; switching modes on a used directory works."""
+    with opened(files) as store:
+        store.ingest(numbered(0))
+    store = opened(files, durability="segment_only")
+    for number in range(1, 40):
+        store.ingest(numbered(number), durable=True)
+    sealed = len(store.catalog)
+    assert sealed > 1
+    files = files.clone_after_crash(0)
+    with opened(files) as store:
+        survived = numbers(store, "s")
+        assert survived == list(range(len(survived)))
+        assert 1 < len(survived) < 40
+        store.ingest(numbered(99), durable=True)
+    files = files.clone_after_crash(0)
+    with opened(files, durability="segment_only") as store:
+        assert numbers(store, "s2")[-1] == 99
+
+
+def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
+    """Part of an entry may have landed: it is cut off, and what was accepted before and after comes back."""
+    inner = CrashFileSystem()
+    files = FaultFileSystem(inner, error=errno.ENOSPC, path_part="quiver.wal", short_write=37)
+    store = opened(files)
+    store.ingest(numbered(0))
+    files.fail_on("pwrite")
+    with pytest.raises(AtCapacity, match="full"):
+        store.ingest(numbered(1))
+    store.ingest(numbered(2, size=10), durable=True)
+    with opened(inner.clone_after_crash(0)) as again:
+        again.flush()
+        assert numbers(again, "s") == [0, 2]
+
+
+def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
+    """The original engine lost 500 of 510 bundles this way: the cursor passed a segment that was never written."""
+    inner = CrashFileSystem()
+    files = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    clock = ManualClock()
+    store = opened(files, clock)
+    accepted = 0
+    with pytest.raises(AtCapacity, match="disk"):
+        for number in range(200):
+            store.ingest(numbered(number), durable=True)
+            accepted = number + 1
+    assert accepted > 10
+    with opened(inner.clone_after_crash(0)) as crashed:
+        crashed.flush()
+        assert numbers(crashed, "s") == list(range(accepted))
+    files.heal()
+    clock.advance(2)
+    store.maintain()
+    store.ingest(numbered(accepted))
+    store.flush()
+    assert numbers(store, "s") == list(range(accepted + 1))
+    store.close()
+
+
+def test_a_failed_sync_poisons_the_store() -> None:
+    """Nobody is told that data is safe when the disk did not say so; reopening recovers."""
+    inner = CrashFileSystem()
+    files = FaultFileSystem(inner, error=errno.EIO, path_part="quiver.wal")
+    store = opened(files)
+    store.ingest(numbered(0), durable=True)
+    files.fail_on("sync")
+    with pytest.raises(StoreFailed):
+        store.ingest(numbered(1), durable=True)
+    with pytest.raises(StoreFailed):
+        store.ingest(numbered(2))
+    store.close()
+    with opened(inner.clone_after_crash(0)) as again:
+        again.flush()
+        assert numbers(again, "s")[0] == 0
+
+
+def test_the_timer_syncs_the_tail_of_a_burst(tmp_path) -> None:
+    """Three bundles and then silence: the original engine never synced them."""
+    with open_store(tmp_path, Settings(wal_flush_interval_s=0.001, segment_open_s_max=3600)) as store:
+        for number in range(3):
+            receipt = store.ingest(numbered(number))
+        synced = threading.Event()
+        for _ in range(2_000):
+            if store.stats()["wal_synced_position"] >= receipt.wal_position:
+                break
+            synced.wait(0.005)
+        assert store.stats()["wal_synced_position"] == receipt.wal_position
+
+
+def test_concurrent_ingest_shares_syncs_and_loses_nothing(tmp_path) -> None:
+    """Sixteen threads, every call durable on return: fewer syncs than bundles, every bundle delivered once."""
+    errors: list[BaseException] = []
+    with open_store(tmp_path, Settings(segment_bytes_max=20_000, segment_open_s_max=3600)) as store:
+
+        def work(base: int) -> None:
+            try:
+                for number in range(25):
+                    receipt = store.ingest(numbered(base + number), durable=True)
+                    assert store.stats()["wal_synced_position"] >= receipt.wal_position
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(base * 1000,)) for base in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert store.stats()["wal_syncs"] <= 400
+        store.flush()
+        got = numbers(store, "s")
+        assert len(got) == len(set(got)) == 400
+        for base in range(16):
+            mine = [number for number in got if number // 1000 == base]
+            assert mine == sorted(mine), "one producer's order was not kept"
+
+
+def test_recent_wal_entries_are_what_is_in_the_log(files: CrashFileSystem) -> None:
+    """Also those that a segment holds by now, while their file is still there."""
+    with opened(files, wal_rotate_bytes=40_000) as store:
+        for number in range(30):
+            store.ingest(numbered(number))
+        assert len(store.catalog) > 0
+        assert [entry.sequence for entry in store.recent_wal_entries()] == list(range(30))
+
+
+def test_a_claimed_bundle_survives_the_deletion_of_its_segment(files: CrashFileSystem) -> None:
+    """Buffers stay valid while they are held."""
+    with opened(files) as store:
+        store.register("s", start="earliest")
+        store.ingest(numbered(5, size=1000))
+        store.flush()
+        bundle = store.catalog.bundle(BundleRef(0, 0))
+        assert numbers(store, "s") == [5]
+        store.maintain()
+        assert len(store.catalog) == 0
+        assert bundle[30]["pad"][0].as_py() == "x" * 1000
