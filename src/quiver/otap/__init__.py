@@ -1,0 +1,33 @@
+"""
+OTLP export requests as flat tables: pure functions over bytes and Arrow.
+
+======================  ==========================================================================
+file                    purpose
+======================  ==========================================================================
+`views.py`              `view`, `decode_requests`, `decode_groups`: requests → rows
+`view_schema.py`        the columns of the views `logs`, `spans`, `metrics`
+`request.py`            is it a request, and how large do its rows get?
+`logs.py`               the columns of log records
+`spans.py`              the columns of spans
+`metrics.py`            the columns of data points
+`columns.py`            typed values, attribute maps, times, ids; where a row comes from
+======================  ==========================================================================
+"""
+
+from quiver.otap.request import ROWS_BYTES_MAX, Request, parse_request
+from quiver.otap.view_schema import TYPED_VALUE, VIEW_SLOTS, VIEWS, view_schema
+from quiver.otap.views import DecodedRequests, decode_groups, decode_requests, view
+
+__all__ = [
+    "ROWS_BYTES_MAX",
+    "TYPED_VALUE",
+    "VIEWS",
+    "VIEW_SLOTS",
+    "DecodedRequests",
+    "Request",
+    "decode_groups",
+    "decode_requests",
+    "parse_request",
+    "view",
+    "view_schema",
+]

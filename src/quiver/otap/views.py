@@ -1,0 +1,180 @@
+"""
+Flat tables out of stored OTLP requests: one row per log record, span or data point.
+
+A request that cannot be read does not spoil the others: it is reported by its index, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from quiver.bundle import Bundle
+from quiver.errors import BundleInvalid, WrongUse
+from quiver.otap.columns import Flat, flatten, origin_columns
+from quiver.otap.logs import log_columns
+from quiver.otap.metrics import metric_columns, points_of
+from quiver.otap.request import ROWS_BYTES_MAX, SHAPES, Request, parse_request
+from quiver.otap.spans import span_columns
+from quiver.otap.view_schema import VIEW_SLOTS, projected_schema, view_name
+from quiver.primitives.scan import Damage
+
+__all__ = ["GROUP_BYTES", "DecodedRequests", "decode_groups", "decode_requests", "view"]
+
+GROUP_BYTES = 32 * 1024 * 1024
+"""What one batch of `decode_groups` aims to stay below, as Arrow; a single larger request is its own batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRequests:
+    """
+    The rows of some requests, in order, and which of the requests were none.
+
+    Attributes:
+        batch: the rows, with the view's schema.
+        bad: (index, reason) of each request that gave no rows because it cannot be read.
+        rows: how many rows each request gave, bad ones 0.
+        first: index of the first of these requests; `bad` counts from 0 all the same.
+    """
+
+    batch: pa.RecordBatch
+    bad: tuple[tuple[int, str], ...]
+    rows: tuple[int, ...]
+    first: int = 0
+
+
+@dataclass(slots=True)
+class _Group:
+    first: int = 0
+    messages: list[Any] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    count: int = 0
+    rows_bytes: int = 0
+
+    def add(self, read: Request | Damage) -> None:
+        if isinstance(read, Damage):
+            self.bad.append((self.count, read.reason))
+        else:
+            self.messages.append(read.message)
+            self.indexes.append(self.count)
+            self.rows_bytes += read.rows_bytes
+        self.count += 1
+
+
+def decode_requests(
+    requests: Sequence[bytes | memoryview], signal: str, *, columns: Sequence[str] | None = None
+) -> DecodedRequests:
+    """
+    Return the rows of export requests of one signal, as one batch with the view's schema.
+
+    Decode a few megabytes at a time, or let `decode_groups` cut: many small requests together are several times
+    faster than one by one. With *columns* only these are made, in that order.
+
+    Raises:
+        WrongUse: no such signal or column, or so many requests at once that their rows cannot be one batch.
+    """
+    schema = projected_schema(signal, None if columns is None else list(columns))
+    group = _Group()
+    for data in requests:
+        group.add(parse_request(data, signal))
+    if group.rows_bytes > ROWS_BYTES_MAX:
+        raise WrongUse(
+            f"the rows of these {group.count} requests take about {group.rows_bytes} bytes; decode fewer at once"
+        )
+    return _decoded(group, signal, schema)
+
+
+def decode_groups(
+    requests: Iterable[bytes | memoryview],
+    signal: str,
+    *,
+    columns: Sequence[str] | None = None,
+    group_bytes: int = GROUP_BYTES,
+) -> Iterator[DecodedRequests]:
+    """
+    Yield the rows of many requests in batches of about *group_bytes*, reading *requests* as it goes.
+
+    Every request is in exactly one batch; requests that give no rows are, too, so that `rows` of all the batches
+    together has one number per request. No requests, no batches.
+
+    Raises:
+        WrongUse: no such signal or column.
+    """
+    schema = projected_schema(signal, None if columns is None else list(columns))
+    group = _Group()
+    for data in requests:
+        read = parse_request(data, signal)
+        grows = 0 if isinstance(read, Damage) else read.rows_bytes
+        if group.count and group.rows_bytes + grows > group_bytes:
+            yield _decoded(group, signal, schema)
+            group = _Group(first=group.first + group.count)
+        group.add(read)
+    if group.count:
+        yield _decoded(group, signal, schema)
+
+
+def view(source: Bundle | pa.RecordBatch, signal: str, *, columns: Sequence[str] | None = None) -> pa.Table:
+    """
+    Return a bundle, or the batch of a raw OTLP slot, as a flat table of one signal.
+
+    A bundle that does not hold the signal gives no rows.
+
+    Raises:
+        WrongUse: no such signal or column, or the batch is not that of a raw OTLP slot.
+        BundleInvalid: one of the requests cannot be read.
+    """
+    view_of = view_name(signal)
+    schema = projected_schema(view_of, None if columns is None else list(columns))
+    batch: pa.RecordBatch = source
+    if isinstance(source, Bundle):
+        slot = VIEW_SLOTS[view_of]
+        if slot not in source:
+            return schema.empty_table()
+        batch = source[slot]
+    if "data" not in batch.schema.names or not pa.types.is_binary(batch.schema.field("data").type):
+        raise WrongUse("a raw OTLP slot has one binary column named data; this batch has none")
+    decoded = []
+    for group in decode_groups(_requests_in(batch), view_of, columns=columns):
+        if group.bad:
+            index, reason = group.bad[0]
+            raise BundleInvalid(f"request {group.first + index} of the bundle: {reason}")
+        decoded.append(group.batch)
+    return pa.Table.from_batches(decoded, schema)
+
+
+def _requests_in(batch: pa.RecordBatch) -> Iterator[bytes]:
+    for data in batch.column("data"):
+        yield data.as_py()
+
+
+def _decoded(group: _Group, signal: str, schema: pa.Schema) -> DecodedRequests:
+    flat, makers = _columns(group.messages, view_name(signal))
+    makers.update(origin_columns(flat))
+    arrays = [makers[column.name]() for column in schema]
+    rows = [0] * group.count
+    for index, count in zip(group.indexes, flat.per_request, strict=True):
+        rows[index] = count
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else _no_columns(sum(rows))
+    return DecodedRequests(batch, tuple(group.bad), tuple(rows), group.first)
+
+
+def _no_columns(rows: int) -> pa.RecordBatch:
+    """
+    Return a batch that has nothing but its number of rows, which is all a count needs.
+    """
+    return pa.record_batch([pa.nulls(rows)], names=["none"]).select([])
+
+
+def _columns(messages: list[Any], view_of: str) -> tuple[Flat, dict[str, Callable[[], pa.Array]]]:
+    shape = SHAPES[view_of]
+    flat = flatten(messages, resources=shape.resources, scopes=shape.scopes, items=shape.items)
+    if view_of == "logs":
+        return flat, log_columns(flat)
+    if view_of == "spans":
+        return flat, span_columns(flat)
+    points = points_of(flat)
+    return points.flat, metric_columns(points)

@@ -1,0 +1,46 @@
+"""
+gzip is inflated within a limit, whatever it holds.
+"""
+
+import gzip
+import random
+import tracemalloc
+
+from quiver.primitives.scan import Damage
+from quiver.receivers.inflate import inflate
+
+
+def test_what_was_compressed_comes_back():
+    data = random.Random(1).randbytes(50_000)
+    assert inflate(gzip.compress(data), size_max=50_000) == data
+    assert inflate(gzip.compress(b""), size_max=10) == b""
+
+
+def test_members_one_behind_the_other_are_one_stream():
+    assert inflate(gzip.compress(b"one ") + gzip.compress(b"two"), size_max=7) == b"one two"
+
+
+def test_the_limit_is_exact():
+    assert inflate(gzip.compress(b"x" * 100), size_max=100) == b"x" * 100
+    assert inflate(gzip.compress(b"x" * 100), size_max=99) is None
+    assert inflate(gzip.compress(b"x" * 60) * 2, size_max=119) is None
+
+
+def test_a_bomb_takes_no_more_memory_than_the_limit():
+    bomb = gzip.compress(bytes(50_000_000))
+    tracemalloc.start()
+    assert inflate(bomb, size_max=100_000) is None
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_every_cut_and_every_flipped_byte_gives_an_answer():
+    data = gzip.compress(b"the quick brown fox " * 20)
+    for end in range(1, len(data)):
+        assert isinstance(inflate(data[:end], size_max=1000), Damage)
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+        answer = inflate(changed, size_max=1000)
+        assert answer is None or isinstance(answer, (bytes, Damage))
+    assert isinstance(inflate(data + b"junk", size_max=1000), Damage)
