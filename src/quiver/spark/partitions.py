@@ -1,0 +1,192 @@
+"""
+Which bundles a batch takes, and how they are shared out between tasks. Pure.
+
+A `SegmentSummary` is what the plan knows of a sealed segment: bundles, bytes and rows of what is read from
+it, nothing per bundle. Sizes of single bundles are therefore the segment's average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quiver.spark.offsets import Position
+
+__all__ = ["PARTITION_BYTES_MIN", "Limits", "SegmentSummary", "Span", "end_of", "pack", "spans_between", "take"]
+
+PARTITION_BYTES_MIN = 16 * 1024 * 1024
+"""Below this a second task costs more (25 to 30 ms each) than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSummary:
+    """
+    A sealed segment as the plan sees it.
+
+    Attributes:
+        segment: its number.
+        path: where the file lies.
+        bundle_count: bundles in it.
+        size_bytes: bytes of the streams that will be read.
+        row_count: rows in those streams, as near as the segment's directory tells.
+    """
+
+    segment: int
+    path: str
+    bundle_count: int
+    size_bytes: int
+    row_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """
+    Bundles *start* (inclusive) to *stop* (exclusive) of one segment.
+    """
+
+    segment: int
+    path: str
+    start: int
+    stop: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    How much one batch takes at most: the first limit reached ends it. A batch never takes less than one bundle.
+    """
+
+    bundles_max: int | None = None
+    rows_max: int | None = None
+    bytes_max: int | None = None
+
+    @property
+    def unlimited(self) -> bool:
+        """
+        True when nothing bounds a batch.
+        """
+        return self.bundles_max is None and self.rows_max is None and self.bytes_max is None
+
+
+def end_of(segments: Sequence[SegmentSummary] | Sequence[Span], start: Position) -> Position:
+    """
+    Return the position behind the last segment, never one below *start*.
+    """
+    if not segments:
+        return start
+    return max(start, Position(segments[-1].segment + 1, 0))
+
+
+def take(
+    segments: Iterable[SegmentSummary], start: Position, limits: Limits, *, end: Position | None = None
+) -> Position:
+    """
+    Return where a batch that begins at *start* ends.
+
+    Args:
+        segments: in ascending order; those before *start* are passed over. Consumed only as far as needed.
+        start: the next bundle to read.
+        limits: the first one reached ends the batch.
+        end: nothing at or behind this position is taken.
+    """
+    bundles = 0
+    rows = 0.0
+    size = 0.0
+    reached = start
+    for segment in segments:
+        if end is not None and segment.segment > end.segment:
+            break
+        first = start.index if segment.segment == start.segment else 0
+        stop = segment.bundle_count
+        if end is not None and segment.segment == end.segment:
+            stop = min(stop, end.index)
+        if segment.segment < start.segment or first >= stop:
+            continue
+        bundle_rows = segment.row_count / segment.bundle_count
+        bundle_bytes = segment.size_bytes / segment.bundle_count
+        count = min(
+            stop - first,
+            _room(limits.bundles_max, bundles, 1),
+            _room(limits.rows_max, rows, bundle_rows),
+            _room(limits.bytes_max, size, bundle_bytes),
+        )
+        if count <= 0 and bundles == 0:
+            count = 1
+        if count <= 0:
+            break
+        bundles += count
+        rows += count * bundle_rows
+        size += count * bundle_bytes
+        at_end = first + count == segment.bundle_count
+        reached = Position(segment.segment + 1, 0) if at_end else Position(segment.segment, first + count)
+        if count < stop - first:
+            break
+    return reached
+
+
+def _room(limit: int | None, used: float, each: float) -> int:
+    if limit is None or each <= 0:
+        return 2**31
+    return int((limit - used) / each)
+
+
+def spans_between(segments: Iterable[SegmentSummary], start: Position, end: Position) -> list[Span]:
+    """
+    Return the bundles from *start* to before *end*, one span a segment, ascending.
+    """
+    spans = []
+    for segment in segments:
+        first = start.index if segment.segment == start.segment else 0
+        stop = min(segment.bundle_count, end.index) if segment.segment == end.segment else segment.bundle_count
+        if start.segment <= segment.segment <= end.segment and first < stop:
+            size = segment.size_bytes * (stop - first) // segment.bundle_count
+            spans.append(Span(segment.segment, segment.path, first, stop, size))
+    return spans
+
+
+def pack(spans: Sequence[Span], *, parallelism: int, partitions_min: int = 0) -> list[tuple[Span, ...]]:
+    """
+    Share *spans* out between tasks, about equally by bytes, keeping their order; cut between bundles only.
+
+    Args:
+        spans: ascending.
+        parallelism: tasks that run at once; more partitions than that are not made on their own.
+        partitions_min: at least this many, as far as there are bundles; 0 leaves it to the bytes.
+    """
+    total = sum(span.size_bytes for span in spans)
+    bundles = sum(span.stop - span.start for span in spans)
+    if bundles == 0:
+        return []
+    wanted = min(parallelism, -(-total // PARTITION_BYTES_MIN))
+    count = max(1, min(bundles, max(wanted, partitions_min)))
+    packed: list[tuple[Span, ...]] = []
+    current: list[Span] = []
+    # Weights, not bytes: a segment whose streams are empty still has bundles that somebody must open.
+    weight = sum(_weight(span) for span in spans)
+    done = 0.0
+    for span in spans:
+        each = _weight(span) / (span.stop - span.start)
+        start = span.start
+        while start < span.stop:
+            boundary = weight * (len(packed) + 1) / count
+            fits = max(1, round((boundary - done) / each)) if len(packed) + 1 < count else span.stop - start
+            stop = min(span.stop, start + fits)
+            current.append(_cut(span, start, stop))
+            done += each * (stop - start)
+            start = stop
+            if len(packed) + 1 < count and done >= boundary - each / 2:
+                packed.append(tuple(current))
+                current = []
+    if current:
+        packed.append(tuple(current))
+    return packed
+
+
+def _weight(span: Span) -> float:
+    return span.size_bytes + (span.stop - span.start)
+
+
+def _cut(span: Span, start: int, stop: int) -> Span:
+    size = span.size_bytes * (stop - start) // (span.stop - span.start)
+    return Span(span.segment, span.path, start, stop, size)

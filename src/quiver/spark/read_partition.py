@@ -1,0 +1,319 @@
+"""
+What runs in a Spark task: open segments by path, check them, hand out Arrow batches of the declared schema.
+
+A task knows a list of spans and nothing of the store. A file is checked as a whole once per process, before the
+first batch of it is handed out. Everything here pickles.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from quiver.bundle import BundleRef
+from quiver.errors import Damaged, DataLoss
+from quiver.otap import VIEW_SLOTS, decode_groups, view_schema
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.cast import cast_batch
+from quiver.spark.options import METADATA_COLUMNS, Mode
+from quiver.spark.partitions import Span
+from quiver.store.segment.reader import SegmentReader
+
+__all__ = ["BUNDLE_SCHEMA", "IPC_SCHEMA", "METADATA_SCHEMA", "PartitionReader", "StoredBundle", "open_checked"]
+
+_TIME = pa.timestamp("us", tz="UTC")
+
+METADATA_SCHEMA = pa.schema(
+    [("_segment", pa.int64()), ("_index", pa.int32()), ("_row", pa.int64()), ("_ingested_at", _TIME)]
+)
+"""What `includeMetadata` adds: where a row lies, and when its bundle was ingested."""
+
+BUNDLE_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("segment", pa.int64()),
+        ("index", pa.int32()),
+        ("slots", pa.list_(pa.field("element", pa.int32()))),
+        ("ingested_at", _TIME),
+    ]
+)
+"""Mode `bundles`: a descriptor, from which `map_bundles` opens the bundle."""
+
+IPC_SCHEMA = pa.schema(
+    [
+        ("segment", pa.int64()),
+        ("index", pa.int32()),
+        ("slot", pa.int32()),
+        ("ingested_at", _TIME),
+        ("ipc", pa.binary()),
+    ]
+)
+"""Mode `ipc`: each slot of each bundle as one Arrow IPC stream, types untouched."""
+
+_COALESCE_ROWS = 8192
+"""Smaller batches are put together: each one that crosses to the JVM costs a fixed amount."""
+
+_IPC_BATCH_BYTES = 16 * 1024 * 1024
+_READERS_MAX = 4
+"""Kept open for the next task of this process. More would hold the disk space of deleted segments."""
+
+_readers: OrderedDict[tuple[str, int, int, int], SegmentReader] = OrderedDict()
+
+_log = logging.getLogger("quiver")
+
+
+def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
+    """
+    Open a segment whose checksum is right, or return None where losing it is to be passed over.
+
+    The checksum of a file is computed once per process.
+
+    Raises:
+        DataLoss: the file is gone.
+        Damaged: the file is not what was written.
+    """
+    try:
+        return _reader(path)
+    except FileNotFoundError as error:
+        problem: Damaged = DataLoss(
+            path,
+            0,
+            "the segment was deleted before it was read: a batch read holds no position in the store, "
+            "so read again, give deletion a longer retention.delete_grace, or set failOnDataLoss=false",
+        )
+        if fail_on_data_loss:
+            raise problem from error
+    except Damaged as damage:
+        if fail_on_data_loss:
+            raise
+        problem = damage
+    _log.warning("quiver.spark.segment_skipped path=%s reason=%s", path, problem)
+    return None
+
+
+def _reader(path: str) -> SegmentReader:
+    # Named by inode as well: a path may come back with other contents, in another store.
+    status = REAL_FILES.stat(path)
+    key = (path, status.inode, status.size_bytes, status.modified_ns)
+    reader = _readers.get(key)
+    if reader is None:
+        reader = SegmentReader.open(REAL_FILES, path)
+        reader.verify()
+        _readers[key] = reader
+        if len(_readers) > _READERS_MAX:
+            _readers.popitem(last=False)
+    else:
+        _readers.move_to_end(key)
+    return reader
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBundle:
+    """
+    One bundle in an open segment.
+    """
+
+    reader: SegmentReader
+    ref: BundleRef
+
+    @property
+    def ingested_at_us(self) -> int | None:
+        """
+        Microseconds since the epoch, or None where the segment does not say.
+        """
+        nanos = self.reader.ingested_at_ns(self.ref.index)
+        return None if nanos is None else nanos // 1000
+
+    @property
+    def slots(self) -> list[int]:
+        """
+        The slots it has, ascending.
+        """
+        return sorted(ref.slot for ref in self.reader.manifest.refs(self.ref.index))
+
+    def batches(self, slots: Iterable[int] | None = None) -> dict[int, pa.RecordBatch]:
+        """
+        Return its batches, or those of *slots* only.
+        """
+        return self.reader.bundle(self.ref.index, None if slots is None else tuple(slots))
+
+
+@dataclass(frozen=True)
+class PartitionReader:
+    """
+    Reads spans of bundles in one mode.
+
+    Attributes:
+        mode: rows, bundles or ipc.
+        view: what to decode, in mode rows.
+        slot: what to read, in mode rows; what to hand over alone, in mode ipc.
+        target: the exact schema of every batch.
+        fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
+    """
+
+    mode: Mode
+    view: str | None
+    slot: int | None
+    target: pa.Schema
+    fail_on_data_loss: bool
+
+    def read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the batches of *spans*, in order.
+
+        Raises:
+            DataLoss: a segment is gone.
+            Damaged: a segment or a request in it cannot be read.
+            WrongUse: a stored column does not fit the declared schema.
+        """
+        if self.mode == "bundles":
+            yield from self._descriptors(spans)
+        elif self.mode == "ipc":
+            yield from self._ipc(spans)
+        elif self.view is not None:
+            yield from _coalesce(self._view_rows(spans, self.view))
+        else:
+            yield from _coalesce(self._slot_rows(spans, self.slot or 0))
+
+    def _bundles(self, spans: Sequence[Span]) -> Iterator[StoredBundle]:
+        for span in spans:
+            reader = open_checked(span.path, fail_on_data_loss=self.fail_on_data_loss)
+            if reader is None:
+                continue
+            for index in range(span.start, min(span.stop, reader.bundle_count)):
+                yield StoredBundle(reader, BundleRef(span.segment, index))
+
+    def _slot_rows(self, spans: Sequence[Span], slot: int) -> Iterator[pa.RecordBatch]:
+        for bundle in self._bundles(spans):
+            batch = bundle.batches((slot,)).get(slot)
+            if batch is not None and batch.num_rows:
+                yield self._finish(batch, [(bundle, batch.num_rows)])
+
+    def _view_rows(self, spans: Sequence[Span], view: str) -> Iterator[pa.RecordBatch]:
+        columns = [name for name in self.target.names if name in view_schema(view).names]
+        origins: deque[StoredBundle] = deque()
+        taken = 0
+        for group in decode_groups(self._requests(spans, VIEW_SLOTS[view], origins), view, columns=columns):
+            while taken < group.first:
+                origins.popleft()
+                taken += 1
+            for index, reason in group.bad:
+                self._refuse(origins[index], reason)
+            if group.batch.num_rows:
+                yield self._finish(group.batch, list(zip(origins, group.rows, strict=False)))
+
+    def _requests(self, spans: Sequence[Span], slot: int, origins: deque[StoredBundle]) -> Iterator[bytes]:
+        for bundle in self._bundles(spans):
+            batch = bundle.batches((slot,)).get(slot)
+            if batch is None:
+                continue
+            for request in batch.column("data"):
+                origins.append(bundle)
+                yield request.as_py()
+
+    def _refuse(self, bundle: StoredBundle, reason: str) -> None:
+        problem = Damaged(bundle.reader.path, 0, f"a request of bundle {bundle.ref} cannot be decoded: {reason}")
+        if self.fail_on_data_loss:
+            raise problem
+        _log.warning("quiver.spark.request_skipped reason=%s", problem)
+
+    def _finish(self, batch: pa.RecordBatch, origins: list[tuple[StoredBundle, int]]) -> pa.RecordBatch:
+        """
+        Cast to the declared schema; add where the rows come from if that is declared, too.
+        """
+        wanted = [name for name in METADATA_COLUMNS if name in self.target.names]
+        if wanted:
+            metadata = _metadata(origins, batch.num_rows)
+            for name in wanted:
+                if name not in batch.schema.names:
+                    batch = batch.append_column(METADATA_SCHEMA.field(name), metadata.column(name))
+        return cast_batch(batch, self.target)
+
+    def _descriptors(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+        for span in spans:
+            found = list(self._bundles([span]))
+            if found:
+                columns = [
+                    pa.repeat(span.path, len(found)),
+                    pa.repeat(pa.scalar(span.segment, pa.int64()), len(found)),
+                    pa.array([bundle.ref.index for bundle in found], pa.int32()),
+                    pa.array([bundle.slots for bundle in found], BUNDLE_SCHEMA.field("slots").type),
+                    pa.array([bundle.ingested_at_us for bundle in found], _TIME),
+                ]
+                yield cast_batch(pa.RecordBatch.from_arrays(columns, schema=BUNDLE_SCHEMA), self.target)
+
+    def _ipc(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+        rows: list[tuple[StoredBundle, int, bytes]] = []
+        size = 0
+        for bundle in self._bundles(spans):
+            for slot, batch in bundle.batches(None if self.slot is None else (self.slot,)).items():
+                rows.append((bundle, slot, _ipc_stream(batch)))
+                size += len(rows[-1][2])
+            if size >= _IPC_BATCH_BYTES:
+                yield self._ipc_batch(rows)
+                rows, size = [], 0
+        if rows:
+            yield self._ipc_batch(rows)
+
+    def _ipc_batch(self, rows: list[tuple[StoredBundle, int, bytes]]) -> pa.RecordBatch:
+        columns = [
+            pa.array([bundle.ref.segment for bundle, _, _ in rows], pa.int64()),
+            pa.array([bundle.ref.index for bundle, _, _ in rows], pa.int32()),
+            pa.array([slot for _, slot, _ in rows], pa.int32()),
+            pa.array([bundle.ingested_at_us for bundle, _, _ in rows], _TIME),
+            pa.array([data for _, _, data in rows], pa.binary()),
+        ]
+        return cast_batch(pa.RecordBatch.from_arrays(columns, schema=IPC_SCHEMA), self.target)
+
+
+def _metadata(origins: list[tuple[StoredBundle, int]], rows: int) -> pa.RecordBatch:
+    """
+    Return the metadata columns for *origins*: (bundle, number of rows), in the order of the rows.
+    """
+    segments: list[int] = []
+    indexes: list[int] = []
+    numbers: list[int] = []
+    times: list[int | None] = []
+    before: BundleRef | None = None
+    for bundle, count in origins:
+        # A bundle may hold several requests; its rows are numbered through.
+        first = numbers[-1] + 1 if numbers and bundle.ref == before else 0
+        segments += [bundle.ref.segment] * count
+        indexes += [bundle.ref.index] * count
+        numbers += range(first, first + count)
+        times += [bundle.ingested_at_us] * count
+        before = bundle.ref if count else before
+    columns: tuple[list[Any], ...] = (segments, indexes, numbers, times)
+    arrays = [pa.array(values[:rows], field.type) for values, field in zip(columns, METADATA_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=METADATA_SCHEMA)
+
+
+def _ipc_stream(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """
+    Put neighbouring small batches together; larger ones pass as they are. The order of rows stays.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if waiting and (rows + batch.num_rows > _COALESCE_ROWS or batch.num_columns == 0):
+            yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
+            waiting, rows = [], 0
+        if batch.num_rows >= _COALESCE_ROWS or batch.num_columns == 0:
+            yield batch
+        else:
+            waiting.append(batch)
+            rows += batch.num_rows
+    if waiting:
+        yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]

@@ -1,0 +1,199 @@
+"""
+The sealed segments of a store, as a reader beside it sees them.
+
+The reader opens files by path and never the store. What it lists is whole: a segment gets its name only after
+it was written and synced. Listing costs one `stat` while nothing changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.primitives.files import FileSystem
+from quiver.spark.offsets import STORE_UNKNOWN, Position
+from quiver.spark.partitions import SegmentSummary
+from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, parse_segment_name, segment_name
+from quiver.store.segment.reader import SegmentReader
+
+__all__ = ["STORE_ID_NAME", "SegmentList", "store_identity"]
+
+STORE_ID_NAME = "quiver.id"
+_STORE_ID_BYTES_MAX = 200
+
+_LISTING_SETTLES_NS = 100_000_000
+"""A directory changed this shortly before it was listed may change again without its time moving."""
+
+_log = logging.getLogger("quiver")
+
+
+def store_identity(files: FileSystem, root: str) -> str:
+    """
+    Return the store's identity, or "unknown" for a store that has none.
+    """
+    try:
+        text = files.read_all(f"{root}/{STORE_ID_NAME}", size_max=_STORE_ID_BYTES_MAX)
+    except FileNotFoundError:
+        return STORE_UNKNOWN
+    return text.decode("ascii", "replace").strip() or STORE_UNKNOWN
+
+
+class SegmentList:
+    """
+    The segments below *root*, and of each what the plan needs. Not thread-safe.
+
+    Args:
+        files: the file system.
+        root: the store's directory.
+        slots: sizes and rows count these slots only; None counts all.
+        fail_on_data_loss: whether a damaged segment stops the reader or is passed over with a warning.
+        clock: tells whether a listing can be trusted.
+
+    Raises:
+        WrongUse: *root* is not the directory of a store.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        root: str,
+        *,
+        slots: frozenset[int] | None,
+        fail_on_data_loss: bool,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._files = files
+        self._root = root
+        self._directory = f"{root}/{SEGMENTS_DIR}"
+        self._slots = slots
+        self._fail = fail_on_data_loss
+        self._clock = clock
+        self._numbers: list[int] = []
+        self._listed: tuple[int, int] | None = None
+        self._summaries: dict[int, SegmentSummary] = {}
+        self._seen: set[int] = set()
+        if not files.exists(self._directory):
+            raise WrongUse(f"{root} is not the directory of a store: it has no {SEGMENTS_DIR}/")
+
+    def numbers(self) -> Sequence[int]:
+        """
+        Return the numbers of the sealed segments, ascending.
+        """
+        modified_ns = self._files.stat(self._directory).modified_ns
+        if self._listed is not None:
+            known_ns, listed_ns = self._listed
+            if modified_ns == known_ns and listed_ns - known_ns > _LISTING_SETTLES_NS:
+                return self._numbers
+        self._listed = (modified_ns, self._clock.now_ns())
+        found = (parse_segment_name(name) for name in self._files.list_dir(self._directory))
+        self._numbers = sorted(number for number in found if number is not None)
+        self._seen.update(self._numbers)
+        present = set(self._numbers)
+        self._summaries = {number: known for number, known in self._summaries.items() if number in present}
+        return self._numbers
+
+    def path(self, number: int) -> str:
+        """
+        Return where segment *number* lies, or would lie.
+        """
+        return f"{self._directory}/{segment_name(number)}"
+
+    def first(self) -> Position:
+        """
+        Return the position of the oldest bundle; 0:0 in an empty store.
+        """
+        numbers = self.numbers()
+        return Position(numbers[0] if numbers else 0, 0)
+
+    def end(self, start: Position) -> Position:
+        """
+        Return the position behind the newest segment, never one below *start*.
+        """
+        numbers = self.numbers()
+        return max(start, Position(numbers[-1] + 1, 0)) if numbers else start
+
+    def from_position(self, start: Position) -> Iterator[SegmentSummary]:
+        """
+        Yield the segments from *start* on, ascending, each opened only when it is asked for.
+
+        Raises:
+            Damaged: a segment cannot be read, and that is to stop the reader.
+        """
+        numbers = self.numbers()
+        for number in list(numbers[bisect_left(numbers, start.segment) :]):
+            summary = self._summary(number)
+            if summary is not None:
+                yield summary
+
+    def _summary(self, number: int) -> SegmentSummary | None:
+        known = self._summaries.get(number)
+        if known is not None:
+            return known
+        path = self.path(number)
+        try:
+            reader = SegmentReader.open(self._files, path)
+        except (FileNotFoundError, Damaged) as problem:
+            if self._fail:
+                if isinstance(problem, Damaged):
+                    raise
+                raise DataLoss(path, 0, "the segment was deleted while it was being listed") from problem
+            _log.warning("quiver.spark.segment_skipped path=%s reason=%s", path, problem)
+            return None
+        streams = [entry for entry in reader.streams.values() if self._slots is None or entry.slot in self._slots]
+        summary = SegmentSummary(
+            number,
+            path,
+            reader.bundle_count,
+            sum(entry.byte_length for entry in streams),
+            sum(entry.row_count for entry in streams),
+        )
+        self._summaries[number] = summary
+        return summary
+
+    def check_complete(self, start: Position, end: Position) -> None:
+        """
+        Refuse to plan from *start* to before *end* when a segment between them is known to be gone.
+
+        Both ends come from this source, so a segment lies right before *end*. Numbers may have gaps: only a
+        segment that was seen, that an end counts bundles of, or that lies in quarantine is known to be missing.
+
+        Raises:
+            DataLoss: naming the first segment that is gone, unless loss is to be passed over.
+        """
+        if start >= end:
+            return
+        present = set(self.numbers())
+        needed = {number for number in self._seen if number >= start.segment}
+        needed.update(self._quarantined())
+        if start.index > 0:
+            needed.add(start.segment)
+        needed.add(end.segment if end.index > 0 else end.segment - 1)
+        last = end.segment if end.index > 0 else end.segment - 1
+        gone = sorted(number for number in needed - present if start.segment <= number <= last)
+        if not gone:
+            return
+        path = self.path(gone[0])
+        reason = (
+            f"segment {gone[0]} lies between {start} and {end}, which are still to be read, and is gone; "
+            "failOnDataLoss=false goes on without it"
+        )
+        if self._fail:
+            raise DataLoss(path, 0, reason)
+        _log.warning("quiver.spark.segments_missing path=%s count=%d reason=%s", path, len(gone), reason)
+        self._seen.difference_update(gone)
+
+    def forget_before(self, position: Position) -> None:
+        """
+        Stop expecting segments below *position*: their bundles are confirmed.
+        """
+        self._seen = {number for number in self._seen if number >= position.segment}
+
+    def _quarantined(self) -> set[int]:
+        directory = f"{self._root}/{QUARANTINE_DIR}"
+        if not self._files.exists(directory):
+            return set()
+        found = (parse_segment_name(name) for name in self._files.list_dir(directory))
+        return {number for number in found if number is not None}

@@ -1,0 +1,98 @@
+"""
+A Spark session that works on a fresh machine.
+
+Each setting below was needed once; `config` overrides any of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quiver.spark.java import find_java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["session"]
+
+_JAVA_ALWAYS = "-Xss16m"
+"""Stopping a query inside foreachBatch overflows the default thread stack in one of two cases."""
+
+_JAVA_QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Half the time to the first result; a long heavy query may prefer the JVM's own choice."""
+
+_SETTINGS = {
+    # Views, offsets and files all speak UTC; a session in local time would shift every printed timestamp.
+    "spark.sql.session.timeZone": "UTC",
+    # 10 ms by default: an idle source is then asked for its latest offset 88 times a second.
+    "spark.sql.streaming.pollingDelay": "100ms",
+    # 200 by default: on one host each shuffle would start 200 tasks of a few milliseconds each.
+    "spark.sql.shuffle.partitions": "4",
+    # Python results travel as Arrow in both directions.
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A server port and a progress bar that nobody asked for.
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Everything stays on this host unless the caller says otherwise.
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+
+
+def session(
+    app_name: str = "quiver",
+    master: str = "local[2]",
+    config: Mapping[str, str] | None = None,
+    *,
+    quick_start: bool = True,
+) -> SparkSession:
+    """
+    Return a running session with the `quiver` format registered. An active session is used as it is.
+
+    Finds Java, makes Spark's Python processes use this interpreter, and keeps Spark's own files in a temporary
+    directory of the process.
+
+    Args:
+        app_name: what Spark calls the application.
+        master: where it runs; two local cores by default.
+        config: Spark settings; they win over the ones made here.
+        quick_start: start the JVM with its fast compiler and the serial collector only.
+
+    Raises:
+        QuiverError: no Java 17 or newer was found.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - importing quiver.spark stays cheap
+
+    from quiver.spark.source import register  # noqa: PLC0415
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        register(active)
+        return active
+    os.environ["JAVA_HOME"] = find_java_home()
+    # Spark would start `python3` from the PATH, which need not have this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    scratch = Path(tempfile.mkdtemp(prefix="quiver-spark-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    builder = SparkSession.builder.appName(app_name).master(master)
+    settings = {
+        **_SETTINGS,
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.driver.extraJavaOptions": f"{_JAVA_ALWAYS} {_JAVA_QUICK_START if quick_start else ''}".strip(),
+        **(config or {}),
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark

@@ -1,0 +1,299 @@
+"""
+The Spark data source `quiver`: batch and streaming reads of a store's sealed bundles.
+
+Spark makes these objects in several processes and pickles them between, so constructors only keep what they
+are given. Batches are Arrow, always of exactly the declared schema. Filters are never taken over from Spark:
+4.3 shares a pushed filter between all scans of a frame and then returns wrong rows; choose less with options.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, MutableMapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+
+from quiver.bundle import OTAP
+from quiver.errors import WrongUse
+from quiver.otap import VIEW_SLOTS, view_schema
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.cast import merge_schemas, spark_schema
+from quiver.spark.offsets import Position, StartingOffsets
+from quiver.spark.options import SourceOptions, parse_options
+from quiver.spark.partitions import Span, pack, spans_between
+from quiver.spark.read_partition import BUNDLE_SCHEMA, IPC_SCHEMA, METADATA_SCHEMA, PartitionReader, open_checked
+from quiver.spark.segments import SegmentList
+from quiver.spark.subscription import Subscription
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["BatchReader", "QuiverDataSource", "SpansPartition", "StreamReader", "register"]
+
+
+class SpansPartition(InputPartition):
+    """
+    What one task reads.
+    """
+
+    def __init__(self, spans: tuple[Span, ...]) -> None:
+        super().__init__(None)
+        self.spans = spans
+
+
+class QuiverDataSource(DataSource):
+    """
+    ``spark.read.format("quiver")`` and ``spark.readStream.format("quiver")``. Options: see `quiver.spark.options`.
+
+    Raises:
+        WrongUse: an option is unknown, missing or contradicts another.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        parsed = parse_options(dict(options))
+        # Tasks may run with another working directory.
+        self._parsed = replace(parsed, path=os.path.abspath(parsed.path))  # noqa: PTH100 - kept as text
+
+    @classmethod
+    def name(cls) -> str:
+        """
+        The name of the format.
+        """
+        return "quiver"
+
+    def schema(self) -> StructType:
+        """
+        Return the schema the options ask for.
+
+        A slot's columns are those of all sealed segments together; with a schema given to `load` nothing is
+        looked at.
+
+        Raises:
+            WrongUse: no segment has the slot, a column is unknown, or its types do not go together.
+        """
+        options = self._parsed
+        if options.mode == "bundles":
+            schema = BUNDLE_SCHEMA
+        elif options.mode == "ipc":
+            schema = IPC_SCHEMA
+        else:
+            schema = _rows_schema(options)
+            if options.include_metadata:
+                schema = pa.schema([*schema, *METADATA_SCHEMA])
+        return from_arrow_schema(schema)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """
+        Return the batch reader. Spark passes *schema* by keyword.
+        """
+        return BatchReader(self._parsed, schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+        """
+        Return the streaming reader. Spark passes *schema* by keyword.
+        """
+        return StreamReader(self._parsed, schema)
+
+
+class BatchReader(DataSourceReader):
+    """
+    Reads the bundles that are sealed when the frame is first used; the list is frozen from then on.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._reader = _partition_reader(options, schema)
+
+    def partitions(self) -> list[SpansPartition]:
+        """
+        Return one partition per task.
+
+        Raises:
+            WrongUse: there is no store at the path.
+            Damaged: a segment cannot be read.
+        """
+        options = self._options
+        segments = _segment_list(options)
+        start = _resolve(options.starting, segments)
+        end = _resolve(options.ending, segments)
+        spans = spans_between(segments.from_position(start), start, end)
+        parts = pack(spans, parallelism=_parallelism(), partitions_min=options.partitions_min)
+        return [SpansPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the rows of one partition, in a task.
+        """
+        return self._reader.read(_spans(partition))
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """
+    A streaming query's source. In the query's own process it is a subscriber; elsewhere it only reads.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._reader = _partition_reader(options, schema)
+        self._made: Subscription | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A lock cannot travel: tasks get what reads, never what acks.
+        return {**self.__dict__, "_made": None}
+
+    @property
+    def _subscription(self) -> Subscription:
+        if self._made is None:
+            segments = _segment_list(self._options)
+            self._made = Subscription(REAL_FILES, self._options, segments, parallelism=_parallelism())
+        return self._made
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """
+        Return where a new query starts; the subscriber exists durably on return.
+        """
+        return self._subscription.initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """
+        Return a limit that stands for the three options; Spark replaces it where all is to be read at once.
+        """
+        return ReadMaxBytes(self._options.limits.bytes_max or 1)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """
+        Ack what lies before *start*, whose batch is committed, and return where the next batch ends.
+        """
+        return self._subscription.latest(start, unlimited=isinstance(limit, ReadAllAvailable))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """
+        Return the end of the store, for progress reports.
+        """
+        return self._subscription.tail()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """
+        Fix the end of this run at what the store holds now.
+        """
+        self._subscription.available_now()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SpansPartition]:
+        """
+        Return one partition per task for the bundles from *start* to before *end*.
+        """
+        return [SpansPartition(spans) for spans in self._subscription.plan(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the rows of one partition, in a task.
+        """
+        return self._reader.read(_spans(partition))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """
+        Ack what lies before *end*: its batch is committed.
+        """
+        self._subscription.commit(end)
+
+    def stop(self) -> None:
+        """
+        Let go of the subscriber. Spark only comes here after an error; otherwise the process just dies.
+        """
+        if self._made is not None:
+            self._made.release()
+
+
+def register(spark: SparkSession) -> None:
+    """
+    Make the format `quiver` known to *spark*. May be repeated.
+    """
+    spark.dataSource.register(QuiverDataSource)
+
+
+def _rows_schema(options: SourceOptions) -> pa.Schema:
+    if options.view is None:
+        schema = _slot_schema(options)
+    else:
+        schema = view_schema(options.view)
+        _check_columns(options.columns, schema.names)
+    return schema if options.columns is None else pa.schema([schema.field(name) for name in options.columns])
+
+
+def _check_columns(columns: Iterable[str] | None, names: list[str]) -> None:
+    for name in columns or ():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+            raise WrongUse(f"columns: there is no column {name!r}; {hint}")
+
+
+def _slot_schema(options: SourceOptions) -> pa.Schema:
+    """
+    Return the columns of a slot over all sealed segments, reading each different schema once.
+    """
+    segments = _segment_list(options)
+    schemas: dict[bytes, pa.Schema] = {}
+    for summary in segments.from_position(Position(0, 0)):
+        reader = open_checked(summary.path, fail_on_data_loss=options.fail_on_data_loss)
+        if reader is None:
+            continue
+        for stream in reader.streams.values():
+            if stream.slot == options.slot and stream.chunk_count and stream.fingerprint not in schemas:
+                schemas[stream.fingerprint] = reader.batch(stream.stream_id, 0).schema
+    if not schemas:
+        slot = OTAP.slots.get(options.slot or 0, "")
+        raise WrongUse(
+            f"no sealed segment of {options.path} holds slot {options.slot} {slot}; "
+            "read again when there is data, or give a schema: .schema(...)"
+        )
+    _check_columns(options.columns, list(dict.fromkeys(name for schema in schemas.values() for name in schema.names)))
+    return merge_schemas(
+        spark_schema(schema, columns=_present(options.columns, schema), nanos_as_bigint=options.nanos_as_bigint)
+        for schema in schemas.values()
+    )
+
+
+def _present(columns: Iterable[str] | None, schema: pa.Schema) -> list[str] | None:
+    return None if columns is None else [name for name in columns if name in schema.names]
+
+
+def _segment_list(options: SourceOptions) -> SegmentList:
+    slots = None
+    if options.view is not None:
+        slots = frozenset({VIEW_SLOTS[options.view]})
+    elif options.slot is not None:
+        slots = frozenset({options.slot})
+    return SegmentList(REAL_FILES, options.path, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
+
+
+def _partition_reader(options: SourceOptions, schema: StructType) -> PartitionReader:
+    target = to_arrow_schema(schema, timezone="UTC")
+    return PartitionReader(options.mode, options.view, options.slot, target, options.fail_on_data_loss)
+
+
+def _resolve(offsets: StartingOffsets, segments: SegmentList) -> Position:
+    if isinstance(offsets, Position):
+        return offsets
+    return Position(0, 0) if offsets == "earliest" else segments.end(Position(0, 0))
+
+
+def _spans(partition: InputPartition) -> tuple[Span, ...]:
+    # Spark turns an empty list of partitions into one with nothing in it.
+    return partition.spans if isinstance(partition, SpansPartition) else ()
+
+
+def _parallelism() -> int:
+    """
+    Return how many tasks may run at once: Spark does not tell a data source, so this host's cores.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    return max(1, len(affinity(0)) if affinity is not None else (os.cpu_count() or 1))

@@ -1,0 +1,272 @@
+"""
+A streaming query as a subscriber of the store: the part that lives in the query's source process.
+
+When Spark calls what, and what is durable then:
+
+1. `initial`    the progress file exists, synced, and every later call gives the same answer
+2. `latest`     *start* is the end of a batch whose `commits/` file is written: everything before it is acked
+3. `plan`       changes nothing; a range below what was acked is refused
+4. `commit`     the end of a committed batch, one batch late and not at all for the last: acked as well
+
+Acks only move forward, and each is on disk before the store may delete anything for it. The lock is taken at
+the first call, not when the object is made: Spark makes readers in other processes too, only to pickle them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import Damaged, DataLoss, DirectoryInUse, SubscriberUnknown, WrongUse
+from quiver.primitives.files import FileSystem
+from quiver.spark.offsets import Position, StreamOffset
+from quiver.spark.options import SourceOptions
+from quiver.spark.partitions import Limits, Span, pack, spans_between, take
+from quiver.spark.segments import SegmentList, store_identity
+from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, profile_in_use
+from quiver.store.subscribers.state import SegmentRef, Segments
+
+__all__ = ["LOCK_PATIENCE_S", "Subscription"]
+
+LOCK_PATIENCE_S = 2.0
+"""A query that was just stopped still holds the lock until its process has died."""
+
+_LOCK_RETRY_S = 0.1
+
+_log = logging.getLogger("quiver")
+
+
+class Subscription:
+    """
+    The position of one query in one store. Not thread-safe: Spark calls strictly in turn.
+
+    Args:
+        files: the file system.
+        options: of the load; `subscriber` must be given.
+        segments: the store's sealed segments.
+        parallelism: tasks that run at once.
+        clock: for the patience with the lock.
+
+    Raises:
+        WrongUse: there is no subscriber, or its name is not valid.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        options: SourceOptions,
+        segments: SegmentList,
+        *,
+        parallelism: int,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if options.subscriber is None:
+            raise WrongUse(
+                "a streaming query is a subscriber of the store and needs a name of its own: "
+                '.option("subscriber", "parquet-exporter")'
+            )
+        self._files = files
+        self._options = options
+        self._segments = segments
+        self._parallelism = parallelism
+        self._clock = clock
+        self._file = SubscriberFile(files, options.path, options.subscriber)
+        self._acked = Position(0, 0)
+        self._available: Position | None = None
+        self._store = ""
+
+    @property
+    def acked(self) -> Position:
+        """
+        Everything before this position is confirmed, durably.
+        """
+        self._own()
+        return self._acked
+
+    def initial(self) -> dict[str, Any]:
+        """
+        Return where a query without a checkpoint starts; the subscriber exists durably on return.
+
+        `startingOffsets` counts when the subscriber is new. An existing one goes on where it stands, also
+        under a new checkpoint.
+
+        Raises:
+            DirectoryInUse: another query is this subscriber.
+            WrongUse: `startingOffsets` names a segment the store cannot have yet.
+        """
+        if not self._file.is_owned:
+            self._create(self._options.starting)
+        return self._offset(self.acked)
+
+    def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
+        """
+        Ack everything before *start* and return where the next batch ends; *start* itself when nothing is new.
+
+        Raises:
+            DataLoss: the checkpoint is older than what was acked, or belongs to another store.
+            DirectoryInUse: another query is this subscriber.
+        """
+        position = self._confirmed(start)
+        # Behind the checkpoint only when loss may be passed over: what is left begins at the acked position.
+        begin = max(position, self._acked)
+        end = self._reach(begin, Limits() if unlimited else self._options.limits)
+        return dict(start) if end <= position else self._offset(end)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """
+        Ack everything before *end*, durably.
+
+        Raises:
+            DataLoss: the offset belongs to another store, or lies before what was acked.
+            DirectoryInUse: another query is this subscriber.
+        """
+        self._confirmed(end)
+
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Span, ...]]:
+        """
+        Return the partitions of one batch. The same offsets give the same bundles, however often.
+
+        Raises:
+            DataLoss: some of the bundles are gone.
+        """
+        self._own()
+        first, last = self._parse(start), self._parse(end)
+        if first >= last:
+            return []
+        first = self._not_below_acked(first)
+        self._segments.check_complete(first, last)
+        spans = spans_between(self._segments.from_position(first), first, last)
+        return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
+
+    def available_now(self) -> None:
+        """
+        From now on, take nothing that is not in the store at this moment.
+        """
+        self._available = self._segments.end(Position(0, 0))
+
+    def tail(self) -> dict[str, Any] | None:
+        """
+        Return the end of the store, for progress reports; None before the first other call.
+        """
+        return self._offset(self._segments.end(self._acked)) if self._file.is_owned else None
+
+    def release(self) -> None:
+        """
+        Let go of the subscriber.
+        """
+        self._file.release()
+
+    def _reach(self, start: Position, limits: Limits) -> Position:
+        end = self._segments.end(start)
+        if self._available is not None:
+            end = max(start, min(end, self._available))
+        if end == start or limits.unlimited:
+            return end
+        return take(self._segments.from_position(start), start, limits, end=end)
+
+    def _confirmed(self, offset: Mapping[str, Any]) -> Position:
+        self._own()
+        position = self._parse(offset)
+        if position <= self._acked:
+            self._not_below_acked(position)
+            return position
+        self._file.know(self._refs(position))
+        if self._file.ack_through(position.segment, position.index):
+            self._file.save()
+        self._acked = position
+        self._segments.forget_before(position)
+        return position
+
+    def _parse(self, offset: Mapping[str, Any]) -> Position:
+        parsed = StreamOffset.from_json(offset)
+        parsed.check_store(self._store, self._options.path)
+        return parsed.position
+
+    def _not_below_acked(self, position: Position) -> Position:
+        if position >= self._acked:
+            return position
+        reason = (
+            f"the checkpoint is behind the subscriber: it asks for {position}, but {self._options.subscriber} has "
+            f"confirmed everything before {self._acked}, which may be deleted; "
+            "start with a new checkpoint, or set failOnDataLoss=false to go on from there"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLoss(self._file.path, 0, reason)
+        _log.warning("quiver.spark.checkpoint_behind path=%s reason=%s", self._file.path, reason)
+        return self._acked
+
+    def _offset(self, position: Position) -> dict[str, Any]:
+        return StreamOffset(self._store, position).to_json()
+
+    def _refs(self, before: Position | None = None) -> list[SegmentRef]:
+        """
+        Return the segments with their bundle counts, up to the one that *before* lies in.
+        """
+        refs = []
+        for summary in self._segments.from_position(Position(0, 0)):
+            if before is not None and summary.segment > before.segment:
+                break
+            refs.append(SegmentRef(summary.segment, summary.bundle_count))
+        return refs
+
+    def _create(self, starting: object) -> None:
+        start = starting.segment if isinstance(starting, Position) else starting
+        options = self._options
+        created = create_if_missing(
+            self._files,
+            options.path,
+            self._file.subscriber_id,
+            start=start,  # type: ignore[arg-type]
+            segments=Segments(self._refs()),
+            profile=profile_in_use(self._files, options.path),
+        )
+        self._own()
+        if created and isinstance(starting, Position) and starting > self._acked:
+            self._file.ack_through(starting.segment, starting.index)
+            self._file.save()
+            self._acked = self._position()
+
+    def _own(self) -> None:
+        """
+        Take the lock and read the progress, once; patient with a query that is dying.
+        """
+        if self._file.is_owned:
+            return
+        self._store = store_identity(self._files, self._options.path)
+        deadline = self._clock.monotonic() + LOCK_PATIENCE_S
+        condition = threading.Condition()
+        while True:
+            try:
+                self._acquire()
+                break
+            except DirectoryInUse:
+                if self._clock.monotonic() >= deadline:
+                    raise
+                with condition:
+                    self._clock.wait(condition, _LOCK_RETRY_S)
+        self._file.know(self._refs())
+        self._acked = self._position()
+
+    def _acquire(self) -> None:
+        try:
+            self._file.acquire()
+        except Damaged as damage:
+            # What was confirmed is unknown; the checkpoint says it again, and without one all is read again.
+            copy = self._file.recreate()
+            _log.warning("quiver.spark.progress_recreated reason=%s copy=%s", damage, copy)
+        except SubscriberUnknown as error:
+            if self._options.fail_on_data_loss:
+                raise DataLoss(
+                    self._file.path,
+                    0,
+                    f"subscriber {self._file.subscriber_id} is not registered any more, so its data may be deleted; "
+                    "start with a new checkpoint, or set failOnDataLoss=false to register it again",
+                ) from error
+            self._create("earliest")
+
+    def _position(self) -> Position:
+        ref = self._file.position()
+        return Position(ref.segment, ref.index)

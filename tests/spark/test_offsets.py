@@ -1,0 +1,66 @@
+"""
+Positions in a store, and how they stand in a checkpoint.
+"""
+
+import json
+
+import pytest
+
+from quiver.errors import DataLoss, WrongUse
+from quiver.spark.offsets import Position, StreamOffset, parse_starting
+
+
+def test_the_text_spark_compares_never_changes():
+    """The keys come in one order, and nothing else is in an offset."""
+    offset = StreamOffset("5c0f", Position(12, 3))
+    assert json.dumps(offset.to_json()) == '{"v": 1, "store": "5c0f", "seq": 12, "idx": 3}'
+    assert StreamOffset.from_json(offset.to_json()) == offset
+
+
+def test_positions_order_by_segment_then_bundle():
+    """A later segment is later whatever the index."""
+    assert Position(1, 9) < Position(2, 0) < Position(2, 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, [], "x", {}, {"v": 2, "store": "a", "seq": 0, "idx": 0}, {"v": 1, "seq": 0, "idx": 0},
+        {"v": 1, "store": "a", "seq": -1, "idx": 0}, {"v": 1, "store": "a", "seq": True, "idx": 0},
+        {"v": 1, "store": "a", "seq": 1.5, "idx": 0}, {"v": 1, "store": "a", "seq": 2**63, "idx": 0},
+        {"v": 1, "store": "a", "idx": 0},
+    ],
+)  # fmt: skip
+def test_a_foreign_checkpoint_is_refused(value):
+    """What is not an offset of this source is never taken for one."""
+    with pytest.raises(WrongUse):
+        StreamOffset.from_json(value)
+
+
+def test_another_store_is_refused_and_an_unknown_one_is_not():
+    """A checkpoint counts in one store only, as far as the store has an identity."""
+    offset = StreamOffset("aaa", Position(0, 0))
+    offset.check_store("aaa", "p")
+    offset.check_store("unknown", "p")
+    StreamOffset("unknown", Position(0, 0)).check_store("bbb", "p")
+    with pytest.raises(DataLoss, match=r"belongs to store aaa, but bbb is here"):
+        offset.check_store("bbb", "p")
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("earliest", "earliest"), (" Latest ", "latest"), ('{"seq":12,"idx":3}', Position(12, 3)),
+        ('{"seq": 4}', Position(4, 0)), ('{"v":1,"store":"x","seq":1,"idx":2}', Position(1, 2)),
+    ],
+)  # fmt: skip
+def test_starting_offsets_are_a_word_or_a_position(text, meaning):
+    """A whole offset copied from a progress report works as well as a bare position."""
+    assert parse_starting(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["", "newest", "[]", "12", '{"idx":1}', '{"seq":-1}', "{"])
+def test_anything_else_is_refused_with_an_example(text):
+    """The refusal shows what to write."""
+    with pytest.raises(WrongUse, match=r"earliest|whole numbers"):
+        parse_starting(text)

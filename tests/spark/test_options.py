@@ -1,0 +1,62 @@
+"""
+The options of one load: read once, refused early.
+"""
+
+import pytest
+
+from quiver.errors import WrongUse
+from quiver.spark.offsets import Position
+from quiver.spark.options import parse_options
+from quiver.spark.partitions import Limits
+
+
+def test_keys_come_in_any_case():
+    """Spark hands keys over in lower case."""
+    options = parse_options(
+        {
+            "path": "/b/", "view": "Logs", "maxbundlespertrigger": "5", "startingOffsets": '{"seq":1,"idx":2}',
+            "failondataloss": "false", "includeMetadata": "TRUE", "columns": "a, b", "maxBytesPerTrigger": "1 MiB",
+        }
+    )  # fmt: skip
+    assert options.path == "/b"
+    assert options.view == "logs"
+    assert options.limits == Limits(bundles_max=5, bytes_max=1024 * 1024)
+    assert options.starting == Position(1, 2)
+    assert options.columns == ("a", "b")
+    assert options.include_metadata
+    assert not options.fail_on_data_loss
+
+
+def test_slots_go_by_name_or_number():
+    """Both mean the same slot of the default adapter."""
+    assert parse_options({"path": "b", "slot": "30"}).slot == 30
+    assert parse_options({"path": "b", "slot": "logs"}).slot == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"view": "logs"}, "needs the directory"),
+        ({"path": "b"}, "either view"),
+        ({"path": "b", "view": "logs", "slot": "30"}, "either view"),
+        ({"path": "b", "view": "traces"}, "logs, spans, metrics"),
+        ({"path": "b", "view": "logs", "subscribr": "x"}, "did you mean subscriber"),
+        ({"path": "b", "view": "logs", "maxfilespertrigger": "1"}, "did you mean max"),
+        ({"path": "b", "view": "logs", "zzz": "1"}, "known are path"),
+        ({"path": "b", "view": "logs", "mode": "fast"}, "rows, bundles, ipc"),
+        ({"path": "b", "view": "logs", "mode": "bundles"}, "belongs to mode rows"),
+        ({"path": "b", "view": "logs", "maxRowsPerTrigger": "0"}, "at least 1"),
+        ({"path": "b", "view": "logs", "maxBytesPerTrigger": "lots"}, "not a size"),
+        ({"path": "b", "view": "logs", "failOnDataLoss": "yes"}, "neither true nor false"),
+        ({"path": "b", "view": "logs", "startingOffsets": "new"}, "startingOffsets"),
+        ({"path": "b", "view": "logs", "endingOffsets": "new"}, "endingOffsets"),
+        ({"path": "b", "view": "logs", "columns": "a,a"}, "different names"),
+        ({"path": "b", "slot": "99"}, "0..63"),
+        ({"path": "b", "slot": "lags"}, "no slot named"),
+        ({"paths": '["a","b"]', "view": "logs"}, "one store"),
+    ],
+)
+def test_what_is_wrong_is_said(options, says):
+    """Each refusal names the option and what to write instead."""
+    with pytest.raises(WrongUse, match=says):
+        parse_options(options)

@@ -1,0 +1,227 @@
+"""
+Parquet files become visible whole, once, and stay so, whatever step a crash cuts short.
+"""
+
+import json
+
+import pytest
+
+from quiver.errors import Damaged
+from quiver.spark.offsets import Position
+from quiver.spark.parquet_commit import RECORDS_KEPT, ExportCommitter, ExportRecord, Part, part_prefix
+from quiver.testing.crashfs import CrashFileSystem
+
+QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
+OTHER = "99999999-7f8b-4a17-8beb-a452f78be02a"
+STORE = "5c0f"
+
+
+class PowerCut(Exception):
+    """The machine stops here."""
+
+
+def committer(fs, query_id=QUERY, store=STORE, subscriber="exp"):
+    made = ExportCommitter(fs, "/out", query_id=query_id, store=store, subscriber=subscriber)
+    made.recover()
+    return made
+
+
+def write_parts(fs, query_id, batch, attempt, tables=("logs", "spans")):
+    """What tasks do: a hidden file per table, synced; its name is not."""
+    parts = []
+    for table in tables:
+        fs.make_dirs(f"/out/{table}")
+        name = f"{part_prefix(query_id, batch)}{attempt}.part"
+        file = fs.create_or_truncate(f"/out/{table}/{name}")
+        file.pwrite(f"rows of {table} {batch}".encode(), 0)
+        file.sync()
+        file.close()
+        parts.append(Part(table, name, 1, len(f"rows of {table} {batch}")))
+    return parts
+
+
+def visible(fs):
+    """What any reader sees: path → contents, hidden names left out."""
+    seen = {}
+    for table in ("logs", "spans"):
+        if fs.exists(f"/out/{table}"):
+            for name in fs.list_dir(f"/out/{table}"):
+                if not name.startswith((".", "_")):
+                    seen[f"{table}/{name}"] = fs.read_all(f"/out/{table}/{name}", size_max=1000)
+    return seen
+
+
+def hidden(fs):
+    """Parts that nobody renamed or removed."""
+    return [name for table in ("logs", "spans") for name in fs.list_dir(f"/out/{table}") if name.endswith(".part")]
+
+
+def export(fs, batch, attempt, query_id=QUERY):
+    """One run of a batch, as the exporter does it after a restart."""
+    made = committer(fs, query_id)
+    if not made.is_committed(batch):
+        made.commit(batch, write_parts(fs, query_id, batch, attempt), Position(batch + 1, 0))
+
+
+def fresh():
+    fs = CrashFileSystem()
+    fs.make_dirs("/out")
+    return fs
+
+
+def steps_of_one_export():
+    fs, steps = fresh(), []
+    export(fs, 0, "a")
+    fs.on_step = lambda op, path: steps.append(op)
+    export(fs, 1, "a")
+    return len(steps)
+
+
+EXPECTED = {
+    f"{table}/c5026f74-{batch:010}-{number}.parquet": f"rows of {table} {batch}".encode()
+    for batch in (0, 1)
+    for number, table in enumerate(("logs", "spans"))
+}
+
+
+def test_a_batch_appears_once_after_a_crash_at_any_step():
+    """Before the record nothing of it is visible, after it everything comes; never twice, never half a file."""
+    total = steps_of_one_export()
+    assert total > 10
+    for stop in range(total):
+        for seed in range(4):
+            fs = fresh()
+            export(fs, 0, "a")
+            counted = iter(range(total))
+
+            def cut(op, path, counted=counted, stop=stop):
+                if next(counted) == stop:
+                    raise PowerCut
+
+            fs.on_step = cut
+            with pytest.raises(PowerCut):
+                export(fs, 1, "b")
+            after = fs.clone_after_crash(seed)
+            assert visible(after).items() <= EXPECTED.items()
+            assert visible(after).items() >= {k: v for k, v in EXPECTED.items() if "-0000000000-" in k}.items()
+            export(after, 1, "c")
+            assert visible(after) == EXPECTED
+            assert hidden(after) == []
+            export(after, 1, "d")
+            assert visible(after.clone_after_crash(seed)) == EXPECTED
+
+
+def test_a_crash_while_recovering_changes_nothing():
+    """Recovery can be cut short at any step, and done again."""
+    base = fresh()
+    export(base, 0, "a")
+
+    def cut_at(stop):
+        counted = iter(range(10_000))
+
+        def cut(op, path):
+            if next(counted) == stop:
+                raise PowerCut
+
+        return cut
+
+    # Stop right behind the record, with both parts still hidden.
+    made = committer(base)
+    parts = write_parts(base, QUERY, 1, "b")
+    renames = []
+
+    def stop_at_first_part(op, path):
+        if op == "rename" and path.startswith("/out/logs/"):
+            renames.append(path)
+            raise PowerCut
+
+    base.on_step = stop_at_first_part
+    with pytest.raises(PowerCut):
+        made.commit(1, parts, Position(2, 0))
+    assert renames
+    base.on_step = None
+    for stop in range(30):
+        fs = base.clone_after_crash(stop)
+        fs.on_step = cut_at(stop)
+        try:
+            committer(fs)
+        except PowerCut:
+            after = fs.clone_after_crash(stop)
+        else:
+            after = fs
+        after.on_step = None
+        assert visible(after).items() <= EXPECTED.items()
+        assert committer(after).is_committed(1)
+        assert visible(after) == EXPECTED
+
+
+def test_a_new_query_of_the_same_subscriber_goes_on_where_the_old_one_stopped():
+    """A lost checkpoint makes a new query; what was committed is finished and not taken again."""
+    fs = fresh()
+    export(fs, 0, "a")
+    made = committer(fs)
+    parts = write_parts(fs, QUERY, 1, "b")
+    record = ExportRecord(1, STORE, "exp", Position(7, 3), tuple((p, f"x-{i}.parquet") for i, p in enumerate(parts)))
+    fs.make_dirs(f"/out/_quiver/{QUERY}")
+    file = fs.create(f"/out/_quiver/{QUERY}/0000000001.json")
+    file.pwrite(record.encode(), 0)
+    file.close()
+    write_parts(fs, QUERY, 2, "never committed")
+    again = committer(fs, OTHER)
+    assert again.exported_through == Position(7, 3)
+    assert {"logs/x-0.parquet", "spans/x-1.parquet"} <= set(visible(fs))
+    assert not [name for name in fs.list_dir("/out/logs") if name.endswith(".part")]
+    assert made.exported_through == Position(1, 0)
+
+
+@pytest.mark.parametrize(("store", "subscriber"), [("other", "exp"), (STORE, "other"), ("unknown", "exp")])
+def test_other_stores_and_subscribers_are_independent(store, subscriber):
+    """Their batches are neither finished nor counted here, and their files stay."""
+    fs = fresh()
+    export(fs, 0, "a")
+    write_parts(fs, QUERY, 1, "still being written")
+    other = committer(fs, OTHER, store, subscriber)
+    assert other.exported_through == Position(0, 0)
+    assert [name for name in fs.list_dir("/out/logs") if name.endswith(".part")]
+
+
+def test_an_empty_batch_writes_nothing():
+    """No record, no directory, no file."""
+    fs = fresh()
+    assert committer(fs).commit(0, [], Position(0, 0)) == ()
+    assert fs.list_dir(f"/out/_quiver/{QUERY}") == []
+    assert fs.list_dir("/out") == ["_quiver"]
+
+
+def test_old_records_go():
+    """The last hundred stay."""
+    fs = fresh()
+    made = committer(fs)
+    for batch in range(RECORDS_KEPT + 5):
+        made.commit(batch, write_parts(fs, QUERY, batch, "a", ("logs",)), Position(batch + 1, 0))
+    names = fs.list_dir(f"/out/_quiver/{QUERY}")
+    assert len(names) == RECORDS_KEPT
+    assert names[0] == "0000000005.json"
+
+
+def test_a_damaged_record_is_said():
+    """Cut anywhere or any byte flipped: an error, never another batch."""
+    fs = fresh()
+    made = committer(fs)
+    made.commit(0, write_parts(fs, QUERY, 0, "a"), Position(1, 0))
+    path = f"/out/_quiver/{QUERY}/0000000000.json"
+    data = fs.read_all(path, size_max=10_000)
+    good = ExportRecord.decode(data, path)
+    for cut in range(len(data)):
+        with pytest.raises(Damaged):
+            ExportRecord.decode(data[:cut], path)
+    for at in range(len(data)):
+        flipped = data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :]
+        try:
+            assert ExportRecord.decode(flipped, path) == good
+        except Damaged:
+            continue
+    newer = json.loads(data)
+    newer["record"]["v"] = 2
+    with pytest.raises(Damaged, match="checksum"):
+        ExportRecord.decode(json.dumps(newer).encode(), path)

@@ -1,0 +1,101 @@
+"""
+Which bundles a batch takes, and how they are shared out.
+"""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quiver.spark.offsets import Position
+from quiver.spark.partitions import PARTITION_BYTES_MIN, Limits, SegmentSummary, end_of, pack, spans_between, take
+
+MIB = 1024 * 1024
+
+
+def segment(number, bundles, size=1000, rows=None):
+    return SegmentSummary(number, f"s/{number}", bundles, size, bundles if rows is None else rows)
+
+
+def bundles_of(spans):
+    return [(span.segment, index) for span in spans for index in range(span.start, span.stop)]
+
+
+def test_a_batch_ends_at_the_first_limit():
+    """Bundles, rows and bytes each end a batch."""
+    segments = [segment(1, 10, 1000, 100), segment(2, 10, 1000, 100)]
+    start = Position(0, 0)
+    assert take(segments, start, Limits()) == Position(3, 0)
+    assert take(segments, start, Limits(bundles_max=3)) == Position(1, 3)
+    assert take(segments, start, Limits(bundles_max=10)) == Position(2, 0)
+    assert take(segments, start, Limits(bundles_max=13)) == Position(2, 3)
+    assert take(segments, start, Limits(rows_max=50)) == Position(1, 5)
+    assert take(segments, start, Limits(bytes_max=250)) == Position(1, 2)
+    assert take(segments, start, Limits(bundles_max=9, rows_max=50, bytes_max=250)) == Position(1, 2)
+
+
+def test_a_batch_has_at_least_one_bundle():
+    """A bundle larger than the limit is still delivered, alone."""
+    assert take([segment(4, 2, 10_000)], Position(4, 0), Limits(bytes_max=1)) == Position(4, 1)
+    assert take([segment(4, 2, 10_000)], Position(4, 1), Limits(bytes_max=1)) == Position(5, 0)
+
+
+def test_nothing_new_leaves_the_position():
+    """Also when a start behind the last bundle is written with its index."""
+    assert take([], Position(3, 0), Limits()) == Position(3, 0)
+    assert take([segment(2, 5)], Position(3, 0), Limits()) == Position(3, 0)
+    assert take([segment(2, 5)], Position(2, 5), Limits()) == Position(2, 5)
+    assert end_of([segment(2, 5)], Position(9, 1)) == Position(9, 1)
+
+
+def test_an_end_is_never_passed():
+    """A run that stops at what was available takes nothing that came later."""
+    segments = [segment(1, 4), segment(2, 4), segment(3, 4)]
+    assert take(segments, Position(1, 2), Limits(), end=Position(2, 3)) == Position(2, 3)
+    assert take(segments, Position(1, 2), Limits(), end=Position(3, 0)) == Position(3, 0)
+    assert take(segments, Position(2, 3), Limits(), end=Position(2, 3)) == Position(2, 3)
+
+
+segment_lists = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(0, 64 * MIB)), min_size=0, max_size=8
+).map(
+    lambda steps: [
+        segment(sum(step for step, _, _ in steps[: i + 1]), bundles, size) for i, (_, bundles, size) in enumerate(steps)
+    ]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(segment_lists, st.integers(1, 7), st.integers(1, 40 * MIB), st.integers(1, 6), st.integers(0, 5))
+def test_batches_cover_everything_once_and_in_order(segments, bundles_max, bytes_max, parallelism, at_least):
+    """Whatever the limits: each bundle in exactly one batch, in exactly one partition, in order."""
+    limits = Limits(bundles_max=bundles_max, bytes_max=bytes_max)
+    position, seen = Position(0, 0), []
+    while True:
+        end = take(segments, position, limits)
+        if end == position:
+            break
+        spans = spans_between(segments, position, end)
+        assert 1 <= len(bundles_of(spans)) <= bundles_max
+        packed = pack(spans, parallelism=parallelism, partitions_min=at_least)
+        assert all(packed)
+        assert len(packed) <= max(parallelism, at_least, 1)
+        assert bundles_of([span for part in packed for span in part]) == bundles_of(spans)
+        seen += bundles_of(spans)
+        position = end
+    assert seen == [(s.segment, i) for s in segments for i in range(s.bundle_count)]
+
+
+def test_small_batches_are_one_task_and_large_ones_fill_the_cores():
+    """A second task has to be worth its start."""
+    small = spans_between([segment(1, 100, 1 * MIB)], Position(0, 0), Position(2, 0))
+    assert len(pack(small, parallelism=8)) == 1
+    large = spans_between([segment(1, 100, 8 * PARTITION_BYTES_MIN)], Position(0, 0), Position(2, 0))
+    parts = pack(large, parallelism=4)
+    assert [sum(span.stop - span.start for span in part) for part in parts] == [25, 25, 25, 25]
+
+
+def test_a_wished_number_of_partitions_is_kept_as_far_as_there_are_bundles():
+    """`minPartitions` is a hint: bundles are never cut."""
+    spans = spans_between([segment(1, 3, 10)], Position(0, 0), Position(2, 0))
+    assert len(pack(spans, parallelism=1, partitions_min=2)) == 2
+    assert len(pack(spans, parallelism=1, partitions_min=9)) == 3
+    assert pack([], parallelism=4, partitions_min=4) == []

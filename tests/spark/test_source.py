@@ -1,0 +1,239 @@
+"""
+The data source without Spark: what Spark's processes call, called directly.
+"""
+
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from stores import INGESTED_NS, logs_request
+
+from quiver.bundle import OTLP_SCHEMA
+from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.otap import view_schema
+from quiver.spark.source import BatchReader, QuiverDataSource
+
+
+def source(store, **options):
+    return QuiverDataSource({"path": store.root, **{key.lower(): str(value) for key, value in options.items()}})
+
+
+def read(made, schema=None):
+    """All rows, with the check Spark makes on every batch, through a pickle as Spark ships it."""
+    schema = schema if schema is not None else made.schema()
+    reader = pickle.loads(pickle.dumps(made.reader(schema=schema)))
+    declared = to_arrow_schema(schema, timezone="UTC")
+    rows = []
+    for partition in reader.partitions():
+        for batch in reader.read(pickle.loads(pickle.dumps(partition))):
+            assert declared.equals(batch.schema)
+            rows += batch.to_pylist()
+    return rows
+
+
+def test_a_slot_comes_back_row_by_row(store):
+    """In order, over segments and bundles."""
+    store.rows(3, rows=4)
+    store.rows(2, rows=4)
+    assert [row["id"] for row in read(source(store, slot="30"))] == list(range(20))
+    assert read(source(store, slot="logs", columns="text,id"))[3] == {"text": "row 3", "id": 3}
+
+
+@pytest.mark.parametrize(
+    ("view", "column"), [("logs", "time_unix_nano"), ("spans", "start_time_unix_nano"), ("metrics", "int_value")]
+)
+def test_views_decode_requests(store, view, column):
+    """Each view has its documented schema and takes its own slot only."""
+    store.otlp(7, rows=3)
+    store.rows(1)
+    made = source(store, view=view)
+    assert to_arrow_schema(made.schema(), timezone="UTC").equals(view_schema(view))
+    offset = ["logs", "spans", "metrics"].index(view)
+    expected = [i for bundle in range(offset, 7, 3) for i in range(bundle * 3, bundle * 3 + 3)]
+    assert [row[column] for row in read(made)] == expected
+    assert [row[column] for row in read(source(store, view=view, columns=column))] == expected
+
+
+def test_metadata_says_where_a_row_lies(store):
+    """Segment, bundle, row within the bundle, and when the bundle came; requests of one bundle count through."""
+    store.rows(1)
+    requests = [logs_request(store.ids(2)), logs_request([]), logs_request(store.ids(1))]
+    two = pa.record_batch({"data": requests}, schema=OTLP_SCHEMA)
+    other = pa.record_batch({"data": [logs_request(store.ids(1))]}, schema=OTLP_SCHEMA)
+    store.seal([{60: two}, {61: other}, {60: other}])
+    rows = read(source(store, view="logs", columns="time_unix_nano", includeMetadata=True))
+    where = [(row["_segment"], row["_index"], row["_row"]) for row in rows]
+    assert where == [(1, 0, 0), (1, 0, 1), (1, 0, 2), (1, 2, 0)]
+    first = INGESTED_NS // 1000
+    assert [row["_ingested_at"].timestamp() * 1e6 for row in rows] == [first] * 3 + [first + 2]
+    rows = read(source(store, slot="30", includeMetadata=True))
+    assert [(row["_segment"], row["_index"], row["_row"]) for row in rows] == [(0, 0, i) for i in range(10)]
+
+
+def test_segments_that_differ_share_a_schema(store):
+    """The union of the columns, each wide enough; what a bundle lacks is null; its encodings are undone."""
+    store.seal([{30: pa.record_batch({"a": pa.array([1], pa.uint8()), "t": pa.array(["x"]).dictionary_encode()})}])
+    store.seal([{30: pa.record_batch({"b": pa.array([2.5]), "a": pa.array([70_000])})}])
+    made = source(store, slot="30")
+    assert made.schema().simpleString() == "struct<a:bigint,t:string,b:double>"
+    assert read(made) == [{"a": 1, "t": "x", "b": None}, {"a": 70_000, "t": None, "b": 2.5}]
+
+
+def test_a_conflict_between_segments_can_be_worked_around(store):
+    """The error names the column; leaving it out, or declaring a schema, reads the rest."""
+    store.seal([{30: pa.record_batch({"a": pa.array([1]), "b": pa.array(["1"])})}])
+    store.seal([{30: pa.record_batch({"a": pa.array([2]), "b": pa.array([2])})}])
+    with pytest.raises(WrongUse, match="column b is string in one segment and int64 in another"):
+        source(store, slot="30").schema()
+    assert read(source(store, slot="30", columns="a")) == [{"a": 1}, {"a": 2}]
+    declared = from_arrow_schema(pa.schema([("b", pa.string())]))
+    assert read(source(store, slot="30"), declared) == [{"b": "1"}, {"b": "2"}]
+
+
+def test_nanoseconds_are_exact_on_request(store):
+    """As bigint; otherwise timestamps with microseconds."""
+    store.seal([{30: pa.record_batch({"t": pa.array([1_234_567], pa.timestamp("ns", "UTC"))})}])
+    assert read(source(store, slot="30", timestampsAs="bigint")) == [{"t": 1_234_567}]
+    assert read(source(store, slot="30"))[0]["t"].microsecond == 1234
+
+
+def test_positions_bound_a_batch_read(store):
+    """Start inclusive, end exclusive."""
+    store.rows(3, rows=1)
+    store.rows(3, rows=1)
+
+    def ids(**options):
+        return [row["id"] for row in read(source(store, slot="30", **options))]
+
+    assert ids(startingOffsets='{"seq":0,"idx":2}', endingOffsets='{"seq":1,"idx":1}') == [2, 3]
+    assert ids(startingOffsets='{"seq":1}') == [3, 4, 5]
+    assert ids(startingOffsets="latest") == []
+    assert ids(endingOffsets="earliest") == []
+
+
+def test_bundles_are_described_and_ipc_is_whole(store):
+    """Descriptors name file and index; an IPC row holds a slot's batch, types untouched."""
+    typed = pa.record_batch({"a": pa.array(["x"]).dictionary_encode(), "u": pa.array([1], pa.uint8())})
+    path = store.seal([{30: typed, 31: typed}, {30: typed}])
+    rows = read(source(store, mode="bundles"))
+    assert [(row["path"], row["segment"], row["index"], row["slots"]) for row in rows] == [
+        (path, 0, 0, [30, 31]),
+        (path, 0, 1, [30]),
+    ]
+    rows = read(source(store, mode="ipc"))
+    assert [(row["index"], row["slot"]) for row in rows] == [(0, 30), (0, 31), (1, 30)]
+    assert all(pa.ipc.open_stream(row["ipc"]).read_next_batch().equals(typed) for row in rows)
+    assert [row["index"] for row in read(source(store, mode="ipc", slot="31"))] == [0]
+
+
+def test_nothing_there_is_nothing(store):
+    """An empty store reads as no rows; Spark then hands over an empty partition."""
+    reader = source(store, view="logs").reader(source(store, view="logs").schema())
+    assert isinstance(reader, BatchReader)
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []
+    with pytest.raises(WrongUse, match="no sealed segment of .* holds slot 30 logs"):
+        source(store, slot="30").schema()
+
+
+def test_an_unknown_column_is_refused_with_a_suggestion(store):
+    """For views and slots."""
+    store.rows(1)
+    with pytest.raises(WrongUse, match="did you mean severity_text"):
+        source(store, view="logs", columns="severity_txt").schema()
+    with pytest.raises(WrongUse, match="there are id, text"):
+        source(store, slot="30", columns="zzz").schema()
+
+
+def test_a_deleted_segment_is_data_loss_or_passed_over(store):
+    """A batch read froze its list; deletion beside it is said, or skipped where that was asked for."""
+    paths = [store.rows(1, rows=1) for _ in range(3)]
+    for lenient in (False, True):
+        made = source(store, slot="30", failOnDataLoss=not lenient)
+        reader = made.reader(made.schema())
+        partitions = reader.partitions()
+        if not lenient:
+            Path(paths[1]).unlink()
+            with pytest.raises(DataLoss, match=r"deleted before it was read.*delete_grace"):
+                list(reader.read(partitions[0]))
+    ids = [row["id"] for row in read(source(store, slot="30", failOnDataLoss=False))]
+    assert ids == [0, 2]
+
+
+def test_a_flipped_byte_is_damage_or_passed_over(store):
+    """No byte of a segment is believed before its checksum."""
+    paths = [store.rows(1, rows=1) for _ in range(2)]
+    made = source(store, slot="30")
+    reader = made.reader(made.schema())
+    partitions = reader.partitions()
+    Path(paths[0]).chmod(0o600)
+    with Path(paths[0]).open("r+b") as file:
+        file.seek(100)
+        byte = file.read(1)
+        file.seek(100)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(Damaged, match="checksum"):
+        list(reader.read(partitions[0]))
+    assert [row["id"] for row in read(source(store, slot="30", failOnDataLoss=False))] == [1]
+
+
+def test_a_request_that_is_none_is_damage_or_passed_over(store):
+    """Named by bundle; the others come through when asked to."""
+    bad = pa.record_batch({"data": [b"\xff\xff", logs_request([7])]}, schema=OTLP_SCHEMA)
+    store.seal([{60: bad}])
+    with pytest.raises(Damaged, match="bundle 0:0 cannot be decoded"):
+        read(source(store, view="logs"))
+    rows = read(source(store, view="logs", failOnDataLoss=False, includeMetadata=True))
+    assert [(row["time_unix_nano"], row["_row"]) for row in rows] == [(7, 0)]
+
+
+def test_many_small_bundles_become_few_batches(store):
+    """Each batch that crosses to the JVM costs a fixed amount."""
+    store.rows(300, rows=10)
+    made = source(store, slot="30")
+    reader = made.reader(made.schema())
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert len(batches) == 1
+    assert batches[0].column("id").to_pylist() == list(range(3000))
+
+
+def test_more_partitions_on_request(store):
+    """`minPartitions` cuts between bundles."""
+    store.rows(4, rows=1)
+    made = source(store, slot="30", minPartitions=3)
+    reader = made.reader(made.schema())
+    assert len(reader.partitions()) == 3
+    assert [row["id"] for row in read(made)] == [0, 1, 2, 3]
+
+
+def test_a_stream_reader_pickles_without_its_lock(store):
+    """Tasks get what reads, never what acks."""
+    store.rows(2, rows=1)
+    made = source(store, slot="30", subscriber="exp")
+    reader = made.streamReader(schema=made.schema())
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert reader.reportLatestOffset() == end
+    twin = pickle.loads(pickle.dumps(reader))
+    ids = [
+        row["id"] for part in reader.partitions(start, end) for batch in twin.read(part) for row in batch.to_pylist()
+    ]
+    assert ids == [0, 1]
+    reader.commit(end)
+    reader.stop()
+    twin.stop()
+
+
+def test_relative_paths_mean_the_drivers_directory(store, monkeypatch):
+    """Tasks may run elsewhere."""
+    store.rows(1, rows=1)
+    monkeypatch.chdir(Path(store.root).parent)
+    made = QuiverDataSource({"path": Path(store.root).name, "slot": "30"})
+    reader = made.reader(made.schema())
+    partitions = reader.partitions()
+    monkeypatch.chdir("/")
+    assert sum(batch.num_rows for batch in reader.read(partitions[0])) == 1

@@ -1,0 +1,193 @@
+"""
+Batch and streaming reads in a real Spark session.
+"""
+
+import pathlib
+import shutil
+
+import pyarrow as pa
+import pytest
+
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark import map_bundles, register
+from quiver.store.subscribers.progress_store import load_progress
+
+pytestmark = pytest.mark.spark
+
+
+class Sink:
+    """A foreachBatch target that keeps the ids of each batch, and fails when told to."""
+
+    def __init__(self, column="id"):
+        self.batches = {}
+        self.fail_at = None
+        self.column = column
+
+    def __call__(self, frame, batch_id):
+        ids = [row[0] for row in frame.select(self.column).collect()]
+        if batch_id == self.fail_at:
+            raise ValueError("the sink fails here")
+        self.batches[batch_id] = ids
+
+    @property
+    def ids(self):
+        return [i for batch in sorted(self.batches) for i in self.batches[batch]]
+
+
+def stream(spark, store, **options):
+    reader = spark.readStream.format("quiver").option("path", store.root)
+    return reader.options(**{"subscriber": "exp", "slot": "30", **options}).load()
+
+
+def run(frame, sink, checkpoint):
+    """Run until what is there now is through; raise what the query raised."""
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        query.awaitTermination(60)
+    finally:
+        query.stop()
+
+
+def test_rows_and_views_read_like_any_table(spark, store):
+    """Counts, SQL with types kept, and a temporary view with options."""
+    store.rows(3)
+    store.otlp(6, rows=4)
+    frame = spark.read.format("quiver").option("slot", "logs").load(store.root)
+    assert frame.count() == 30
+    assert frame.agg({"id": "sum"}).first()[0] == sum(range(30))
+    spark.sql(f"CREATE OR REPLACE TEMP VIEW records USING quiver OPTIONS (path '{store.root}', view 'logs')")
+    rows = spark.sql("SELECT body.int_value AS body, time FROM records ORDER BY body").collect()
+    assert [row.body for row in rows] == [*range(30, 34), *range(42, 46)]
+    register(spark)
+
+
+def test_filtered_frames_of_one_source_stay_apart(spark, store):
+    """Nothing is pushed down, so a union of a frame and a part of it has the rows of both."""
+    store.rows(1)
+    frame = spark.read.format("quiver").option("slot", "30").load(store.root)
+    assert frame.union(frame.where("id = 3")).count() == 11
+    assert frame.where("id = 3").union(frame.where("id = 4")).count() == 2
+
+
+def test_deletion_beside_a_batch_read_is_said(spark, store):
+    """The frame froze its list of bundles; the error says what happened and what helps."""
+    store.rows(1)
+    path = store.rows(1)
+    frame = spark.read.format("quiver").option("slot", "30").load(store.root)
+    assert frame.count() == 20
+    pathlib.Path(path).unlink()
+    with pytest.raises(Exception, match=r"deleted before it was read.*delete_grace"):
+        frame.count()
+    lenient = spark.read.format("quiver").option("slot", "30").option("failOnDataLoss", "false").load(store.root)
+    assert lenient.count() == 10
+
+
+def test_a_wrong_option_is_said_in_one_sentence(spark, store):
+    """Also through the JVM."""
+    with pytest.raises(Exception, match="did you mean failOnDataLoss"):
+        spark.read.format("quiver").option("slot", "30").option("failOnDataLos", "false").load(store.root)
+    store.rows(1)
+    frame = spark.readStream.format("quiver").option("slot", "30").option("path", store.root).load()
+    with pytest.raises(Exception, match="needs a name of its own"):
+        frame.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination(60)
+
+
+def test_whole_bundles_open_in_tasks(spark, store):
+    """Types arrive untouched, several slots of one bundle together."""
+    typed = pa.record_batch({"a": pa.array(["x", "y"]).dictionary_encode(), "u": pa.array([1, 2], pa.uint8())})
+    store.seal([{30: typed, 31: typed}, {30: typed}])
+    bundles = spark.read.format("quiver").option("mode", "bundles").load(store.root)
+
+    def describe(ref, bundle):
+        kind = str(bundle["logs"].schema.field("u").type)
+        return pa.record_batch({"at": [str(ref)], "slots": [len(bundle)], "kind": [kind]})
+
+    rows = map_bundles(bundles, describe, "at string, slots int, kind string").collect()
+    assert [tuple(row) for row in rows] == [("0:0", 2, "uint8"), ("0:1", 1, "uint8")]
+
+
+def test_a_stream_takes_each_bundle_once_over_restarts(spark, store, tmp_path):
+    """Limits cut batches; what arrives later comes in the next run; each run confirms what it committed."""
+    store.rows(3)
+    sink, frame = Sink(), stream(spark, store, maxBundlesPerTrigger="2")
+    run(frame, sink, tmp_path / "ck")
+    assert [len(ids) for ids in sink.batches.values()] == [20, 10]
+    store.rows(2)
+    run(frame, sink, tmp_path / "ck")
+    run(frame, sink, tmp_path / "ck")
+    assert sink.ids == list(range(50))
+    assert load_progress(REAL_FILES, store.root, "exp").oldest_incomplete == 2
+
+
+def test_a_batch_that_failed_is_replayed_as_it_was(spark, store, tmp_path):
+    """The same bundles under the same number, also when there is more by then; nothing unconfirmed is acked."""
+    store.rows(4)
+    sink, frame = Sink(), stream(spark, store, maxBundlesPerTrigger="2")
+    sink.fail_at = 1
+    with pytest.raises(Exception, match="the sink fails here"):
+        run(frame, sink, tmp_path / "ck")
+    progress = load_progress(REAL_FILES, store.root, "exp")
+    assert progress.entries[0].bitmap == 0b11
+    store.rows(1)
+    sink.fail_at = None
+    run(frame, sink, tmp_path / "ck")
+    assert sink.batches[1] == list(range(20, 40))
+    assert sink.ids == list(range(50))
+
+
+def test_a_lost_checkpoint_goes_on_at_the_confirmed_position(spark, store, tmp_path):
+    """`startingOffsets` is for new subscribers only."""
+    store.rows(2)
+    sink = Sink()
+    run(stream(spark, store), sink, tmp_path / "ck")
+    shutil.rmtree(tmp_path / "ck")
+    store.rows(1)
+    again = Sink()
+    run(stream(spark, store, startingOffsets="earliest"), again, tmp_path / "ck")
+    assert again.ids == list(range(20, 30))
+
+
+def test_a_checkpoint_rolled_back_is_refused_with_positions(spark, store, tmp_path):
+    """What it asks for was confirmed and may be gone."""
+    store.rows(2)
+    frame = stream(spark, store)
+    run(frame, Sink(), tmp_path / "ck")
+    shutil.copytree(tmp_path / "ck", tmp_path / "old")
+    store.rows(2)
+    run(frame, Sink(), tmp_path / "ck")
+    with pytest.raises(Exception, match=r"asks for 1:0, but exp has confirmed everything before 2:0"):
+        run(frame, Sink(), tmp_path / "old")
+
+
+def test_two_queries_cannot_be_one_subscriber(spark, store, tmp_path):
+    """The second is refused and names the holder; the first goes on."""
+    store.rows(1)
+    frame = stream(spark, store)
+    sink = Sink()
+    first = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "a")).start()
+    try:
+        first.processAllAvailable()
+        with pytest.raises(Exception, match=r"is in use by .*subscriber exp"):
+            run(frame, Sink(), tmp_path / "b")
+        store.rows(1)
+        first.processAllAvailable()
+        assert sink.ids == list(range(20))
+    finally:
+        first.stop()
+
+
+def test_an_idle_stream_runs_no_batches(spark, store, tmp_path):
+    """Without new data the offset keeps its text, so Spark has nothing to do."""
+    store.otlp(3)
+    sink = Sink("time_unix_nano")
+    reader = spark.readStream.format("quiver").option("path", store.root).option("subscriber", "exp")
+    frame = reader.option("view", "logs").load()
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "ck"))
+    query = writer.trigger(processingTime="0 seconds").start()
+    try:
+        query.processAllAvailable()
+        query.processAllAvailable()
+        assert list(sink.batches) == [0]
+    finally:
+        query.stop()
