@@ -1,0 +1,74 @@
+# `make` prints the targets. Everything lives in .venv and artifacts/; nothing is installed elsewhere.
+
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The first Python here that runs and is new enough; `make setup PYTHON=/path/to/python` overrides it.
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& echo $$python && break; done)
+
+.PHONY: help setup demo test test-slow test-kill lint format bench wheel lock clean
+
+help: ## print this
+	@echo "Targets:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## build .venv from requirements.lock; needs Python 3.11 or newer
+
+$(READY): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Quiver needs Python 3.11 or newer; none was found on PATH." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments: install its venv package (on Debian: apt install python3-venv)." >&2; \
+		exit 1; }
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version); the first time takes a minute or two."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --use-pep517 --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## OTLP in, two kills of the ingest, one of Spark, Parquet out, nothing missing
+	$(BIN)/quiver demo
+
+test: $(READY) ## the default suite
+	$(BIN)/python -m pytest
+
+test-slow: $(READY) ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+test-kill: $(READY) ## real kill -9 cycles
+	$(BIN)/python -m pytest -m kill
+
+lint: $(READY) ## ruff, mypy and the repository's own rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || { echo "run make format" >&2; exit 1; }
+	$(BIN)/mypy
+	$(BIN)/python tools/tidy.py
+
+format: $(READY) ## let ruff format the tree and mend what it can
+	$(BIN)/ruff check --quiet --fix . || true
+	$(BIN)/ruff format .
+
+bench: $(READY) ## measure beside rivals: ratios, with the noise
+	$(BIN)/python bench/ingest.py
+	$(BIN)/python bench/spark_read.py
+
+wheel: $(READY) ## build dist/arrow_quiver-*.whl
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+lock: $(READY) ## pin again what pyproject.toml asks for, with hashes
+	$(BIN)/python -m pip install --quiet pip-tools
+	@mkdir -p build
+	$(BIN)/pip-compile --quiet --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+		--no-emit-trusted-host --strip-extras --no-build-isolation --extra dev --unsafe-package arrow-quiver \
+		--output-file build/requirements.txt pyproject.toml
+	@{ echo "# What is tested, pinned and hashed; \`make setup\` installs it. Made by \`make lock\` from pyproject.toml."; \
+		grep -vE '^(#|$$)' build/requirements.txt; } > requirements.lock
+
+clean: ## remove what the other targets made, except .venv
+	rm -rf dist build artifacts demo-run bench-* .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		spark-warehouse metastore_db derby.log

@@ -1,0 +1,109 @@
+"""
+What the pages tell people to type is true.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from quiver.spark.options import parse_options
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/howto/*.md"))]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page in one language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    """The Python of a page runs from top to bottom; what starts Spark is only compiled."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, source in enumerate(blocks(page, "python")):
+        code = compile(source, f"{page}, block {number}", "exec")
+        if "quiver.spark" not in source:
+            exec(code, names)
+
+    if page == "README.md":
+        assert capsys.readouterr().out.splitlines()[:2] == ["0:0 3", "0:1 3"]
+
+
+def test_pipeline_of_the_howto_is_valid(tmp_path):
+    """The pipeline file of the OTLP page is accepted."""
+    from quiver.pipeline.child import read_pipeline
+
+    (source,) = blocks("docs/howto/otlp.md", "yaml")
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(source)
+
+    pipeline = read_pipeline(path, [], {})
+
+    assert [name for name, _ in pipeline.receivers] == ["otlp_receiver"]
+
+
+def test_options_of_the_howto_exist():
+    """Every option that the Spark page names is known to the source."""
+    table = (ROOT / "docs/howto/spark.md").read_text().partition("## Options")[2].partition("## Worth")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    options = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+    assert len(options) == 15
+    for name in options:
+        with pytest.raises(Exception, match=r"^(?!unknown option)"):
+            parse_options({name: ""})
+
+
+def test_extras_of_the_pages_exist():
+    """Every extra that a page tells people to install is in pyproject.toml."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        name
+        for page in PAGES
+        for found in re.findall(r"arrow-quiver\[([\w,]+)\]", (ROOT / page).read_text())
+        for name in found.split(",")
+    }
+
+    assert named
+    assert named <= set(extras)
+
+
+def test_targets_of_the_pages_exist():
+    """Every `make` target that a page names is in the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = [*PAGES, "CONTRIBUTING.md", "ARCHITECTURE.md"]
+    named = {
+        name for page in pages for name in re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / page).read_text(), re.MULTILINE)
+    }
+
+    assert {"demo", "test", "lint"} <= named
+    assert named <= targets
+
+
+def test_files_of_the_architecture_exist():
+    """Every file that ARCHITECTURE.md names is there."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text))
+    everything = {str(path.relative_to(ROOT)) for folder in ("src", "tools") for path in (ROOT / folder).rglob("*.py")}
+
+    assert named
+    assert (
+        sorted(name for name in named if not any(path.endswith(f"/{name}") or path == name for path in everything))
+        == []
+    )
+
+
+def test_functions_of_the_architecture_exist():
+    """Every function that ARCHITECTURE.md names behind its file is in that file."""
+    pairs = re.findall(r"`([a-z_/]+\.py)`: `(\w+)`", (ROOT / "ARCHITECTURE.md").read_text())
+
+    assert len(pairs) > 5
+    for name, function in pairs:
+        (path,) = (ROOT / "src").rglob(f"quiver/{name}")
+        assert f"def {function}(" in path.read_text(), f"{name}: {function}"

@@ -1,0 +1,226 @@
+"""
+The repository keeps its own rules, and each rule fires on what breaks it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tidy
+
+LONG = "\n".join(f"x{n} = {n}" for n in range(601)) + "\n"
+LONG_FUNCTION = "def f():\n" + "\n".join(f"    x{n} = {n}" for n in range(70)) + "\n"
+
+
+def sentences(path: str, source: str) -> str:
+    """What every one-file rule says about *source* at *path*, as one text."""
+    return "\n".join(map(str, tidy.check_module(tidy.Module(path, source))))
+
+
+def test_repository_keeps_its_rules():
+    """No file of this repository breaks a rule."""
+    files, findings = tidy.read_tree(tidy.ROOT)
+    findings += tidy.check_tree(files)
+
+    assert "tools/tidy.py" in files
+    assert [str(finding) for finding in findings] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "sentence"),
+    [
+        ("store/store.py", LONG, "a file has at most 600"),
+        ("store/store.py", LONG_FUNCTION, "f has 71 lines; a function has at most 70"),
+        ("store/format/cursor.py", "import os\n", "a pure module takes bytes"),
+        ("store/format/cursor.py", "from pathlib import Path\n", "a pure module takes bytes"),
+        ("store/format/cursor.py", "def f():\n    import time\n", "a pure module takes bytes"),
+        ("qwp/wire/message.py", "import threading\n", "a pure module takes bytes"),
+        ("qwp/session.py", "import asyncio\n", "a pure module takes bytes"),
+        ("spark/offsets.py", "import time\n", "a pure module takes bytes"),
+        ("store/retention.py", "import os.path\n", "a pure module takes bytes"),
+        ("store/subscribers/state.py", "from quiver.clock import Clock\n", "a pure module takes bytes"),
+        ("otap/views.py", "from quiver.primitives.real_files import REAL_FILES\n", "a pure module takes bytes"),
+        ("primitives/scan.py", "import os\n", "a pure module takes bytes"),
+        ("otap/views.py", "with open('x') as f: pass\n", "open() goes around the FileSystem port"),
+        ("store/wal/writer.py", "with open('x') as f: pass\n", "open() goes around the FileSystem port"),
+        ("store/wal/writer.py", "from quiver.topics import TopicStore\n", "stores never import one another"),
+        ("aof/log.py", "import quiver.store.store\n", "stores never import one another"),
+        ("qwp/slot.py", "from ..aof import log\n", "stores never import one another"),
+        ("topics/wal.py", "from quiver import qwp\n", "stores never import one another"),
+        ("store/store.py", "from quiver.receivers import otlp\n", "a store imports only what lies below it"),
+        ("store/store.py", "import quiver\n", "a store imports only what lies below it"),
+        ("primitives/atomic.py", "from quiver.store.format import names\n", "primitives know no store"),
+        ("store/segment/reader.py", "import mmap\n", "only primitives maps and locks files"),
+        ("spark/stream.py", "import fcntl\n", "only primitives maps and locks files"),
+        ("store/store.py", "import os\nos.fsync(3)\n", "only primitives calls fsync"),
+        ("store/store.py", "import os\nsync = os.fdatasync\n", "only primitives calls fdatasync"),
+        ("pipeline/run.py", "from os import replace\n", "only primitives calls replace"),
+        ("pipeline/run.py", "import os\nos.rename('a', 'b')\n", "only primitives calls rename"),
+        ("aof/segment.py", "import os\nos.posix_fallocate(3, 0, 1)\n", "only primitives calls posix_fallocate"),
+        ("cli/main.py", "path.rename(target)\n", "only primitives calls rename"),
+        ("cli/main.py", "path.replace(target)\n", "only primitives calls replace"),
+        ("cli/main.py", "import shutil\nshutil.move('a', 'b')\n", "only primitives calls move"),
+        ("store/store.py", "def f():\n    from quiver.store import catalog\n", "imports stand at the top"),
+        ("bundle.py", "def f():\n    import json\n", "imports stand at the top"),
+        ("settings.py", "assert 1\n", "assert is removed by python -O"),
+        ("store/store.py", "async def f(): ...\n", "async def belongs to receivers"),
+        ("store/store.py", "import os\nos.environ['X']\n", "the library reads no environment"),
+        ("settings.py", "import os\nos.getenv('X')\n", "the library reads no environment"),
+        ("store/utils.py", "", "name the module for the thing it holds"),
+        ("helpers/scan.py", "", "name the module for the thing it holds"),
+    ],
+)
+def test_rule_fires(path, source, sentence):
+    """A file that breaks a rule is found, and told what to do."""
+    assert sentence in sentences(f"src/quiver/{path}", source)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("store/store.py", "\n".join(f"x{n} = {n}" for n in range(600)) + "\n"),
+        ("store/format/cursor.py", "import struct\nfrom quiver.primitives.scan import Frame\n"),
+        ("store/format/cursor.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import os\n"),
+        ("store/store.py", "from quiver.primitives import lock\nfrom quiver.errors import QuiverError\n"),
+        ("store/store.py", "text.replace('a', 'b')\ndataclasses.replace(x, y=1)\nfs.rename('a', 'b')\n"),
+        ("primitives/real_files.py", "import mmap\nimport os\nos.fsync(3)\nos.replace('a', 'b')\n"),
+        ("primitives/checksum.py", "def f():\n    from awscrt import checksums\n"),
+        ("cli/main.py", "def f():\n    from quiver.cli import stats\n"),
+        ("receivers/otlp_http.py", "async def f(): ...\n"),
+        ("spark/session.py", "import os\nos.environ['JAVA_HOME']\n"),
+        ("spark/read_partition.py", "def f():\n    import pyspark\n"),
+    ],
+)
+def test_rule_leaves_alone(path, source):
+    """What a rule permits is not found."""
+    assert sentences(f"src/quiver/{path}", source) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("# TO" + "DO later", "nothing unfinished is merged"),
+        ("raise NotImplemented" + "Error", "nothing unfinished is merged"),
+        ("cd /wo" + "rk/main", "a path of one machine"),
+        ("see `/fa" + "rm/in`", "a path of one machine"),
+        ("/ho" + "me/somebody/x", "a path of one machine"),
+        ("https://py" + "pi.org/simple", "no download hosts"),
+        ("--index-url https://files.python" + "hosted.org", "no download hosts"),
+        ("see iss" + "ue 3", "a number means nothing"),
+        ("as DES" + "IGN §3 says", "that page is not in this repository"),
+    ],
+)
+def test_text_rule_fires(text, sentence):
+    """The words that stay out are found with their line, whatever the file."""
+    (finding,) = tidy.text_rules("requirements.lock", f"first line\n{text}\n")
+
+    assert finding.line == 2
+    assert sentence in finding.sentence
+
+
+@pytest.mark.parametrize("text", ["framework/main", "https://example.com/wo" + "rk/x", "a mastodon"])
+def test_text_rule_leaves_alone(text):
+    """Words that only look alike are not found."""
+    assert list(tidy.text_rules("a.txt", text)) == []
+
+
+def test_page_begins_with_title():
+    """A Markdown page without a title is found."""
+    assert list(tidy.text_rules("docs/a.md", "# Title\n")) == []
+    assert [str(f) for f in tidy.text_rules("docs/a.md", "Text\n")] == ["docs/a.md:1: a page begins with its title"]
+
+
+def test_format_and_page_belong_together():
+    """A format without a page, a page without a module, and a page naming a missing module are found."""
+    found = tidy.page_rules(
+        {
+            "src/quiver/store/format/__init__.py": "",
+            "src/quiver/store/format/cursor.py": "",
+            "src/quiver/store/format/floor.py": "",
+            "docs/formats/README.md": "# Formats\n",
+            "src/quiver/otap/views.py": "",
+            "docs/formats/cursor.md": "# Cursor\nIn `store/format/cursor.py`, see `tests/test_cursor.py`.\n",
+            "docs/formats/views.md": "# Views\nMade by `quiver.otap.views`.\n",
+            "docs/formats/gone.md": "# Gone\nsrc/quiver/store/format/cursor.py src/quiver/store/format/gone.py\n",
+            "docs/formats/silent.md": "# Silent\n",
+        }
+    )
+
+    assert {
+        "src/quiver/store/format/floor.py:1: a format has a page: name this file in docs/formats",
+        "docs/formats/gone.md:1: the page names src/quiver/store/format/gone.py, which is not there",
+        "docs/formats/silent.md:1: a format page names its module, as store/format/….py",
+    } == set(map(str, found))
+
+
+def test_link_that_leads_nowhere_is_found():
+    """A relative link must lead to a file or a folder; links to the world are not followed."""
+    found = tidy.link_rules(
+        {
+            "README.md": "# R\n[a](docs/a.md) [b](docs/) [c](https://example.com/) [d](#part)\n[e](docs/b.md#x)\n",
+            "docs/a.md": "# A\n[up](../README.md) [same](a.md)\n",
+        }
+    )
+
+    assert list(map(str, found)) == ["README.md:3: the link to docs/b.md leads nowhere"]
+
+
+def modules(files: dict[str, str]) -> dict[str, tidy.Module]:
+    """The modules of a make-believe tree."""
+    return {path: tidy.Module(path, text) for path, text in files.items()}
+
+
+def test_worker_that_reaches_the_engine_is_found():
+    """Spark code that loads the engine through another module is found, with the way it went."""
+    found = tidy.worker_rules(
+        modules(
+            {
+                "src/quiver/spark/read_partition.py": "from quiver.store.read import read\n",
+                "src/quiver/spark/cast.py": "from quiver.store.segment import reader\n",
+                "src/quiver/store/read.py": "from quiver.store.store import Store\n",
+                "src/quiver/store/segment/reader.py": "import quiver.errors\n",
+            }
+        )
+    )
+
+    way = "quiver.spark.read_partition → quiver.store.read → quiver.store.store"
+    assert [
+        f"src/quiver/spark/read_partition.py:1: Spark reads files by path and never loads the engine ({way})"
+    ] == list(map(str, found))
+
+
+def test_module_that_nobody_imports_is_found():
+    """A module is alive by an import, or by its name in a test or an entry point; a page does not count."""
+    files = {
+        "src/quiver/store/wal/scan.py": "from quiver.store.wal import replay\n",
+        "src/quiver/store/wal/replay.py": "",
+        "src/quiver/cli/main.py": "",
+        "src/quiver/cli/stats.py": "",
+        "src/quiver/testing/crashfs.py": "",
+        "tests/test_wal.py": "from quiver.store.wal.scan import scan\nfrom quiver.testing import (\n    crashfs,\n)\n",
+        "pyproject.toml": 'quiver = "quiver.cli.main:main"',
+        "docs/cli.md": "# quiver.cli.stats\n",
+    }
+
+    found = tidy.dead_rules(modules({path: text for path, text in files.items() if path.startswith("src")}), files)
+
+    assert [finding.path for finding in found] == ["src/quiver/cli/stats.py"]
+
+
+def test_reads_what_git_would_track(tmp_path: Path):
+    """Ignored files are left out, untracked ones are read, large ones are found."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("dist/\n")
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "x.txt").write_text("ignored")
+    (tmp_path / "new.txt").write_text("untracked")
+    (tmp_path / "bytes.bin").write_bytes(b"\x00\xff")
+    (tmp_path / "large.bin").write_bytes(bytes(tidy.FILE_BYTES_MAX + 1))
+
+    files, findings = tidy.read_tree(tmp_path)
+
+    assert {".gitignore", "new.txt"} == set(files)
+    assert [finding.path for finding in findings] == ["large.bin"]

