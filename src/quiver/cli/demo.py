@@ -1,0 +1,186 @@
+"""
+`quiver demo`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from quiver.demo.account import SignalAccount
+    from quiver.demo.conduct import Conductor
+
+__all__ = ["demo"]
+
+MARKER = "quiver-demo.json"
+"""A directory with this file in it was made by a demo, and may be removed by the next one."""
+
+PIPELINE_NAME = "otlp-to-parquet.yaml"
+
+
+def demo(
+    directory: Annotated[Path, typer.Argument(help="Where everything goes; an earlier demo there is removed.")] = Path(
+        "demo-run"
+    ),
+    scale: Annotated[float, typer.Option(min=0.01, max=100.0, help="How much of the usual load.")] = 1.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Run a pipeline under load, kill its processes while data flows, and account for every record.
+
+    OpenTelemetry SDK → OTLP → buffer → Spark → Parquet. Exits with 1 unless every confirmed record is in the
+    Parquet files exactly once. Leaves the directory behind.
+    """
+    import opentelemetry.sdk  # noqa: F401, PLC0415 - said now, not from a load process
+    import pyspark  # noqa: F401, PLC0415
+    from rich.console import Console  # noqa: PLC0415
+
+    from quiver.demo.conduct import Conductor, DemoPlan  # noqa: PLC0415
+
+    usual = DemoPlan()
+    plan = DemoPlan(
+        logs=round(usual.logs * scale), spans=round(usual.spans * scale), metrics=round(usual.metrics * scale)
+    )
+    pipeline = _prepare(directory)
+    console = Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False)
+
+    with Conductor(directory.absolute(), pipeline, plan, say=say) as course:
+        course.start_pipeline()
+        course.start_load()
+        on_time = _watch(course, console)
+        code = course.stop_pipeline()
+        elapsed_s = course.elapsed_s
+    rows = _account(course)
+    problems = _problems(course, rows, on_time=on_time, code=code)
+    if as_json:
+        print_json({"signals": rows, "seconds": round(elapsed_s, 1), "problems": problems, "directory": str(directory)})
+    else:
+        print_table("what came of it", rows)
+        _say_end(directory, problems, f"after {len(plan.kills)} kills, in {elapsed_s:.0f} s")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _prepare(directory: Path) -> Path:
+    """
+    Return the demo's own copy of the pipeline file in a fresh *directory*.
+    """
+    if directory.exists():
+        if not directory.is_dir() or (any(directory.iterdir()) and not (directory / MARKER).exists()):
+            raise WrongUse(f"{directory} exists and is not from an earlier demo; name another directory")
+        _require_idle(directory / "run")
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    (directory / MARKER).write_text(json.dumps({"made_by": "quiver demo"}) + "\n", encoding="utf-8")
+    pipeline = directory / PIPELINE_NAME
+    pipeline.write_bytes((files("quiver.demo") / PIPELINE_NAME).read_bytes())
+    return pipeline.absolute()
+
+
+def _require_idle(run_dir: Path) -> None:
+    from quiver.pipeline.run import RUN_LOCK  # noqa: PLC0415
+    from quiver.primitives.lock import hold  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+
+    if (run_dir / RUN_LOCK).exists():
+        # Raises when the earlier demo still runs: its files are not ours to remove.
+        hold(REAL_FILES, str(run_dir / RUN_LOCK), owner="quiver demo").release()
+
+
+def _watch(course: Conductor, console: Console) -> bool:
+    """
+    Show the progress until all is exported; False when the deadline came first.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
+
+    from quiver.demo.names import SIGNALS  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[tuple[str, str], Any] = {
+            (name, kind): bars.add_task(f"{name} {kind}", total=course.plan.total(name))
+            for name in SIGNALS
+            for kind in ("confirmed", "exported")
+        }
+        going = True
+        while going and course.elapsed_s < course.plan.deadline_s:
+            going = course.step()
+            for (name, kind), task in tasks.items():
+                bars.update(task, completed=getattr(course.progress, kind)[name])
+    return not going
+
+
+def _account(course: Conductor) -> list[dict[str, Any]]:
+    from quiver.demo.account import settle  # noqa: PLC0415
+
+    accounts: list[SignalAccount] = settle(course.output, course.load_dir, course.progress.sent)
+    return [
+        {
+            "signal": one.signal,
+            "sent": one.sent,
+            "confirmed": one.confirmed,
+            "exported": one.exported,
+            "missing": one.missing,
+            "duplicated": one.duplicated,
+        }
+        for one in accounts
+    ]
+
+
+def _problems(course: Conductor, rows: list[dict[str, Any]], *, on_time: bool, code: int | None) -> list[str]:
+    problems = [
+        f"{row['signal']}: {row['missing']:,} missing, {row['duplicated']:,} duplicated"
+        for row in rows
+        if row["missing"] or row["duplicated"]
+    ]
+    problems += [f"{row['signal']}: nothing was confirmed" for row in rows if not row["confirmed"]]
+    if not on_time:
+        problems.append(f"not all was exported within {course.plan.deadline_s:.0f} s")
+    if course.kills_left:
+        names = ", ".join(name for _, name in course.kills_left)
+        problems.append(f"the load ended before these could be killed: {names}")
+    if code != 0:
+        problems.append(f"quiver run ended with exit code {code}")
+    return problems
+
+
+def _say_end(directory: Path, problems: list[str], how: str) -> None:
+    for problem in problems:
+        typer.echo(f"FAILED: {problem}")
+    if not problems:
+        typer.echo(f"Every confirmed record is there exactly once, {how}.")
+    columns = "columns=['time', 'severity_text', 'scope_name']"
+    query = f"import pyarrow.dataset as d; print(d.dataset('{directory}/parquet/logs').head(5, {columns}).to_pandas())"
+    typer.echo(f"\nEverything is left in {directory}. Worth trying next:\n")
+    typer.echo(f"  {_command('quiver')} stats {directory}/buffer")
+    typer.echo(f"  {_command('quiver')} inspect {directory}/buffer")
+    typer.echo(f'  {_command("python")} -c "{query}"')
+
+
+def _command(name: str) -> str:
+    """
+    Return what to type for *name* of this very environment: it may not be the one on the search path.
+    """
+    here = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if found is not None and (not here.exists() or Path(found).resolve() == here.resolve()):
+        return name
+    try:
+        return str(here.relative_to(Path.cwd()))
+    except ValueError:
+        return str(here)

@@ -1,0 +1,95 @@
+"""
+The entry point `quiver`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from quiver.pipeline.extras import missing_extra
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["build_app", "main"]
+
+
+def main() -> None:
+    """
+    Run the command line and exit.
+    """
+    try:
+        app = build_app()
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"quiver: {missing_extra(error)}\n")
+        raise SystemExit(2) from None
+    app()
+
+
+def build_app() -> typer.Typer:
+    """
+    Return the application with all sub-commands.
+
+    Raises:
+        ModuleNotFoundError: typer is not installed.
+    """
+    import typer  # noqa: PLC0415 - an extra; `main` says so when it is missing
+    from typer.core import TyperGroup  # noqa: PLC0415
+
+    from quiver.cli import demo, inspect, run, stats, verify  # noqa: PLC0415
+
+    class Commands(TyperGroup):
+        """
+        Turns errors raised on purpose into one sentence and an exit code.
+        """
+
+        def invoke(self, ctx: Any) -> Any:
+            try:
+                return super().invoke(ctx)
+            except ModuleNotFoundError as error:
+                sentence, code = missing_extra(error), 2
+            except Exception as error:  # the edge of the program
+                sentence, code = _explain(error)
+            typer.echo(f"quiver: {sentence}", err=True)
+            raise typer.Exit(code)
+
+    app = typer.Typer(
+        cls=Commands,
+        name="quiver",
+        help="A durable, Arrow-native buffer for telemetry and streams, with its pipeline on Apache Spark.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.command("run")(run.run)
+    app.command("demo")(demo.demo)
+    app.command("inspect")(inspect.inspect)
+    app.command("verify")(verify.verify)
+    app.command("stats")(stats.stats)
+    return app
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """
+    Return the sentence and the exit code of an error raised on purpose, or by the disk; raise any other again.
+    """
+    from quiver.errors import QuiverError, WrongUse  # noqa: PLC0415 - keeps `--help` quick
+
+    if isinstance(error, WrongUse):
+        return str(error), 2
+    if isinstance(error, QuiverError):
+        return str(error), 1
+    if isinstance(error, BrokenPipeError):
+        raise error
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}", 2
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}", 1
+    raise error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""
+Tables for people, JSON for programs, with the same names in both.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["JsonFlag", "human_age", "human_bytes", "print_json", "print_table"]
+
+PLAIN_WIDTH = 200
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def print_json(value: Any) -> None:
+    """
+    Print *value* as JSON.
+    """
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, empty: str = "none") -> None:
+    """
+    Print *rows* under the keys of the first one; *empty* when there are none. None is shown as a dash.
+    """
+    # Into a file or a pipe, nothing is folded to fit a screen that is not there.
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    console = Console(width=width)
+    if not rows:
+        console.print(f"[bold]{title}[/bold]: {empty}", highlight=False)
+        return
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in rows[0]:
+        number = all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
+        table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    # A path may hold brackets, which rich would take for markup.
+    return str(value).replace("[", "\\[")
+
+
+def human_bytes(count: int) -> str:
+    """
+    Return ``1.5 MiB`` for 1572864.
+    """
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def human_age(seconds: float | None) -> str | None:
+    """
+    Return ``2 m 5 s`` for 125; None stays None.
+    """
+    if seconds is None:
+        return None
+    whole = max(int(seconds), 0)
+    if whole < 60:
+        return f"{max(seconds, 0.0):.1f} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} m {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} m"

@@ -1,0 +1,127 @@
+"""
+What every child process of a pipeline begins and ends with: arguments, logging, exit codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quiver.errors import QuiverError, WrongUse
+from quiver.pipeline.extras import missing_extra
+from quiver.pipeline.graph import Pipeline, load_pipeline
+from quiver.pipeline.lifeline import EXIT_WRONG_USE, Lifeline
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.real_files import REAL_FILES
+
+__all__ = [
+    "INGEST_READY",
+    "SPARK_READY",
+    "ChildContext",
+    "child_main",
+    "parse_assignments",
+    "read_pipeline",
+    "write_ready",
+]
+
+INGEST_READY = "ingest.json"
+SPARK_READY = "spark.json"
+"""What a child writes into the run directory when it is ready: its pid and a few facts."""
+
+_log = logging.getLogger("quiver.pipeline")
+
+ORPHAN_DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildContext:
+    """
+    What a child's body is given.
+    """
+
+    pipeline: Pipeline
+    run_dir: Path
+    lifeline: Lifeline
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
+    """
+    Return the ``name=value`` texts as a mapping.
+
+    Raises:
+        WrongUse: one has no ``=`` or no name.
+    """
+    values: dict[str, str] = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise WrongUse(f"--set {text}: write --set name=value")
+        values[name] = value
+    return values
+
+
+def read_pipeline(path: Path, assignments: Sequence[str], environment: Mapping[str, str]) -> Pipeline:
+    """
+    Read and check the pipeline file; placeholders come from *assignments*, then from *environment*.
+
+    Raises:
+        PipelineInvalid: the file is wrong.
+        WrongUse: there is no such file, or an assignment fits no placeholder.
+    """
+    given = parse_assignments(assignments)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise WrongUse(f"cannot read {path}: {reason}") from error
+    pipeline, placeholders = load_pipeline(text, source=str(path), values=ChainMap(given, dict(environment)))
+    for name in given:
+        if name not in placeholders:
+            known = ", ".join(sorted(placeholders)) or "none"
+            raise WrongUse(f"--set {name}: {path} has no placeholder of that name; it has {known}")
+    return pipeline
+
+
+def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None = None) -> int:
+    """
+    Run *body* until the supervisor asks to stop; return the exit code.
+
+    2 says that a restart cannot help. The last line of the log is the reason, for people.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pipeline", type=Path)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--set", dest="assignments", action="append", default=[])
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
+    )
+    try:
+        pipeline = read_pipeline(arguments.pipeline, arguments.assignments, os.environ)
+        body(ChildContext(pipeline, arguments.run_dir, Lifeline(deadline_s=ORPHAN_DEADLINE_S)))
+    except WrongUse as error:
+        _log.error("%s", error)
+        return EXIT_WRONG_USE
+    except ModuleNotFoundError as error:
+        _log.error("%s", missing_extra(error))
+        return EXIT_WRONG_USE
+    except (QuiverError, OSError) as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+def write_ready(run_dir: Path, name: str, facts: Mapping[str, Any]) -> None:
+    """
+    Say in *run_dir* that this process is ready, with its pid, atomically.
+    """
+    data = json.dumps({"pid": os.getpid(), **facts}, indent=1).encode() + b"\n"
+    replace_file(REAL_FILES, str(run_dir / name), data)

@@ -1,0 +1,64 @@
+"""
+A child's side of being supervised: stop when asked, and never outlive the supervisor.
+
+The supervisor holds the other end of the child's standard input. When the supervisor dies, by whatever signal, the
+kernel closes that end, the child reads the end of the file and stops; when it cannot stop in time it exits hard.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+
+__all__ = ["EXIT_WRONG_USE", "Lifeline"]
+
+EXIT_WRONG_USE = 2
+"""A child that exits with this cannot be helped by a restart."""
+
+
+class Lifeline:
+    """
+    Waits for SIGTERM, SIGINT or the end of standard input. Make it in the main thread.
+
+    Args:
+        deadline_s: seconds a child has to stop once its supervisor is gone.
+        stdin_fd: the pipe to the supervisor.
+    """
+
+    def __init__(self, *, deadline_s: float, stdin_fd: int = 0) -> None:
+        # A SimpleQueue may be filled from a signal handler; an Event may not: its lock is not reentrant.
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stopping = False
+        self._deadline_s = deadline_s
+        self._stdin_fd = stdin_fd
+        self.hear_signals()
+        threading.Thread(target=self._watch, name="quiver-lifeline", daemon=True).start()
+
+    def hear_signals(self) -> None:
+        """
+        Take SIGTERM and SIGINT. Call it again after a library (Spark's) has put in handlers of its own.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: self._asked.put(None))
+
+    def wait(self, timeout_s: float) -> bool:
+        """
+        Wait up to *timeout_s*; True when the child was asked to stop, now or earlier.
+        """
+        if not self._stopping:
+            try:
+                self._asked.get(timeout=timeout_s)
+            except queue.Empty:
+                return False
+            self._stopping = True
+        return True
+
+    def _watch(self) -> None:
+        # os.read, not sys.stdin: a thread blocked inside a buffered reader makes the interpreter's exit abort.
+        while os.read(self._stdin_fd, 1):
+            pass
+        self._asked.put(None)
+        threading.Event().wait(self._deadline_s)
+        os._exit(1)

@@ -1,0 +1,176 @@
+"""
+YAML text → plain values that know their lines.
+
+Only what a pipeline needs: mappings with text keys, lists, scalars. A key written twice, a file that expands
+beyond measure and a placeholder without a value are refused, each with its line.
+
+Placeholders are `{{name}}`, or `{{name:-default}}`, inside a scalar. Values are put in after the YAML was read, so
+a value can never change the structure of the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from quiver.errors import PipelineInvalid
+
+__all__ = ["DOCUMENT_BYTES_MAX", "Document", "Path", "load_document", "nearest"]
+
+DOCUMENT_BYTES_MAX = 1024 * 1024
+NODES_MAX = 100_000
+DEPTH_MAX = 32
+
+Path = tuple[str | int, ...]
+"""Keys and list indexes from the top of the document to a value."""
+
+_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*?)\s*(?::-(.*?))?\}\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """
+    A parsed file.
+
+    Attributes:
+        source: the file's name, for messages.
+        value: dicts, lists and scalars.
+        placeholders: the names of all placeholders met.
+    """
+
+    source: str
+    value: Any
+    placeholders: frozenset[str] = frozenset()
+    _lines: dict[Path, int] = field(default_factory=dict)
+
+    def line(self, path: Path) -> int:
+        """
+        Return the line, counted from 1, of the key or item at *path*; of the nearest parent when it is not there.
+        """
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path, 1)
+
+    def invalid(self, path: Path, reason: str) -> PipelineInvalid:
+        """
+        Return the error to raise for the value at *path*.
+        """
+        return PipelineInvalid(self.source, self.line(path), reason)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """
+    Return ``; did you mean X?`` for the known word closest to *word*, or the whole list when none is close.
+    """
+    words = sorted(known)
+    near = difflib.get_close_matches(word, words, n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; known are {', '.join(words)}" if words else ""
+
+
+def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Document:
+    """
+    Parse *text*, filling placeholders from *values*.
+
+    Raises:
+        PipelineInvalid: not YAML, too large, a key twice, or a placeholder without a value.
+    """
+    if len(text.encode()) > DOCUMENT_BYTES_MAX:
+        raise PipelineInvalid(source, 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            raise PipelineInvalid(source, 1, "the file is empty; a pipeline has `nodes:`")
+        reading = _Reading(source, loader, values)
+        value = reading.read(root, ())
+    except yaml.YAMLError as error:
+        raise _syntax_error(source, text, error) from error
+    finally:
+        loader.dispose()
+    return Document(source, value, frozenset(reading.placeholders), reading.lines)
+
+
+def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineInvalid:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    line = mark.line + 1 if mark is not None else 1
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
+    lines = text.splitlines()
+    there = lines[line - 1] if line <= len(lines) else ""
+    hint = '; write quotes around a placeholder: "{{name}}"' if re.search(r":\s*\{\{", there) else ""
+    return PipelineInvalid(source, line, f"not valid YAML: {problem}{hint}")
+
+
+class _Reading:
+    """
+    One walk over the node tree. Aliases are expanded, bounded in depth and number.
+    """
+
+    def __init__(self, source: str, loader: yaml.SafeLoader, values: Mapping[str, str]) -> None:
+        self.source = source
+        self.loader = loader
+        self.values = values
+        self.lines: dict[Path, int] = {}
+        self.placeholders: set[str] = set()
+        self.count = 0
+
+    def read(self, node: yaml.Node, path: Path) -> Any:
+        self.count += 1
+        if self.count > NODES_MAX or len(path) > DEPTH_MAX:
+            raise self._invalid(node, "the file expands beyond measure; are there aliases in aliases?")
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._invalid(key_node, 'a key must be a word; write quotes around a placeholder: "{{name}}"')
+            key = str(key_node.value)
+            if key in result:
+                raise self._invalid(key_node, f"{key} is there twice, first on line {self.lines[(*path, key)]}")
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
+            result[key] = self.read(value_node, (*path, key))
+        return result
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            raise self._invalid(node, "neither a value nor a list nor a mapping")
+        text = str(node.value)
+        filled = _PLACEHOLDER.sub(lambda match: self._fill(match, node), text)
+        if filled == text:
+            try:
+                return self.loader.construct_object(node)
+            except ValueError as error:
+                raise self._invalid(node, f"not valid YAML: {error}") from error
+        if node.style is not None:
+            return filled
+        # A plain scalar is read as it would have been had the value stood there.
+        resolve: Any = self.loader.resolve
+        tag = resolve(yaml.ScalarNode, filled, (True, False))
+        return self.loader.construct_object(yaml.ScalarNode(tag, filled, node.start_mark, node.end_mark))
+
+    def _fill(self, match: re.Match[str], node: yaml.Node) -> str:
+        name: str = match.group(1)
+        default: str | None = match.group(2)
+        self.placeholders.add(name)
+        value = self.values.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            reason = f"{{{{{name}}}}} has no value; give --set {name}=… or set the environment variable"
+            raise self._invalid(node, reason)
+        return value
+
+    def _invalid(self, node: yaml.Node, reason: str) -> PipelineInvalid:
+        return PipelineInvalid(self.source, node.start_mark.line + 1, reason)

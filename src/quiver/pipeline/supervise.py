@@ -1,0 +1,281 @@
+"""
+Child processes: started, restarted with backoff, stopped in order, never orphaned.
+
+Each child runs in a process group of its own and holds one end of a pipe as standard input (see `lifeline`). When a
+child dies, what is left of its group is killed before it is started again: two Spark drivers on one checkpoint, the
+old one's JVM still dying, is the accident this prevents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.pipeline.lifeline import EXIT_WRONG_USE
+from quiver.primitives.backoff import Backoff
+
+__all__ = ["Child", "ChildSpec", "Supervisor"]
+
+
+LAST_LINE_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """
+    What to run.
+
+    Attributes:
+        name: for people and for the state file.
+        argv: the command.
+        log_path: standard output and error are appended here.
+        stop_timeout_s: how long it may take to stop before it is killed.
+    """
+
+    name: str
+    argv: Sequence[str]
+    log_path: Path
+    stop_timeout_s: float = 15.0
+
+
+@dataclass(slots=True)
+class Child:
+    """
+    One child as it is now. `state` is starting, running, waiting (for its next start), failed or stopped.
+    """
+
+    spec: ChildSpec
+    delays: Iterator[float]
+    state: str = "starting"
+    starts: int = 0
+    last_exit: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    restart_at: float | None = field(default=None)
+
+    @property
+    def pid(self) -> int | None:
+        """
+        The process id while it runs.
+        """
+        return self.process.pid if self.process is not None and self.state == "running" else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Exited:
+    child: Child
+    process: subprocess.Popen[bytes]
+    code: int
+
+
+class Supervisor:
+    """
+    Runs the children until it is told to stop, or one of them says that a restart cannot help.
+
+    Args:
+        specs: started in this order, stopped in this order.
+        on_change: called, from `run`, whenever a child's state changed.
+        backoff: the restart delays of each child.
+        random: where their jitter comes from.
+        healthy_s: a child that lived this long starts again without delay built up.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        *,
+        on_change: Callable[[Supervisor, str], None],
+        backoff: Backoff,
+        random: Random,
+        healthy_s: float = 5.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.children = [Child(spec, backoff.delays(random)) for spec in specs]
+        self.state = "starting"
+        self._on_change = on_change
+        self._backoff = backoff
+        self._random = random
+        self._healthy_s = healthy_s
+        self._clock = clock
+        # Filled from threads and from signal handlers; a SimpleQueue allows both.
+        self._events: queue.SimpleQueue[_Exited | None] = queue.SimpleQueue()
+
+    def request_stop(self) -> None:
+        """
+        Ask `run` to stop all children and return. The second time they are killed. Safe in a signal handler.
+        """
+        self._events.put(None)
+
+    def run(self) -> int:
+        """
+        Start all children and keep them running; return 0 after `request_stop`, 1 when one could not be kept.
+
+        On return no child, and nothing of its process group, is left.
+        """
+        try:
+            for child in self.children:
+                self._start(child)
+            self._say("running", "")
+            failed = self._keep()
+            self._say("stopping", "")
+            self._stop_in_order()
+        finally:
+            for child in self.children:
+                self._kill(child)
+        self._say("failed" if failed else "stopped", "")
+        return 1 if failed else 0
+
+    def _keep(self) -> bool:
+        """
+        Restart what dies, until asked to stop (False) or a child is beyond help (True).
+        """
+        while True:
+            due = [child.restart_at for child in self.children if child.restart_at is not None]
+            event = self._next(min(due) - self._clock.monotonic() if due else None)
+            if isinstance(event, _Exited):
+                if event.child.process is not event.process:
+                    continue
+                if event.code == EXIT_WRONG_USE:
+                    self._note_stopped(event)
+                    event.child.state = "failed"
+                    last = _last_line(event.child.spec.log_path)
+                    self._say(self.state, f"{event.child.spec.name} cannot run: {last}")
+                    return True
+                self._bury(event)
+            elif event == "stop":
+                return False
+            for child in self.children:
+                if child.restart_at is not None and child.restart_at <= self._clock.monotonic():
+                    self._start(child)
+                    self._say(self.state, f"{child.spec.name} started again, process {child.pid}")
+
+    def _next(self, timeout_s: float | None) -> _Exited | str:
+        try:
+            event = self._events.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
+        except queue.Empty:
+            return "due"
+        return "stop" if event is None else event
+
+    def _start(self, child: Child) -> None:
+        child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with child.spec.log_path.open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own modules, no shell
+                list(child.spec.argv),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        child.process = process
+        child.state = "running"
+        child.starts += 1
+        child.restart_at = None
+        child.started_at = self._clock.monotonic()
+        name = f"quiver-wait-{child.spec.name}"
+        threading.Thread(target=self._await_exit, args=(child, process), name=name, daemon=True).start()
+
+    def _await_exit(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+        if hasattr(os, "waitid"):
+            # Not reaped yet: the dead child's id still names its group, and nobody else's.
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            _kill_group(process.pid)
+        code = process.wait()
+        self._events.put(_Exited(child, process, code))
+
+    def _bury(self, event: _Exited) -> None:
+        """
+        Note that a child is gone, and when it starts again.
+        """
+        child = event.child
+        self._close(child)
+        child.state = "waiting"
+        child.last_exit = _exit_words(event.code)
+        lived_s = self._clock.monotonic() - child.started_at
+        child.process = None
+        child.state = "waiting"
+        child.last_exit = _exit_words(event.code)
+        if lived_s >= self._healthy_s:
+            child.delays = self._backoff.delays(self._random)
+        delay_s = next(child.delays)
+        child.restart_at = self._clock.monotonic() + delay_s
+        name, last = child.spec.name, _last_line(child.spec.log_path)
+        said = f"{name} died ({child.last_exit}) after {lived_s:.1f} s; starts again in {delay_s:.1f} s"
+        # A killed child had no last word: the end of its log is about something else.
+        self._say(self.state, f"{said}: {last}" if last and event.code > 0 else said)
+
+    def _stop_in_order(self) -> None:
+        for child in self.children:
+            child.restart_at = None
+            if child.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.send_signal(signal.SIGTERM)
+                deadline = self._clock.monotonic() + child.spec.stop_timeout_s
+                while child.process is not None and (left := deadline - self._clock.monotonic()) > 0:
+                    event = self._next(left)
+                    if event == "stop":
+                        return  # asked twice: `run` kills what is left
+                    if isinstance(event, _Exited):
+                        self._note_stopped(event)
+                if child.process is not None:
+                    self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
+                    self._kill(child)
+            child.state = "failed" if child.state == "failed" else "stopped"
+            self._say(self.state, f"{child.spec.name} stopped")
+
+    def _note_stopped(self, event: _Exited) -> None:
+        child = event.child
+        if child.process is event.process:
+            self._close(child)
+            child.state = "stopped"
+            child.last_exit = _exit_words(event.code)
+
+    def _kill(self, child: Child) -> None:
+        if child.process is None:
+            return
+        _kill_group(child.process.pid)
+        child.process.wait()
+        child.last_exit = _exit_words(child.process.returncode)
+        child.state = "stopped"
+        self._close(child)
+
+    @staticmethod
+    def _close(child: Child) -> None:
+        if child.process is not None and child.process.stdin is not None:
+            child.process.stdin.close()
+        child.process = None
+
+    def _say(self, state: str, what: str) -> None:
+        self.state = state
+        self._on_change(self, what)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _exit_words(code: int) -> str:
+    if code < 0:
+        return f"signal {-code}"
+    return f"exit code {code}"
+
+
+def _last_line(log_path: Path) -> str:
+    """
+    Return the last line of a child's log: its last word.
+    """
+    with contextlib.suppress(OSError), log_path.open("rb") as log:
+        log.seek(max(log.seek(0, os.SEEK_END) - LAST_LINE_BYTES_MAX, 0))
+        lines = log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+    return ""

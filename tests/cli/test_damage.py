@@ -1,0 +1,118 @@
+"""
+Damaged files: an error that names path and offset, never a traceback, never a wrong answer.
+"""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from quiver.cli.main import build_app
+from quiver.primitives.real_files import REAL_FILES
+from quiver.store.check import check_store
+
+RUNNER = CliRunner()
+FORMATTED = ("*.qseg", "quiver.wal*", "quiver.sub.*", "quiver.segment.floor")
+
+
+def files_of(root):
+    return sorted(
+        {path for pattern in FORMATTED for path in root.rglob(pattern) if path.is_file() and path.suffix != ".lock"}
+    )
+
+
+def call(*arguments):
+    result = RUNNER.invoke(build_app(), [str(one) for one in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code in {0, 1}
+    return result
+
+
+def put(path, data):
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+def used(data):
+    """The bytes before the zeros that a log keeps ahead of itself."""
+    return len(data.rstrip(b"\0"))
+
+
+def test_every_kind_of_file_is_there(made_store):
+    """What the tests below damage covers all kinds, a retired log file among them."""
+    names = [path.name for path in files_of(made_store)]
+
+    assert any(name.endswith(".qseg") for name in names)
+    assert any(name.startswith("quiver.wal.") and name != "quiver.wal.cursor" for name in names)
+    assert {"quiver.wal", "quiver.wal.cursor", "quiver.sub.fast", "quiver.sub.slow"} <= set(names)
+
+
+def test_a_flipped_byte_is_found(store_dir):
+    """In any file, at any place that means something: a finding with that path; nothing raises."""
+    for path in files_of(store_dir):
+        whole = path.read_bytes()
+        end = used(whole)
+        for offset in range(0, end, max(1, end // 150)):
+            put(path, whole[:offset] + bytes([whole[offset] ^ 0x41]) + whole[offset + 1 :])
+            report = check_store(REAL_FILES, str(store_dir))
+            found = [finding for finding in report.findings if finding.path == str(path)]
+            assert found, f"{path.name} at {offset}"
+            assert all(0 <= finding.offset <= len(whole) for finding in found)
+        put(path, whole)
+    assert not check_store(REAL_FILES, str(store_dir)).damaged
+
+
+def test_a_cut_file_never_raises(store_dir):
+    """Cut anywhere, what is left of a file is sound, torn or damaged: said, not thrown."""
+    for path in files_of(store_dir):
+        whole = path.read_bytes()
+        end = used(whole)
+        for size in range(0, end, max(1, end // 60)):
+            put(path, whole[:size])
+            report = check_store(REAL_FILES, str(store_dir))
+            if path.name != "quiver.wal" and not path.name.startswith("quiver.wal."):
+                assert any(finding.path == str(path) and finding.damaged for finding in report.findings), size
+        put(path, whole)
+
+
+@pytest.mark.parametrize("name", ["segment", "quiver.wal", "quiver.wal.cursor", "quiver.sub.slow"])
+def test_the_commands_survive_damage(store_dir, name):
+    """`verify`, `inspect` and `stats` on flipped and cut files: a sentence or a table, exit code 0 or 1."""
+    path = next(one for one in files_of(store_dir) if one.name == name or (name == "segment" and one.suffix == ".qseg"))
+    whole = path.read_bytes()
+    end = used(whole)
+    for offset in sorted({0, 9, end // 3, end // 2, end - 1}):
+        for data in (whole[:offset], whole[:offset] + bytes([whole[offset] ^ 0xFF]) + whole[offset + 1 :]):
+            put(path, data)
+            found = json.loads(call("verify", store_dir, "--json").output)
+            damaged = [finding["path"] for finding in found["findings"] if finding["kind"] == "damaged"]
+            verified = call("verify", store_dir)
+            assert verified.exit_code == (1 if damaged else 0)
+            assert all(one == str(path) for one in damaged)
+            call("inspect", path)
+            call("inspect", path, "--json")
+            call("inspect", store_dir)
+            call("stats", store_dir)
+            call("stats", store_dir, "--json")
+
+
+def test_a_torn_tail_is_told_and_is_not_damage(store_dir):
+    """The last write of a crash: exit code 0."""
+    path = store_dir / "wal" / "quiver.wal"
+    whole = path.read_bytes()
+    put(path, whole[: used(whole) - 3])
+    result = call("verify", store_dir)
+
+    assert result.exit_code == 0
+    assert "torn tail" in result.output
+
+
+def test_what_recovery_set_aside_is_told(store_dir):
+    """Quarantined files and leftovers are listed; neither is damage."""
+    (store_dir / "quarantine").mkdir()
+    (store_dir / "quarantine" / "0000000000000009.qseg").write_bytes(b"x")
+    (store_dir / "segments" / "0000000000000009.qseg.tmp").write_bytes(b"x")
+    result = call("verify", store_dir, "--json")
+
+    assert result.exit_code == 0
+    assert {one["kind"] for one in json.loads(result.output)["findings"]} == {"quarantined", "left over"}

@@ -1,0 +1,69 @@
+"""
+The demo's parts, and the demo itself at a small scale.
+"""
+
+import json
+import subprocess
+import sys
+from array import array
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from quiver.cli.demo import MARKER
+from quiver.demo.account import exported_rows, settle
+from quiver.demo.names import ID_KEY, SIGNALS, ids_path
+
+VALUE = pa.struct([("string_value", pa.string()), ("int_value", pa.int64())])
+SCHEMA = pa.schema([("attributes", pa.map_(pa.string(), VALUE))])
+
+
+def write_rows(path, ids):
+    rows = [
+        {"attributes": [("x", {"int_value": 7})] + ([] if one is None else [(ID_KEY, {"int_value": one})])}
+        for one in ids
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+
+
+def write_ids(directory, worker, signal, ids):
+    directory.mkdir(exist_ok=True)
+    (directory / ids_path(worker, signal)).write_bytes(array("q", ids).tobytes())
+
+
+def test_the_account_names_what_is_missing_and_what_is_double(tmp_path):
+    """Confirmed and in no file is missing; a second row of an id, or a row without one, is doubled."""
+    out, load = tmp_path / "parquet", tmp_path / "load"
+    write_rows(out / "logs" / "a.parquet", [1, 2, 3])
+    write_rows(out / "logs" / "b.parquet", [3, 4, None])
+    write_rows(out / "logs" / ".hidden.parquet", [5])
+    write_ids(load, 0, "logs", [1, 2])
+    write_ids(load, 1, "logs", [3, 5, 6])
+    write_rows(out / "spans" / "a.parquet", [1, 2])
+    write_ids(load, 0, "spans", [1])
+    logs, spans, metrics = settle(out, load, {"logs": 9, "spans": 2, "metrics": 0})
+
+    assert (logs.sent, logs.confirmed, logs.exported, logs.missing, logs.duplicated) == (9, 5, 6, 2, 2)
+    assert not logs.right
+    assert (spans.confirmed, spans.exported, spans.missing, spans.duplicated) == (1, 2, 0, 0)
+    assert spans.right
+    assert (metrics.exported, metrics.right) == (0, False)
+    assert exported_rows(out) == {"logs": 6, "spans": 2, "metrics": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(170)
+def test_the_demo_loses_nothing(tmp_path):
+    """The real thing with a tenth of the load: three kills, and every confirmed record is there exactly once."""
+    where = tmp_path / "demo"
+    argv = [sys.executable, "-m", "quiver.cli.main", "demo", str(where), "--scale", "0.1", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["problems"] == []
+    assert [row["signal"] for row in found["signals"]] == list(SIGNALS)
+    assert all(row["confirmed"] == row["exported"] > 0 for row in found["signals"])
+    assert (where / MARKER).exists()

@@ -1,0 +1,289 @@
+"""
+What is wrong with a pipeline is said before anything starts: the line, and what to write instead.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from quiver.errors import PipelineInvalid, WrongUse
+from quiver.pipeline.child import parse_assignments, read_pipeline
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.run import default_run_dir, describe
+from quiver.settings import MIB, Settings
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """\
+nodes:
+  otlp_receiver:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports:
+      out_port:
+        destinations:
+          - persistence
+        dispatch_strategy: round_robin
+    config:
+      listening_addr: "127.0.0.1:4317"
+      response_stream_channel_size: 256
+  persistence:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports:
+      out_port:
+        destinations:
+          - parquet
+    config:
+      path: ./quiver_data
+      durability: wal
+      segment:
+        target_size: 32MB
+      wal:
+        max_size: 4GB
+        flush_interval: 25ms
+      retention:
+        size_cap: 500GB
+        size_cap_policy: backpressure
+  parquet:
+    kind: exporter
+    plugin_urn: "urn:quiver:parquet:exporter"
+    config:
+      path: out
+"""
+
+
+CANNOT_FEED = (
+    "otlp_receiver is a receiver and cannot feed parquet, an exporter; "
+    "a receiver feeds the persistence node persistence"
+)
+
+
+def load(text, **values):
+    return load_pipeline(text, source="p.yaml", values=values)[0]
+
+
+def changed(old, new):
+    assert GOOD.count(old) == 1, old
+    return GOOD.replace(old, new)
+
+
+def refused(text):
+    with pytest.raises(PipelineInvalid) as caught:
+        load(text)
+    return caught.value.line, caught.value.reason
+
+
+def test_the_shape_of_the_architecture_document_is_read():
+    """Nodes, ports and config become one checked pipeline; keys have the documents' names and sizes."""
+    pipeline = load(GOOD)
+
+    ((name, receiver),) = pipeline.receivers
+    assert (name, receiver.grpc_address, receiver.http_address) == ("otlp_receiver", "127.0.0.1:4317", None)
+    assert pipeline.persistence.path == "./quiver_data"
+    assert pipeline.persistence.settings == Settings(
+        segment_bytes_max=32_000_000,
+        segment_open_s_max=1.0,
+        wal_bytes_max=4_000_000_000,
+        wal_flush_interval_s=0.025,
+        size_cap_bytes=500_000_000_000,
+    )
+    ((exporter, config),) = pipeline.exporters
+    assert (exporter, config.path, config.trigger, config.compression) == ("parquet", "out", 1.0, "zstd")
+    assert default_run_dir(pipeline) == Path("quiver_data.run")
+
+
+@pytest.mark.parametrize("spelling", ["segment: {max_open_duration: 7s}", "segment.max_open_duration: 7s"])
+def test_a_given_open_duration_wins_over_the_default_of_run(spelling):
+    """Nested or dotted, what the file says is kept."""
+    text = changed("      segment:\n        target_size: 32MB\n", f"      {spelling}\n")
+
+    assert load(text).persistence.settings.segment_open_s_max == 7.0
+
+
+def test_a_receiver_speaks_both_protocols():
+    """`protocols` names gRPC and HTTP each; sizes, window and ack reach the receiver's settings."""
+    text = changed(
+        '      listening_addr: "127.0.0.1:4317"\n',
+        """\
+      protocols: {grpc: {listening_addr: "[::1]:4317"}, http: {listening_addr: "127.0.0.1:4318"}}
+      dedupe_window: 10m
+      ack: logged
+      max_request_bytes: 1MiB
+""",
+    )
+    ((_, config),) = load(text).receivers
+    settings = config.settings(config.http_address)
+
+    assert (config.grpc_address, settings.listening_addr) == ("[::1]:4317", "127.0.0.1:4318")
+    assert (settings.dedupe_window_s, settings.ack, settings.max_request_bytes) == (600.0, "logged", MIB)
+    assert settings.requests_waiting_max == 256
+
+
+def test_the_window_may_be_switched_off_in_words():
+    """YAML reads a bare `off` as false; it means what it says."""
+    for word in ("off", '"off"', "0"):
+        ((_, config),) = load(changed("response_stream_channel_size: 256", f"dedupe_window: {word}")).receivers
+        assert config.dedupe_window == 0.0
+
+
+def test_a_store_without_destinations_only_buffers():
+    """No exporter is needed."""
+    text = GOOD[: GOOD.index("  parquet:")].replace("          - parquet\n", "          []\n")
+
+    assert load(text).exporters == []
+
+
+def test_every_exporter_receives_everything():
+    """Two exporters are two subscribers."""
+    text = changed("          - parquet\n", "          - parquet\n          - second\n")
+    text += '  second:\n    kind: exporter\n    plugin_urn: "urn:quiver:parquet:exporter"\n    config: {path: out2}\n'
+
+    rows = describe(load(text))["exporters"]
+    received = [(row["subscriber"], row["receives"]) for row in rows]
+    assert received == [("parquet", "everything"), ("second", "everything")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "reason"),
+    [
+        ("nodes:\n  otlp", "node:\n  otlp", 1, "unknown key node; did you mean nodes?"),
+        ("    kind: receiver", "    knid: receiver", 3, "unknown key knid; did you mean kind?"),
+        ("    kind: receiver", "    kind: reciever", 3, "unknown kind reciever; did you mean receiver?"),
+        ("    kind: receiver", "    kind: exporter", 3, "urn:otel:otlp:receiver is of kind receiver, not exporter"),
+        ("    kind: receiver\n", "", 2, "kind is missing"),
+        ("          - persistence", "          - persistance", 8,
+         "there is no node named persistance; did you mean persistence?"),
+        ("          - persistence", "          - parquet", 8, CANNOT_FEED),
+        ("          - persistence", "          - persistence\n          - persistence", 9,
+         "persistence is listed twice; a node receives everything once"),
+        ("dispatch_strategy: round_robin", "dispatch_strategie: round_robin", 9,
+         "unknown key dispatch_strategie; did you mean dispatch_strategy?"),
+        ("dispatch_strategy: round_robin", "dispatch_strategy: round_robbin", 9,
+         "unknown dispatch_strategy round_robbin; did you mean round_robin?"),
+        ('listening_addr: "127.0.0.1:4317"', 'listening_adr: "127.0.0.1:4317"', 11,
+         "unknown key listening_adr; did you mean listening_addr?"),
+        ('listening_addr: "127.0.0.1:4317"', "protocols: {grcp: {}}", 11,
+         "unknown key protocols.grcp; did you mean grpc?"),
+        ('listening_addr: "127.0.0.1:4317"', 'listening_addr: "127.0.0.1"', 11,
+         "listening_addr: '127.0.0.1' is not host:port, for example 127.0.0.1:4317"),
+        ("response_stream_channel_size: 256", "response_stream_channel_size: many", 12, None),
+        ("response_stream_channel_size: 256", "ack: sinced", 12,
+         "ack: 'sinced' is not available; did you mean synced?"),
+        ("        target_size: 32MB", "        target_sise: 32MB", 24,
+         "unknown setting segment.target_sise; did you mean segment.target_size?"),
+        ("        target_size: 32MB", "        target_size: big", 24, None),
+        ("      durability: wal", "      durability: wall", 22, None),
+        ("        max_size: 4GB", "        max_size: 4MB", 26, None),
+        ("      path: ./quiver_data\n", "", 20, "path is missing"),
+        ("          - parquet", "          - otlp_receiver", 8,
+         "the nodes feed each other in a circle: otlp_receiver → persistence → otlp_receiver"),
+        ("          - parquet", "          - persistence", 19,
+         "the nodes feed each other in a circle: persistence → persistence"),
+        ("          - parquet\n", "          []\n", 31, "nobody feeds parquet: no node has it as a destination"),
+        ("          - persistence\n", "          []\n", 2, None),
+        ("      path: out", "      path: out\n      trigger: soon", 36, None),
+        ("      path: out", "      path: out\n      compression: zst", 36,
+         "compression: 'zst' is not available; did you mean zstd?"),
+        ("      path: out", "      path: out\n      pth: out", 36, "unknown key pth; did you mean path?"),
+        ("      path: out", "      trigger: 1s", 34, "path is missing"),
+        ("  parquet:", "  par.quet:", 19, "there is no node named parquet; did you mean par.quet?"),
+        ('"urn:quiver:parquet:exporter"', '"urn:quiver:parket:exporter"', 33,
+         "unknown plugin_urn urn:quiver:parket:exporter; did you mean urn:quiver:parquet:exporter?"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_their_line(old, new, line, reason):
+    """The line is that of the very key or item."""
+    found = refused(changed(old, new))
+
+    assert found[0] == line, found
+    assert reason is None or found[1] == reason
+
+
+@pytest.mark.parametrize(
+    ("urn", "kind"),
+    [
+        ("urn:otel:otap:receiver", "receiver"),
+        ("urn:otel:otlp:exporter", "exporter"),
+        ("urn:otel:otap:exporter", "exporter"),
+    ],
+)
+def test_what_is_not_available_yet_says_what_is(urn, kind):
+    """A URN of the architecture document is recognised, and refused in words."""
+    old = "urn:otel:otlp:receiver" if kind == "receiver" else "urn:quiver:parquet:exporter"
+    line, reason = refused(changed(old, urn))
+
+    assert line == (4 if kind == "receiver" else 33)
+    assert reason == f"{urn} is not available in this version; for kind {kind} there is {old}"
+
+
+def test_a_second_store_is_refused():
+    """A pipeline has one persistence node."""
+    more = "  more:\n    kind: processor\n    plugin_urn: urn:otap:processor:persistence\n    config: {path: x}\n"
+    text = GOOD + more
+
+    assert refused(text) == (36, "more is a second persistence node; a pipeline has one: persistence")
+
+
+def test_two_exporters_cannot_share_a_directory():
+    """Each would take the other's files for leftovers of its own."""
+    text = changed("          - parquet\n", "          - parquet\n          - second\n")
+    text += "  second:\n    kind: exporter\n    plugin_urn: urn:quiver:parquet:exporter\n    config: {path: ./out}\n"
+
+    assert refused(text) == (40, "second and parquet cannot both write to ./out")
+
+
+def test_a_documented_key_that_is_not_there_yet_is_explained():
+    """It is no typing mistake, so no list of other keys is recited."""
+    line, reason = refused(changed("        size_cap: 500GB", "        max_retain_after_ingestion_hours: 72"))
+
+    assert line == 29
+    assert "is not available in this version" in reason
+
+
+def test_two_receivers_cannot_share_a_port():
+    """The second one is named."""
+    more = GOOD[GOOD.index("  otlp_receiver:") : GOOD.index("  persistence:\n")].replace("otlp_receiver", "again")
+
+    assert refused(GOOD + more)[1] == "again and otlp_receiver cannot both listen on 127.0.0.1:4317"
+
+
+@pytest.mark.parametrize("text", ["nodes: []", "nodes: {}", "[]", "nodes:\n  a: 1", "5", "nodes:\n  a: {kind: [1]}"])
+def test_other_shapes_are_refused(text):
+    """Never anything but PipelineInvalid."""
+    refused(text)
+
+
+def test_every_cut_of_the_file_is_read_or_refused():
+    """A file cut anywhere is a pipeline or an error with a line, never another exception."""
+    for end in range(len(GOOD)):
+        try:
+            load(GOOD[:end])
+        except PipelineInvalid as error:
+            assert 1 <= error.line <= GOOD[:end].count("\n") + 2
+
+
+def test_the_example_is_a_pipeline():
+    """The file in examples/ runs as it is, and the package carries the same one for the demo."""
+    example = ROOT / "examples" / "otlp-to-parquet.yaml"
+    pipeline = read_pipeline(example, ["directory=d"], {})
+
+    assert [name for name, _ in pipeline.exporters] == ["parquet_exporter"]
+    assert pipeline.persistence.path == "d/buffer"
+    assert pipeline.receivers[0][1].dedupe_window == 600.0
+    assert example.read_bytes() == (ROOT / "src/quiver/demo/otlp-to-parquet.yaml").read_bytes()
+
+
+def test_an_assignment_that_fits_no_placeholder_is_refused(tmp_path):
+    """A misspelt --set is not silently ignored; assignments win over the environment."""
+    path = tmp_path / "p.yaml"
+    path.write_text(changed("path: out", 'path: "{{where}}"'), encoding="utf-8")
+
+    assert read_pipeline(path, [], {"where": "env"}).exporters[0][1].path == "env"
+    assert read_pipeline(path, ["where=given"], {"where": "env"}).exporters[0][1].path == "given"
+    with pytest.raises(WrongUse, match="no placeholder of that name; it has where"):
+        read_pipeline(path, ["were=x", "where=y"], {})
+    with pytest.raises(WrongUse, match="name=value"):
+        parse_assignments(["novalue"])
+    with pytest.raises(WrongUse, match="cannot read"):
+        read_pipeline(tmp_path / "none.yaml", [], {})

@@ -1,0 +1,109 @@
+"""
+YAML text becomes plain values that know their lines.
+"""
+
+import pytest
+
+from quiver.errors import PipelineInvalid
+from quiver.pipeline.parse import DOCUMENT_BYTES_MAX, load_document, nearest
+
+
+def load(text, **values):
+    return load_document(text, source="p.yaml", values=values)
+
+
+def refused(text, **values):
+    with pytest.raises(PipelineInvalid) as caught:
+        load(text, **values)
+    assert caught.value.path == "p.yaml"
+    return caught.value.line, caught.value.reason
+
+
+def test_values_and_lines():
+    """Every key and list item knows its line; a path that is not there has its parent's."""
+    document = load("a:\n  b: 1\n  c:\n    - x\n    - 2.5\nd: off\n")
+
+    assert document.value == {"a": {"b": 1, "c": ["x", 2.5]}, "d": False}
+    assert [document.line(path) for path in [("a",), ("a", "b"), ("a", "c", 1), ("d",)]] == [1, 2, 5, 6]
+    assert document.line(("a", "c", 7)) == 3
+    assert document.line(("nothing",)) == 1
+
+
+def test_a_key_written_twice_is_refused():
+    """The second one is named, and where the first one is."""
+    assert refused("a:\n  b: 1\n  c: 2\n  b: 3\n") == (4, "b is there twice, first on line 2")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("", 1), ("a: [1,\nb: 2\n", 3), ("a:\n\t- 1\n", 2), ("a: *nobody\n", 1), ("a: 1\n---\nb: 2\n", 2), ("a: 'x\n", 2)],
+)
+def test_what_is_not_yaml_is_refused_with_its_line(text, line):
+    """The line is where the parser stopped."""
+    assert refused(text)[0] == line
+
+
+@pytest.mark.parametrize("text", ["a: !!python/object:os.system x\n", "a: !thing 1\n"])
+def test_tags_make_no_objects(text):
+    """Only plain values come out, whatever the tags say."""
+    assert refused(text)[0] == 1
+
+
+def test_aliases_are_expanded_within_bounds():
+    """An alias is its anchor's value; aliases of aliases that never end are refused."""
+    assert load("a: &x [1]\nb: *x\n").value == {"a": [1], "b": [1]}
+    assert "beyond measure" in refused("a: &x [*x]\n")[1]
+    laughs = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+        f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+    )
+    assert "beyond measure" in refused(laughs)[1]
+
+
+def test_a_large_file_is_refused():
+    """Size is looked at before anything is parsed."""
+    assert "larger than" in refused("#" * (DOCUMENT_BYTES_MAX + 1))[1]
+
+
+def test_placeholders_are_filled():
+    """A quoted scalar stays text, a plain one is read as if the value stood there."""
+    text = 'a: "{{dir}}/x"\nb: "{{size}}"\nc: http://{{host}}:1\nd: x{{word}}\ne: 1{{word}}\n'
+    document = load(text, dir="/v", size="3", host="h", word="5")
+
+    assert document.value == {"a": "/v/x", "b": "3", "c": "http://h:1", "d": "x5", "e": 15}
+    assert document.placeholders == {"dir", "size", "host", "word"}
+
+
+def test_a_default_stands_in():
+    """`:-` gives the value that is used when there is no other; it may hold colons."""
+    assert load('a: "{{addr:-127.0.0.1:1}}"\n').value == {"a": "127.0.0.1:1"}
+    assert load('a: "{{addr:-127.0.0.1:1}}"\n', addr="h:2").value == {"a": "h:2"}
+    assert load('a: "{{addr:-}}"\n').value == {"a": ""}
+
+
+def test_a_value_cannot_change_the_structure():
+    """What is put in is never parsed as YAML structure."""
+    assert load('a: "{{x}}"\nb: 1\n', x='"\nb: 2\n- [{').value == {"a": '"\nb: 2\n- [{', "b": 1}
+    assert load("a: y{{x}}\n", x=": {").value == {"a": "y: {"}
+
+
+def test_a_placeholder_without_a_value_is_refused():
+    """The message says how to give one."""
+    assert refused('a: 1\nb: "{{host}}"\n') == (
+        2,
+        "{{host}} has no value; give --set host=… or set the environment variable",
+    )
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: {{host}}\n", "a: 1\nb: {{host}}/x\n"])
+def test_a_placeholder_without_quotes_is_explained(text):
+    """Braces begin a mapping in YAML; the message says to write quotes."""
+    line, reason = refused(text, host="h")
+
+    assert line == 2
+    assert "quotes" in reason
+
+
+def test_the_nearest_word_is_suggested():
+    """One close word is named; without one, all are."""
+    assert nearest("persistance", ["persistence", "x"]) == "; did you mean persistence?"
+    assert nearest("zzz", ["b", "a"]) == "; known are a, b"

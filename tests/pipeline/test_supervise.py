@@ -1,0 +1,230 @@
+"""
+Children are started, restarted and stopped; nothing outlives the supervisor.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from quiver.clock import SYSTEM_CLOCK
+from quiver.pipeline.lifeline import Lifeline
+from quiver.pipeline.supervise import ChildSpec, Supervisor
+from quiver.primitives.backoff import Backoff
+
+BARE = [sys.executable, "-I", "-S", "-c"]
+FULL = [sys.executable, "-c"]
+
+PATIENT = "import sys; print('up', flush=True); sys.stdin.read()"
+STUBBORN = "import signal, sys; signal.signal(15, signal.SIG_IGN); print('up', flush=True); sys.stdin.read()"
+ON_LIFELINE = (
+    "from quiver.pipeline.lifeline import Lifeline\n"
+    "line = Lifeline(deadline_s=5)\n"
+    "print('up', flush=True)\n"
+    "while not line.wait(60): pass\n"
+    "print('down', flush=True)\n"
+)
+
+
+class Running:
+    """A supervisor in a thread, and what it said."""
+
+    def __init__(self, tmp_path, scripts, *, stop_timeout_s=5.0, backoff=None):
+        self.said = []
+        self.changed = threading.Condition()
+        specs = [
+            ChildSpec(name, [*(FULL if "quiver" in script else BARE), script], tmp_path / f"{name}.log", stop_timeout_s)
+            for name, script in scripts.items()
+        ]
+        self.supervisor = Supervisor(
+            specs,
+            on_change=self.on_change,
+            backoff=backoff or Backoff(first_s=0.01, cap_s=0.02),
+            random=Random(1),
+        )
+        self.code = None
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        self.code = self.supervisor.run()
+
+    def on_change(self, supervisor, what):
+        with self.changed:
+            self.said.append((supervisor.state, what))
+            self.changed.notify_all()
+
+    def __enter__(self):
+        self.thread.start()
+        self.until(lambda: any(state == "running" for state, _ in self.said))
+        return self
+
+    def __exit__(self, *_exception):
+        self.supervisor.request_stop()
+        self.supervisor.request_stop()
+        self.thread.join()
+
+    def until(self, true):
+        deadline = SYSTEM_CLOCK.monotonic() + 20
+        with self.changed:
+            while not true():
+                assert SYSTEM_CLOCK.monotonic() < deadline, self.said
+                self.changed.wait(0.02)
+
+    def child(self, name):
+        return next(child for child in self.supervisor.children if child.spec.name == name)
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    # A zombie of this very process is gone too.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_until(true):
+    pause = threading.Event()
+    deadline = SYSTEM_CLOCK.monotonic() + 20
+    while not true():
+        assert SYSTEM_CLOCK.monotonic() < deadline
+        pause.wait(0.02)
+
+
+def test_a_child_that_dies_comes_back_and_the_other_is_left_alone(tmp_path):
+    """SIGKILL to one: it has another pid afterwards, its sibling the same one."""
+    with Running(tmp_path, {"a": PATIENT, "b": PATIENT}) as running:
+        first, other = running.child("a").pid, running.child("b").pid
+        os.kill(first, signal.SIGKILL)
+        running.until(lambda: running.child("a").starts == 2 and running.child("a").pid is not None)
+
+        assert running.child("a").pid != first
+        assert running.child("a").last_exit == "signal 9"
+        assert (running.child("b").pid, running.child("b").starts) == (other, 1)
+        assert any("a died (signal 9)" in what for _, what in running.said)
+
+
+def test_a_crash_loop_is_slowed_down_and_its_last_words_are_told(tmp_path):
+    """Each death is reported with the last line of the log; restarts go on."""
+    script = "import sys; print('cannot listen: address in use', flush=True); sys.exit(1)"
+    with Running(tmp_path, {"a": script}) as running:
+        running.until(lambda: running.child("a").starts >= 3)
+
+    assert any(what.endswith("s: cannot listen: address in use") for _, what in running.said)
+
+
+def test_a_child_that_cannot_be_helped_ends_everything(tmp_path):
+    """Exit code 2 says that a restart is useless: the others are stopped, the result is failure."""
+    script = "import sys; print('no such setting', flush=True); sys.exit(2)"
+    running = Running(tmp_path, {"a": PATIENT, "b": script})
+    running.thread.start()
+    running.thread.join(20)
+
+    assert running.code == 1
+    assert ("running", "b cannot run: no such setting") in running.said
+    assert running.said[-1][0] == "failed"
+    assert [child.state for child in running.supervisor.children] == ["stopped", "failed"]
+
+
+def test_children_are_stopped_in_order(tmp_path):
+    """The first has stopped before the second is told to."""
+    with Running(tmp_path, {"a": ON_LIFELINE, "b": ON_LIFELINE}) as running:
+        wait_until(lambda: all("up" in (tmp_path / f"{name}.log").read_text() for name in "ab"))
+        pids = [child.pid for child in running.supervisor.children]
+        running.supervisor.request_stop()
+        running.thread.join(20)
+
+        assert running.code == 0
+        assert [what for _, what in running.said if what.endswith("stopped")] == ["a stopped", "b stopped"]
+        assert [(tmp_path / f"{name}.log").read_text() for name in "ab"] == ["up\ndown\n"] * 2
+        assert all(gone(pid) for pid in pids)
+
+
+def test_a_child_that_does_not_stop_is_killed(tmp_path):
+    """After its time, by SIGKILL; the result is still a clean stop."""
+    with Running(tmp_path, {"a": STUBBORN}, stop_timeout_s=0.1) as running:
+        wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
+        pid = running.child("a").pid
+        running.supervisor.request_stop()
+        running.thread.join(20)
+
+        assert gone(pid)
+        assert running.child("a").last_exit == "signal 9"
+        assert any("did not stop in 0.1 s: killed" in what for _, what in running.said)
+
+
+def test_asked_twice_it_kills_at_once(tmp_path):
+    """The second request does not wait for anybody."""
+    with Running(tmp_path, {"a": STUBBORN, "b": STUBBORN}, stop_timeout_s=60) as running:
+        wait_until(lambda: all("up" in (tmp_path / f"{name}.log").read_text() for name in "ab"))
+        pids = [child.pid for child in running.supervisor.children]
+        running.supervisor.request_stop()
+        running.supervisor.request_stop()
+        running.thread.join(20)
+
+        assert not running.thread.is_alive()
+        assert all(gone(pid) for pid in pids)
+
+
+def test_what_a_dead_child_started_is_killed_before_it_comes_back(tmp_path):
+    """The grandchild (Spark's JVM, in life) dies with its parent, by whatever the parent died."""
+    note = tmp_path / "grandchild"
+    script = (
+        "import subprocess, sys\n"
+        f"p = subprocess.Popen([{sys.executable!r}, '-I', '-S', '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(note)!r}, 'a').write(f'{{p.pid}}\\n')\n"
+        "sys.stdin.read()\n"
+    )
+    with Running(tmp_path, {"a": script}) as running:
+        wait_until(lambda: note.exists() and note.read_text().endswith("\n"))
+        grandchild = int(note.read_text())
+        os.kill(running.child("a").pid, signal.SIGKILL)
+        running.until(lambda: running.child("a").starts == 2)
+
+        wait_until(lambda: gone(grandchild))
+
+
+def test_children_die_with_a_supervisor_that_was_killed(tmp_path):
+    """SIGKILL to the supervisor: the kernel closes the pipe, and the child stops by itself."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom random import Random\n"
+        "from quiver.pipeline.supervise import ChildSpec, Supervisor\nfrom quiver.primitives.backoff import Backoff\n"
+        f"spec = ChildSpec('a', [sys.executable, '-c', {ON_LIFELINE!r}], Path({str(tmp_path / 'a.log')!r}))\n"
+        "s = Supervisor([spec], on_change=lambda s, w: print(s.children[0].pid, flush=True), backoff=Backoff(), "
+        "random=Random(1))\n"
+        "s.run()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as supervisor:
+        pid = int(supervisor.stdout.readline())
+        wait_until(lambda: (tmp_path / "a.log").exists() and "up" in (tmp_path / "a.log").read_text())
+        assert not gone(pid)
+        supervisor.kill()
+
+    wait_until(lambda: gone(pid))
+    assert (tmp_path / "a.log").read_text() == "up\ndown\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_lifeline_hears_signals(number):
+    """Asked once, it stays asked."""
+    reading, writing = os.pipe()
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        line = Lifeline(deadline_s=3600, stdin_fd=reading)
+        assert not line.wait(0)
+        os.kill(os.getpid(), number)
+        assert line.wait(20)
+        assert line.wait(0)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        # The watching thread keeps both ends: the end of the file would start its countdown.
+        _KEPT.append((reading, writing))
+
+
+_KEPT = []
