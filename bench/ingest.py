@@ -1,0 +1,146 @@
+"""
+Ingest: the store beside a bare log with the same bytes, checksum and sync policy, LMDB, and a SQLite queue.
+
+Three settings. *synced*: every bundle is durable before the next, as many as fit in one open segment. *burst*: the
+same, synced every 25 ms instead. *sustained*: many segments, until the last one is sealed (every byte is written twice).
+
+    .venv/bin/python bench/ingest.py [--rounds N] [--quick] [--write docs/benchmarks.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import pyarrow as pa
+
+import quiver
+from report import Result, machine, noise, ratios, run_rounds, write_section
+from rivals import BareLog, LmdbQueue, SqliteQueue
+
+ROWS = (100, 1_000, 8_192)
+BUNDLES = {
+    "synced": {100: 2_500, 1_000: 400, 8_192: 60},
+    "burst": {100: 3_500, 1_000: 400, 8_192: 48},
+    "sustained": {100: 30_000, 1_000: 5_000, 8_192: 700},
+}
+FLOOR = "bare log"
+AIMS = {"synced": 0.9, "burst": 0.6, "sustained": 0.3}
+
+
+def batches(rows: int) -> list[pa.RecordBatch]:
+    """Sixteen different batches: int64, int64, utf8 of about 40 bytes."""
+    return [
+        pa.record_batch(
+            {
+                "timestamp": pa.array(range(1_700_000_000_000 + seed, 1_700_000_000_000 + seed + rows)),
+                "value": pa.array([row * 100 + seed for row in range(rows)]),
+                "message": pa.array([f"Log message number {row:06d} with content {seed}" for row in range(rows)]),
+            }
+        )
+        for seed in range(16)
+    ]
+
+
+def timed(append: Callable[[pa.RecordBatch], object], source: list[pa.RecordBatch], bundles: int) -> float:
+    started = perf_counter()
+    for number in range(bundles):
+        append(source[number & 15])
+    return perf_counter() - started
+
+
+def store_contender(source: list[pa.RecordBatch], setting: str, bundles: int) -> Callable[[Path], float]:
+    def run(directory: Path) -> float:
+        bundle, ingest_bytes = quiver.Bundle, 32 * 1024 * 1024 if setting == "sustained" else 64 * 1024 * 1024
+        settings = quiver.Settings(segment_bytes_max=ingest_bytes, segment_open_s_max=3600)
+        with quiver.open(directory / "store", settings) as store:
+            ingest = store.ingest
+            if setting == "synced":
+                seconds = timed(lambda batch: ingest(bundle({30: batch}), durable=True), source, bundles)
+            else:
+                seconds = timed(lambda batch: ingest(bundle({30: batch})), source, bundles)
+            if setting == "sustained":
+                started = perf_counter()
+                store.flush()
+                seconds += perf_counter() - started
+        return bundles / seconds
+
+    return run
+
+
+def rival_contender(
+    make: Callable[[Path], object], source: list[pa.RecordBatch], bundles: int
+) -> Callable[[Path], float]:
+    def run(directory: Path) -> float:
+        rival = make(directory)
+        seconds = timed(rival.append, source, bundles)
+        rival.close()
+        return bundles / seconds
+
+    return run
+
+
+def contenders(setting: str, rows: int, bundles: int) -> dict[str, Callable[[Path], float]]:
+    source = batches(rows)
+    synced = setting == "synced"
+    makers: dict[str, Callable[[Path], object]] = {
+        FLOOR: lambda directory: BareLog(directory, sync_each=synced),
+        "LMDB": lambda directory: LmdbQueue(directory, sync_each=synced),
+        "SQLite queue": lambda directory: SqliteQueue(directory, sync_each=synced),
+    }
+    if synced:
+        size = (bundles * (source[0].nbytes + 1024) >> 20) + 1 << 20
+        makers["bare log, zeroed ahead"] = lambda directory: BareLog(directory, sync_each=True, zeroed_bytes=size)
+    all_of_them = {name: rival_contender(make, source, bundles) for name, make in makers.items()}
+    return {"Quiver": store_contender(source, setting, bundles), **all_of_them}
+
+
+def table(setting: str, rows: int, results: dict[str, Result]) -> list[str]:
+    lines = []
+    for name, result in results.items():
+        median, low, high = ratios(result, results[FLOOR])
+        lines.append(
+            f"| {setting} | {rows:,} | {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} | "
+            f"{noise(result):.0%} |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the bundles, two rounds")
+    parser.add_argument("--settings", nargs="*", default=list(BUNDLES))
+    parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
+    parser.add_argument("--write", type=Path, help="put the table into this page")
+    options = parser.parse_args()
+    lines = [
+        (
+            f"Measured by `bench/ingest.py` ({machine()}; {options.rounds} rounds). A ratio is bundles per second over "
+            "the bare log's in the same round."
+        ),
+        "",
+        "| setting | rows | contender | ratio to the bare log | lowest to highest | bundles/s (median) | own swing |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    with tempfile.TemporaryDirectory(prefix="bench-ingest-", dir=Path.cwd()) as scratch:
+        for setting in options.settings:
+            for rows in options.rows:
+                bundles = BUNDLES[setting][rows] // (10 if options.quick else 1)
+                results = run_rounds(
+                    contenders(setting, rows, bundles),
+                    rounds=2 if options.quick else options.rounds,
+                    scratch=Path(scratch),
+                )
+                found = table(setting, rows, results)
+                print("\n".join(found), flush=True)
+                lines += found
+    if options.write:
+        write_section(options.write, "ingest", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""
+Spark batch reads: the `quiver` source beside Spark's own Parquet reader, over the same rows.
+
+Three questions: *count* (how many rows), *aggregate* (sum and count by ``value % 16``), *scan* (every column of
+every row, into Spark's `noop` sink). The Parquet files are written by Spark from the store. Before anything is
+timed, all contenders must give the same aggregate.
+
+    .venv/bin/python bench/spark_read.py [--rounds N] [--quick] [--write docs/benchmarks.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import quiver
+import quiver.spark
+from ingest import batches
+from report import Result, machine, noise, ratios, run_rounds, write_section
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = (8_192, 1_000)
+ROWS_TOTAL = 4_194_304
+QUESTIONS = ("count", "aggregate", "scan")
+FLOOR = "Parquet"
+SLOT = 30
+AIM = 0.5
+PARTIAL = "bucket long, total long, rows long"
+
+Frame = Callable[[], "DataFrame"]
+
+
+def fill(directory: Path, rows: int, total: int) -> int:
+    """Put *total* rows into a store, *rows* a bundle, all sealed; return how many rows it holds."""
+    source = batches(rows)
+    bundles = -(-total // rows)
+    with quiver.open(directory, quiver.Settings(segment_open_s_max=3600)) as store:
+        for number in range(bundles):
+            store.ingest(quiver.Bundle({SLOT: source[number & 15]}))
+        store.flush()
+    return bundles * rows
+
+
+def partial_aggregate(_ref: quiver.BundleRef, bundle: quiver.Bundle) -> pa.RecordBatch:
+    """Sum and count by value % 16, of one bundle, in Arrow."""
+    values = bundle[SLOT].column("value")
+    table = pa.table({"bucket": pc.bit_wise_and(values, 15), "total": values})
+    return (
+        table.group_by("bucket")
+        .aggregate([("total", "sum"), ("total", "count")])
+        .rename_columns(["bucket", "total", "rows"])
+        .combine_chunks()
+        .to_batches()[0]
+    )
+
+
+def frames(spark: SparkSession, store: Path, parquet: Path) -> dict[str, Frame]:
+    """What is read, by contender; each call plans anew, as a notebook's cell would."""
+
+    def source(**options: str) -> Frame:
+        return lambda: spark.read.format("quiver").options(path=str(store), **options).load()
+
+    return {
+        FLOOR: lambda: spark.read.parquet(str(parquet)),
+        "Quiver": source(slot=str(SLOT)),
+        "Quiver, columns=value": source(slot=str(SLOT), columns="value"),
+        "Quiver, map_bundles": source(mode="bundles"),
+    }
+
+
+def aggregate(name: str, frame: DataFrame) -> list[tuple[int, int, int]]:
+    """Sum and count by value % 16, by whatever way suits the contender."""
+    if name.endswith("map_bundles"):
+        partial = quiver.spark.map_bundles(frame, partial_aggregate, PARTIAL)
+        answer = (
+            partial.groupBy("bucket").agg({"total": "sum", "rows": "sum"}).select("bucket", "sum(total)", "sum(rows)")
+        )
+    else:
+        answer = frame.selectExpr("value % 16 AS bucket", "value").groupBy("bucket").agg({"value": "sum", "*": "count"})
+        answer = answer.select("bucket", "sum(value)", "count(1)")
+    return sorted(tuple(row) for row in answer.collect())
+
+
+def ask(question: str, name: str, frame: Frame, total: int) -> Callable[[Path], float]:
+    """One timed run: from the frame to the answer, in rows per second."""
+
+    def run(_directory: Path) -> float:
+        started = perf_counter()
+        if question == "count":
+            found = frame().count()
+        elif question == "aggregate":
+            found = sum(rows for _, _, rows in aggregate(name, frame()))
+        else:
+            frame().write.format("noop").mode("overwrite").save()
+            found = total
+        seconds = perf_counter() - started
+        if found != total:
+            raise SystemExit(f"{name} found {found} rows of {total}")
+        return total / seconds
+
+    return run
+
+
+def contenders(question: str, sources: dict[str, Frame], total: int) -> dict[str, Callable[[Path], float]]:
+    # A scan of one column, or of descriptors, is no scan; a count through map_bundles would open no rows at all.
+    names = [
+        name
+        for name in sources
+        if question == "aggregate" or name in {FLOOR, "Quiver"} or (question == "count" and "columns" in name)
+    ]
+    return {name: ask(question, name, sources[name], total) for name in names}
+
+
+def table(question: str, rows: int, total: int, results: dict[str, Result]) -> list[str]:
+    lines = []
+    for name, result in results.items():
+        median, low, high = ratios(result, results[FLOOR])
+        lines.append(
+            f"| {question} | {rows:,} | {name} | {median:.2f} | {low:.2f} to {high:.2f} | "
+            f"{total / result.median:.2f} | {noise(result):.0%} |"
+        )
+    return lines
+
+
+def measure(spark: SparkSession, scratch: Path, rows: int, options: argparse.Namespace) -> list[str]:
+    store, parquet = scratch / f"store-{rows}", scratch / f"parquet-{rows}"
+    total = fill(store, rows, ROWS_TOTAL // (8 if options.quick else 1))
+    sources = frames(spark, store, parquet)
+    sources["Quiver"]().write.parquet(str(parquet))
+    answers = {name: aggregate(name, frame()) for name, frame in sources.items()}
+    if any(answer != answers[FLOOR] for answer in answers.values()):
+        raise SystemExit(f"the contenders disagree: {answers}")
+    lines = []
+    for question in options.questions:
+        rounds = 2 if options.quick else options.rounds
+        results = run_rounds(contenders(question, sources, total), rounds=rounds, scratch=scratch)
+        found = table(question, rows, total, results)
+        print("\n".join(found), flush=True)
+        lines += found
+    shutil.rmtree(store)
+    shutil.rmtree(parquet)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="an eighth of the rows, two rounds")
+    parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS), help="rows a bundle")
+    parser.add_argument("--questions", nargs="*", default=list(QUESTIONS), choices=QUESTIONS)
+    parser.add_argument("--write", type=Path, help="put the table into this page")
+    options = parser.parse_args()
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="bench-spark-", dir=Path.cwd()) as scratch:
+        spark = quiver.spark.session("bench", quick_start=False)
+        try:
+            for rows in options.rows:
+                lines += measure(spark, Path(scratch), rows, options)
+        finally:
+            spark.stop()
+    if options.write:
+        write_section(options.write, "spark", "\n".join([*introduction(options.rounds), *lines]))
+
+
+def introduction(rounds: int) -> list[str]:
+    """What the table shows, and what it does not."""
+    return [
+        f"Measured by `bench/spark_read.py` ({machine()}; {rounds} rounds).",
+        "",
+        "| question | rows a bundle | contender | ratio to Parquet | lowest to highest | seconds (median) | own swing |",
+        "|---|---|---|---|---|---|---|",
+    ]
+
+
+if __name__ == "__main__":
+    main()
