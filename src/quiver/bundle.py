@@ -186,10 +186,10 @@ class Bundle:
     ) -> None:
         resolved: dict[int, pa.RecordBatch] = {}
         named = False
+        known = adapter.slot
         for key, batch in slots.items():
-            if isinstance(key, str):
-                named = True
-            slot = adapter.slot(key)
+            slot = known(key)
+            named = named or slot is not key
             if slot in resolved:
                 raise BundleInvalid(f"slot {slot} is given twice")
             if not isinstance(batch, pa.RecordBatch):

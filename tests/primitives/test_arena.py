@@ -32,7 +32,7 @@ def test_released_blocks_are_used_again() -> None:
     """The second arena touches no fresh memory."""
     pool = BlockPool(keep_bytes_max=BLOCK_BYTES)
     first = Arena(pool)
-    first.take(5)[:] = b"hello"
+    first.take(5)[:] = memoryview(b"hello").cast("b")
     first.release()
     assert bytes(Arena(pool).take(5)) == b"hello"
 

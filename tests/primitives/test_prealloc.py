@@ -111,6 +111,9 @@ def test_any_file_can_be_filled(opened):
             self.path = inner.path
             self.size, self.pread, self.pwrite = inner.size, inner.pread, inner.pwrite
 
+        def reserve(self, start, length):
+            raise OSError(errno.ENOTSUP, "cannot reserve", self.path)
+
     disk = CrashFileSystem()
     plain = Plain(disk.create("/f"))
     with pytest.raises(OSError) as caught:

@@ -7,7 +7,9 @@ file                    purpose
 `checksum.py`           checksums by exact name: crc32, crc32c, crc64_nvme, fold64to32   (pure)
 `packing.py`            bounds-checked cursor over a memoryview; padding                 (pure)
 `scan.py`               Frame | NeedMore | Damage: the three answers of every decoder    (pure)
-`files.py`              FileSystem and File, and the real one
+`findings.py`           what is told to people about files and what is wrong with them   (pure)
+`files.py`              the port: FileSystem and File, and what each call promises
+`real_files.py`         the port on the real disk
 `platform_files.py`     what Windows and macOS do differently, chosen at import
 `atomic.py`             replace a small file: temp, fsync, rename, fsync directory
 `lock.py`               a lock the kernel releases, with the holder's pid for people

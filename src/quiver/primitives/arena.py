@@ -47,7 +47,8 @@ class BlockPool:
                 if self._free:
                     return self._free.pop()
             nbytes = BLOCK_BYTES
-        return memoryview(_map(nbytes))
+        # Signed bytes, as pyarrow's buffers are: one can be assigned to the other without a cast.
+        return memoryview(_map(nbytes)).cast("b")
 
     def give_back(self, blocks: list[memoryview]) -> None:
         """
@@ -69,13 +70,13 @@ class Arena:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._blocks: list[memoryview] = []
-        self._block: memoryview = memoryview(b"")
+        self._block = memoryview(b"")
         self._used = 0
         self._end = 0
 
     def take(self, nbytes: int) -> memoryview:
         """
-        Return a writable region of exactly *nbytes*, 8-byte aligned, valid until `release`.
+        Return a writable region of exactly *nbytes* (signed), 8-byte aligned, valid until `release`.
         """
         start = self._used
         end = start + nbytes

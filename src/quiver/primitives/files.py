@@ -1,5 +1,5 @@
 """
-The file-system port: everything a log may ask of a disk, and the real disk.
+The file-system port: everything a log may ask of a disk. `real_files` and `quiver.testing` implement it.
 
 What each call promises about power loss is part of its contract; `quiver.testing.crashfs` keeps exactly
 these promises and no more. Paths are plain strings.
@@ -55,6 +55,13 @@ class File(Protocol):
     def truncate(self, size: int) -> None:
         """
         Set the file's length. Not durable until `sync`.
+        """
+
+    def reserve(self, start: int, length: int) -> None:
+        """
+        Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done.
+
+        `quiver.primitives.prealloc` says what to do then.
         """
 
     def size(self) -> int:

@@ -8,26 +8,14 @@ half the time of one that grows. Both begin with one of these two calls.
 from __future__ import annotations
 
 import errno
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from quiver.primitives.files import File
 
-__all__ = ["ReservesBlocks", "reserve_blocks", "zero_fill"]
+__all__ = ["reserve_blocks", "zero_fill"]
 
 _ZEROS = memoryview(bytes(1 << 20))
 _UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-
-
-@runtime_checkable
-class ReservesBlocks(Protocol):
-    """
-    A file whose blocks can be reserved without writing them.
-    """
-
-    def reserve(self, start: int, length: int) -> None:
-        """
-        Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done.
-        """
 
 
 def reserve_blocks(file: File, start: int, length: int, *, on_unsupported: Literal["raise", "zeros"]) -> None:
@@ -44,7 +32,7 @@ def reserve_blocks(file: File, start: int, length: int, *, on_unsupported: Liter
     if length == 0:
         return
     try:
-        _reserve(file, start, length)
+        file.reserve(start, length)
     except OSError as error:
         if on_unsupported == "raise" or error.errno not in _UNSUPPORTED:
             raise
@@ -67,12 +55,6 @@ def zero_fill(file: File, start: int, length: int) -> None:
         step = min(len(_ZEROS), end - start)
         file.pwrite(_ZEROS[:step], start)
         start += step
-
-
-def _reserve(file: File, start: int, length: int) -> None:
-    if not isinstance(file, ReservesBlocks):
-        raise OSError(errno.ENOTSUP, "this file cannot reserve blocks", file.path)
-    file.reserve(start, length)
 
 
 def _rewrite(file: File, start: int, end: int) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Answer", "Damage", "Frame", "NeedMore"]
+__all__ = ["Answer", "Damage", "Frame", "NeedMore", "is_zero"]
+
+_ZEROS = bytes(64 * 1024)
 
 T = TypeVar("T")
 
@@ -48,3 +50,14 @@ class Damage:
 
 Answer = Frame[T] | NeedMore | Damage
 """What a decoder of `T` returns: ``Answer[WalHeader]``."""
+
+
+def is_zero(view: memoryview, offset: int = 0) -> bool:
+    """
+    Say whether everything from *offset* on is zero: room that was made ahead of a writer, and nothing else.
+    """
+    for start in range(offset, len(view), len(_ZEROS)):
+        piece = view[start : start + len(_ZEROS)]
+        if piece != _ZEROS[: len(piece)]:
+            return False
+    return True

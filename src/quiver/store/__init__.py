@@ -18,5 +18,6 @@ file or room         purpose
 `store.py`           `Store`: the flow in one place
 `opening.py`         `quiver.open`: lock, directories, store
 `read.py`            `quiver.read`: a directory read beside a live writer
+`check.py`           every file checked to its last byte, and against the others
 ===================  ==============================================================================
 """

@@ -114,8 +114,10 @@ class Background:
     def _run(self, work: Callable[[], object], event: str) -> bool:
         try:
             work()
+        except StoreClosed:
+            return False
         except (QuiverError, OSError) as error:
             # The store is poisoned by whatever raised; the next caller is told. This thread has nobody to tell.
             self._observer.event(event, level=logging.ERROR, problem=str(error))
-            return not isinstance(error, (StoreClosed, StoreFailed))
+            return not isinstance(error, StoreFailed)
         return True

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable
 
 from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailable, Damaged
-from quiver.primitives.atomic import remove_durably
+from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.files import FileSystem
+from quiver.store.format.floor import encode_floor
+from quiver.store.format.names import SEGMENT_FLOOR
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 
@@ -112,6 +114,21 @@ class Catalog:
             info = self._segments.pop(seq, None)
             if info is not None:
                 self.bytes -= info.size_bytes
+
+    def keep_floor(self, floor: int) -> None:
+        """
+        Make sure that after a restart no new segment gets a number below *floor*. Durable on return.
+
+        The highest name on disk says what the next number is. Before that name goes, the number is written down; or
+        a new segment would get an old number that subscribers count as delivered.
+
+        Raises:
+            OSError: it could not be written; nothing may be removed.
+        """
+        with self._lock:
+            highest = max(self._segments, default=-1)
+        if floor > highest:
+            replace_file(self._files, f"{self._directory}/{SEGMENT_FLOOR}", encode_floor(floor))
 
     def delete(self, seqs: Iterable[int]) -> int:
         """

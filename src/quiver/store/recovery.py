@@ -34,7 +34,7 @@ from quiver.store.format.names import (
     parse_segment_name,
     wal_rotated_name,
 )
-from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
+from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, encode_entry
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
@@ -44,6 +44,7 @@ from quiver.store.wal.writer import WAL_NEXT, RotatedFile, WalLimits, WalWriter
 __all__ = [
     "LogFound",
     "continue_log",
+    "keep_undecodable",
     "load_cursor",
     "load_floor",
     "load_segments",
@@ -59,14 +60,17 @@ _HASH_BYTES_FLIPPED_MAX = 2
 
 def remove_leftovers(files: FileSystem, root: str) -> None:
     """
-    Remove what a crash left of writes that never took effect. Durable on return.
+    Remove what a crash left of writes that never took effect. Every name in log and segments is durable on return.
     """
     leftovers = [f"{root}/{WAL_DIR}/{WAL_NEXT}"] if files.exists(f"{root}/{WAL_DIR}/{WAL_NEXT}") else []
     # Not in the root: the owner of a subscriber in another process may be replacing its progress file just now.
     for directory in (f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}"):
         leftovers += [f"{directory}/{name}" for name in files.list_dir(directory) if name.endswith(".tmp")]
-    if leftovers:
-        remove_durably(files, leftovers)
+    remove_durably(files, leftovers)
+    # Also when nothing was left over: a process that was killed between its rename and its sync left a name that we
+    # see and a power loss would take back. The cursor would have passed it by then.
+    for directory in (f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}"):
+        files.sync_dir(directory)
 
 
 def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:
@@ -142,6 +146,19 @@ def quarantine_file(files: FileSystem, root: str, path: str) -> None:
     # The new name first: after a crash between the two the file has both names, never none.
     files.sync_dir(target)
     files.sync_dir(path.rpartition("/")[0])
+
+
+def keep_undecodable(files: FileSystem, root: str, scanned: ScannedEntry, *, observer: Observer, reason: str) -> None:
+    """
+    Copy an entry of the log that is no bundle, though its checksum is right, to quarantine. Durable on return.
+    """
+    # The checksum was right, so it was written so: its bytes are kept, and the others go on.
+    observer.event("quiver.wal.entry.decode", level=logging.ERROR, position=scanned.start, reason=reason)
+    observer.count("quiver.recovery.damaged_files_total", kind="entry")
+    copy = f"{root}/{QUARANTINE_DIR}/wal-{scanned.start:016}-{scanned.end - scanned.start}.damaged"
+    if not files.exists(copy):
+        files.make_dirs(f"{root}/{QUARANTINE_DIR}")
+        replace_file(files, copy, encode_entry(scanned.entry))
 
 
 @dataclass(slots=True)

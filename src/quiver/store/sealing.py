@@ -16,6 +16,7 @@ from quiver.observe import Observer
 from quiver.primitives.arena import Arena, BlockPool
 from quiver.primitives.files import FileSystem
 from quiver.settings import Settings
+from quiver.store.encode import EncodedBundle
 from quiver.store.segment.accumulator import OpenSegment, SealedSegment
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.writer import write_segment
@@ -58,14 +59,19 @@ class Sealing:
         self._clock = clock
         self._observer = observer
         self.next_seq = next_seq
-        self.open = OpenSegment(streams_max=settings.segment_streams_max)
+        self.open = self._new_segment()
+        self.full = False
+        """The open segment takes no more; it waits for the one before it."""
         # Two segments' worth: the open one's memory is what the one written before it gave back.
         self._pool = BlockPool(keep_bytes_max=2 * settings.segment_bytes_max)
         self.arena = Arena(self._pool)
         self.pending: Pending | None = None
         self.failure: OSError | None = None
-        self._opened_at = 0.0
+        self._opened_at: float | None = None
         self._retry_at = 0.0
+
+    def _new_segment(self) -> OpenSegment:
+        return OpenSegment(streams_max=self._settings.segment_streams_max, bytes_max=self._settings.segment_bytes_max)
 
     @property
     def unsealed_seq(self) -> int:
@@ -81,23 +87,27 @@ class Sealing:
         """
         return self.open.nbytes + (self.pending.sealed.nbytes if self.pending is not None else 0)
 
-    def note_first_bundle(self) -> None:
+    def add(self, encoded: EncodedBundle, ingested_at_ns: int, sequence: int, wal_start: int, wal_end: int) -> bool:
         """
-        Start the clock of a segment that just got its first bundle.
+        Add a bundle to the open segment; True when that has reached a limit of size, bundles or streams.
         """
-        self._opened_at = self._clock.monotonic()
-
-    def is_full(self) -> bool:
-        """
-        Say whether the open segment has reached a limit of size, bundles or streams.
-        """
-        return self.open.nbytes >= self._settings.segment_bytes_max or self.open.is_full
+        if self._opened_at is None:
+            self._opened_at = self._clock.monotonic()
+        self.full = full = self.open.append(
+            encoded.slots,
+            ingested_at_ns=ingested_at_ns,
+            sequence=sequence,
+            wal_start=wal_start,
+            wal_end=wal_end,
+            nbytes=encoded.nbytes,
+        )
+        return full
 
     def is_old(self) -> bool:
         """
         Say whether the open segment's first bundle has waited its time.
         """
-        return not self.open.is_empty and (
+        return self._opened_at is not None and (
             self._clock.monotonic() - self._opened_at >= self._settings.segment_open_s_max
         )
 
@@ -110,7 +120,9 @@ class Sealing:
         self.pending = Pending(self.next_seq, self.open.seal(), self.arena)
         self.next_seq += 1
         self.arena = Arena(self._pool)
-        self.open = OpenSegment(streams_max=self._settings.segment_streams_max)
+        self.open = self._new_segment()
+        self._opened_at = None
+        self.full = False
         return True
 
     def done(self) -> None:

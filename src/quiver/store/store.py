@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,16 +20,15 @@ from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
 from quiver.clock import Clock
 from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreClosed, StoreFailed
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.atomic import remove_durably
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import FileSystem, Lock
 from quiver.settings import Settings
 from quiver.store import recovery
 from quiver.store.background import Background
 from quiver.store.catalog import Catalog
-from quiver.store.encode import EncodedBundle, SlotEncoder
-from quiver.store.format.floor import encode_floor
-from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR, WAL_DIR
+from quiver.store.encode import EncodedBundle, SlotEncoder, write_slots
+from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD, WalEntry
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
 from quiver.store.retention import Retention
@@ -39,14 +39,19 @@ from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef, Start
 from quiver.store.wal.replay import decode_slots, find_wal_files, scan_file
 from quiver.store.wal.scan import ScannedEntry
-from quiver.store.wal.writer import WalLimits, WalWriter
+from quiver.store.wal.writer import WalLimits, WalWriter, is_full_disk
 
 __all__ = ["Store"]
 
 _ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
 _LENGTH_BYTES = 4
+_STAMP_NS_MAX = 2**63 - 1
 _UNCOUNTED = _LENGTH_BYTES + CRC.size
 """An entry's length counts neither itself nor the checksum."""
+
+
+_receipt = partial(tuple.__new__, BundleReceipt)
+"""`BundleReceipt(*pair)` at a third of the price: it is made for every bundle."""
 
 
 class Store:
@@ -80,6 +85,8 @@ class Store:
         self._room = threading.Condition(self._lock)
         self._maintenance = threading.RLock()
         self._closed = False
+        # Set when ingest has to look closer before each bundle: a size cap, no log, or the end.
+        self._needs_care = settings.size_cap_bytes is not None or not self._logging
         self._encode = SlotEncoder().encode
         self._segments_dir = f"{root}/{SEGMENTS_DIR}"
         self.catalog = Catalog(files, self._segments_dir, adapter, on_damage=self._quarantine)
@@ -150,20 +157,18 @@ class Store:
         entry = scanned.entry
         try:
             batches = decode_slots(entry, path=path, position=scanned.start)
-        except Damaged as damage:
-            # The checksum was right, so this was written so: keep the file's bytes, go on with the others.
-            self._observer.event("quiver.wal.entry.decode", level=logging.ERROR, path=path, reason=damage.reason)
-            self._observer.count("quiver.recovery.damaged_files_total", kind="entry")
+            encoded = self._encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
+        except (Damaged, BundleInvalid) as error:
+            recovery.keep_undecodable(self._files, self.path, scanned, observer=self._observer, reason=str(error))
             return
-        encoded = self._encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
         with self._lock:
-            if self._sealing.is_full():
+            if self._sealing.full:
                 self._sealing.swap()
         if self._sealing.pending is not None:
             self._seal_pending()
         with self._lock:
-            encoded.write_into(self._sealing.arena.take(encoded.nbytes), 0)
-            self._add_to_open(encoded, entry.ingested_at_ns, entry.sequence, scanned.start, scanned.end)
+            write_slots(encoded.slots, self._sealing.arena.take(encoded.nbytes), 0)
+            self._sealing.add(encoded, entry.ingested_at_ns, entry.sequence, scanned.start, scanned.end)
 
     # ── taking in ────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,33 +198,34 @@ class Store:
         durable = (durable and self._logging) or self._sync_each
         with self._lock:
             nbytes = encoded.nbytes + _ENTRY_OVERHEAD
-            if self._closed or self._cannot_take(nbytes):
+            if self._needs_care or not self._wal.has_room(nbytes) or self._sealing.full:
                 self._make_room(nbytes, timeout)
             stamp = bundle.ingested_at_ns
             if stamp is None:
                 stamp = self._now_ns()
-            elif stamp < 0:
-                raise BundleInvalid("ingested_at_ns lies before 1970")
+            elif not (isinstance(stamp, int) and 0 <= stamp <= _STAMP_NS_MAX):
+                raise BundleInvalid(f"ingested_at_ns={stamp} is not a whole number from 1970 to 2262")
             sequence = self._sequence
             start = self._wal.written
             end = self._log(encoded, stamp, sequence, nbytes, zero_ahead=durable)
-            self._add_to_open(encoded, stamp, sequence, start, end)
+            sealing = self._sealing
+            swapped = sealing.add(encoded, stamp, sequence, start, end) and sealing.swap()
             self._sequence = sequence + 1
-            full = self._sealing.is_full() and self._sealing.swap()
-        if full:
+        if swapped:
             self._sealing_wanted()
         if durable:
             self._wal.sync_through(end)
         elif self._background is not None and not self._background.dirty:
             self._background.mark_dirty()
-        return BundleReceipt(sequence, end)
+        return _receipt((sequence, end))
 
     def _log(self, encoded: EncodedBundle, stamp: int, sequence: int, nbytes: int, *, zero_ahead: bool) -> int:
         arena = self._sealing.arena
         entry = arena.take(nbytes)
         ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, sequence, encoded.bitmap)
-        encoded.write_into(entry, ENTRY_HEAD.size)
+        write_slots(encoded.slots, entry, ENTRY_HEAD.size)
         if not self._logging:
+            self._wal.require_sound()
             return self._wal.written
         CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
         try:
@@ -228,26 +234,13 @@ class Store:
             arena.untake(entry)
             raise
 
-    def _add_to_open(self, encoded: EncodedBundle, stamp: int, sequence: int, start: int, end: int) -> None:
-        sealing = self._sealing
-        if sealing.open.is_empty:
-            sealing.note_first_bundle()
-        sealing.open.append(
-            encoded.slots,
-            ingested_at_ns=stamp,
-            sequence=sequence,
-            wal_start=start,
-            wal_end=end,
-            nbytes=encoded.nbytes,
-        )
-
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _cannot_take(self, nbytes: int) -> str | None:
         """
         Return what is full, or None. Called under the lock, for every bundle.
         """
-        if self._sealing.is_full():
+        if self._sealing.full:
             return "the open segment: the one before it is still being written"
         if self._logging:
             full = self._wal.room_for(nbytes)
@@ -265,23 +258,26 @@ class Store:
         deadline = self._clock.monotonic() + (timeout or 0.0)
         if self._logging and nbytes + 64 > self.settings.wal_bytes_max:
             raise BundleInvalid(f"the bundle takes {nbytes} bytes in the log; wal.max_size is less")
+        if nbytes + 64 > (self.settings.size_cap_bytes or nbytes + 64):
+            raise BundleInvalid(f"the bundle takes {nbytes} bytes; retention.size_cap is less")
         while True:
             if self._closed:
                 raise StoreClosed(f"{self.path} is closed")
+            # What failed makes no room any more: waiting for it would have no end.
+            self._wal.require_sound()
             full = self._cannot_take(nbytes)
             if full is None:
                 return
             # A segment that is being written makes room by itself: that is a pause, not a refusal.
-            self._sealing.swap()
+            if not self._sealing.swap() and self._sealing.pending is None:
+                self._wal.retire_covered()
             pause = self._sealing.pending is not None and self._sealing.failure is None
             self._room.release()
             try:
-                if self._background is None:
-                    self._make_room_inline(full)
-                elif pause:
+                if pause and self._background is not None:
                     self._background.wake()
                 else:
-                    self._free_finished(ignore_grace=True)
+                    self._make_room_inline(full)
             finally:
                 self._room.acquire()
             if self._cannot_take(nbytes) is None:
@@ -289,12 +285,17 @@ class Store:
             left = deadline - self._clock.monotonic()
             if not pause and left <= 0:
                 self._refuse(full)
-            if self._background is not None:
+            if self._background is not None or not pause:
                 self._clock.wait(self._room, 0.05 if pause else min(left, 0.05))
 
     def _make_room_inline(self, full: str) -> None:
-        self._seal_pending()
-        self._free_finished(ignore_grace="size_cap" in full)
+        with self._maintenance:
+            self._require_open()
+            self._seal_pending()
+            with contextlib.suppress(OSError):  # maintenance tries again, and says so; here it is one refusal more
+                self._write_progress()
+                self._free_finished(ignore_grace="size_cap" in full)
+            self._advance_cursor()
 
     def _refuse(self, full: str) -> None:
         failure = self._sealing.failure
@@ -325,36 +326,33 @@ class Store:
                 raise
             if info is None:
                 return 0
-            if info.wal_position_end is not None:
-                self._advance_cursor(info.wal_position_end)
+            self._advance_cursor(info.wal_position_end or 0)
             self.catalog.add(info)
             self._registry.sealed(_ref(info))
             with self._lock:
                 self._sealing.done()
-                if self._sealing.is_full():
+                if self._sealing.full:
                     self._sealing.swap()
                 self._room.notify_all()
             self._observer.count("quiver.segment.sealed_total")
             return 1
 
-    def _advance_cursor(self, position: int) -> None:
+    def _advance_cursor(self, position: int = 0) -> int:
         """
-        Let the log forget what is durable elsewhere. A full disk may refuse: the next segment tries again.
+        Let the log forget what is durable elsewhere; how many files went. What the disk refuses is tried again.
         """
         try:
             self._wal.advance_cursor(position)
-            self._purge_log()
+            with self._lock:
+                gone = self._wal.purgeable()
+            if gone:
+                remove_durably(self._files, [file.path for file in gone])
+                with self._lock:
+                    self._wal.forget(gone)
+                    self._room.notify_all()
         except OSError as error:
             self._observer.event("quiver.wal.cursor", level=logging.WARNING, problem=str(error))
-
-    def _purge_log(self) -> int:
-        with self._lock:
-            gone = self._wal.purgeable()
-        if gone:
-            remove_durably(self._files, [file.path for file in gone])
-            with self._lock:
-                self._wal.forget(gone)
-                self._room.notify_all()
+            return 0
         return len(gone)
 
     # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
@@ -375,15 +373,20 @@ class Store:
         Raises:
             AtCapacity: the disk has no room for the segment; it is kept and tried again.
             StoreFailed: the disk failed; reopen to recover.
+            StoreClosed: the store was closed.
         """
+        with self._maintenance:
+            self._require_open()
+            self._seal_everything()
+
+    def _seal_everything(self) -> None:
         for _ in range(2):  # the one being written, then the open one
-            with self._maintenance:
-                with self._lock:
-                    self._sealing.swap()
-                if self._sealing.pending is None:
-                    return
-                if not self._seal_pending() and self._sealing.failure is not None:
-                    raise AtCapacity(f"the disk of {self.path} is full: segment {self._sealing.pending.seq} waits")
+            with self._lock:
+                self._sealing.swap()
+            if self._sealing.pending is None:
+                return
+            if not self._seal_pending() and self._sealing.failure is not None:
+                raise AtCapacity(f"the disk of {self.path} is full: segment {self._sealing.pending.seq} waits")
 
     def maintain(self) -> MaintenanceReport:
         """
@@ -393,19 +396,30 @@ class Store:
 
         Raises:
             StoreFailed: the disk failed; reopen to recover.
+            StoreClosed: the store was closed.
         """
         with self._maintenance:
+            self._require_open()
             if self._background is None:
                 self.sync()
             with self._lock:
-                if self._sealing.is_full() or (self._sealing.is_old() and not self._everyone_lags()):
+                if self._sealing.full or (self._sealing.is_old() and not self._everyone_lags()):
                     self._sealing.swap()
             sealed = 0
             while self._sealing.may_write() and self._seal_pending():
                 sealed += 1
-            written = self._registry.flush()
+            written = self._write_progress()
             deleted = self._free_finished(ignore_grace=False)
-            return MaintenanceReport(sealed, written, deleted, self._purge_log())
+            return MaintenanceReport(sealed, written, deleted, self._advance_cursor())
+
+    def _write_progress(self) -> int:
+        try:
+            return self._registry.flush()
+        except OSError as error:
+            # A file can only be replaced where there is room for the new one: delete what may go, then once more.
+            if not (is_full_disk(error) and self._free_finished(ignore_grace=True)):
+                raise
+            return self._registry.flush()
 
     def _everyone_lags(self) -> bool:
         return self._registry.least_lag_segments() >= LAG_SEGMENTS
@@ -424,7 +438,12 @@ class Store:
             )
             if not seqs:
                 return 0
-            self._keep_floor(max(seqs) + 1)
+            try:
+                self.catalog.keep_floor(max(seqs) + 1)
+            except OSError as error:
+                if not is_full_disk(error) or len(seqs) == 1:
+                    raise
+                seqs.remove(max(seqs))  # the highest name keeps the number until there is room to write it down
             self.catalog.delete(seqs)
             self._registry.removed(seqs)
             with self._lock:
@@ -432,21 +451,14 @@ class Store:
             self._observer.count("quiver.gc.evictions_total", len(seqs), reason="finished")
             return len(seqs)
 
-    def _keep_floor(self, floor: int) -> None:
-        # The highest name on disk says what the next number is. Before that name goes, write the number down;
-        # or after a restart a new segment would get an old number that subscribers count as delivered.
-        highest = max((info.seq for info in self.catalog.segments()), default=-1)
-        if floor > highest:
-            replace_file(self._files, f"{self._segments_dir}/{SEGMENT_FLOOR}", encode_floor(floor))
-
     def _quarantine(self, info: SegmentInfo, damage: Damaged) -> None:
         """
         Take a segment that turned out damaged out of everybody's way: the others go on, the loss is counted.
         """
         with self._maintenance:
-            if info.seq not in self.catalog:
+            if self._closed or info.seq not in self.catalog:
                 return
-            self._keep_floor(info.seq + 1)
+            self.catalog.keep_floor(info.seq + 1)
             with contextlib.suppress(FileNotFoundError):
                 recovery.quarantine_file(self._files, self.path, info.path)
             self.catalog.forget(info.seq)
@@ -521,11 +533,7 @@ class Store:
             figures = {
                 "segments": len(self.catalog),
                 "segment_bytes": self.catalog.bytes,
-                "wal_bytes": self._wal.disk_bytes,
-                "wal_files": self._wal.file_count,
-                "wal_position": self._wal.written,
-                "wal_synced_position": self._wal.synced,
-                "wal_syncs": self._wal.syncs,
+                **self._wal.stats(),
                 "open_bundles": self._sealing.open.bundle_count,
                 "open_bytes": self._sealing.open.nbytes,
                 "next_sequence": self._sequence,
@@ -552,24 +560,24 @@ class Store:
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = self._needs_care = True
             self._room.notify_all()
         if self._background is not None:
             self._background.stop()
-        try:
+        # Whoever still maintains finishes first; after that nobody of this store touches the directory any more.
+        with self._maintenance, contextlib.ExitStack() as last_to_first:
+            last_to_first.callback(self._directory_lock.release)
+            last_to_first.callback(self._wal.close)
+            last_to_first.callback(self.catalog.close)
+            last_to_first.callback(self._registry.close)
             if self._wal.failure is None:
                 self._close_cleanly()
-        finally:
-            self._registry.close()
-            self.catalog.close()
-            try:
-                self._wal.close()
-            finally:
-                self._directory_lock.release()
+            elif not self._logging:
+                self._wal.require_sound()  # its open segment is lost
 
     def _close_cleanly(self) -> None:
         try:
-            self.flush()
+            self._seal_everything()
             self._registry.flush()
             self._free_finished(ignore_grace=False)
         except AtCapacity:

@@ -8,10 +8,10 @@ with its offset, and what can still be read is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+from quiver.primitives.findings import Description, Problem
+from quiver.primitives.scan import Answer, Damage, Frame, NeedMore, is_zero
 from quiver.store.format.cursor import CURSOR_MAGIC, decode_cursor
 from quiver.store.format.floor import FLOOR_MAGIC, decode_floor
 from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
@@ -38,97 +38,15 @@ from quiver.store.format.segment_file import (
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry, decode_entry, find_entry
 from quiver.store.format.wal_file import WAL_MAGIC, WalHeader, decode_wal_header
 
-__all__ = ["Description", "FileKind", "Problem", "describe"]
+__all__ = ["FileKind", "describe"]
 
 FileKind = Literal["wal", "cursor", "segment", "floor", "progress", "unknown"]
 Row = dict[str, Any]
 
 ROWS_MAX = 1000
-_ZEROS = bytes(64 * 1024)
 _ARROW_MAGIC = b"ARROW1"
 _FRAME_BYTES = 8
 """The length before an entry and the checksum behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """
-    Something wrong at byte `offset`.
-
-    `level` is "damage" when bytes are not what was written, "warning" when a reader goes on regardless.
-    """
-
-    offset: int
-    reason: str
-    level: Literal["damage", "warning"] = "damage"
-
-
-@dataclass(slots=True)
-class Description:
-    """
-    What a file holds. All values are those of JSON.
-
-    Attributes:
-        name: as given.
-        kind: which file it is.
-        size_bytes: its length.
-        version: of its format; None when it cannot be read.
-        fields: name → value, in the order of the file.
-        tables: name → rows; at most as many rows as were asked for.
-        problems: in the order of their offsets.
-    """
-
-    name: str
-    kind: FileKind
-    size_bytes: int
-    version: int | None = None
-    fields: Row = field(default_factory=dict)
-    tables: dict[str, list[Row]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def sound(self) -> bool:
-        """
-        Say whether nothing is damaged; warnings do not count.
-        """
-        return all(problem.level == "warning" for problem in self.problems)
-
-    def as_dict(self) -> Row:
-        """
-        Return the same as plain dicts and lists, ready for `json.dumps`.
-        """
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "size_bytes": self.size_bytes,
-            "version": self.version,
-            "sound": self.sound,
-            "fields": self.fields,
-            "tables": self.tables,
-            "problems": [
-                {"offset": problem.offset, "level": problem.level, "reason": problem.reason}
-                for problem in self.problems
-            ],
-        }
-
-    def accept(self, answer: Answer[Any]) -> Any | None:
-        """
-        Return the value of *answer*, or note the problem and return None.
-        """
-        if isinstance(answer, Frame):
-            return answer.value
-        if isinstance(answer, NeedMore):
-            self.problems.append(Problem(self.size_bytes, f"cut short: at least {answer.missing} bytes are missing"))
-        else:
-            self.problems.append(Problem(answer.offset, answer.reason))
-        return None
-
-    def note(self, problem: Damage | None) -> None:
-        """
-        Note the damage, if there is any.
-        """
-        if problem is not None:
-            self.problems.append(Problem(problem.offset, problem.reason))
 
 
 def describe(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Description:
@@ -200,7 +118,7 @@ def _describe_wal(to: Description, view: memoryview, rows_max: int) -> None:
                 sequence = entry.sequence
             offset = answer.end
             continue
-        if _is_zero(view, offset):
+        if is_zero(view, offset):
             break
         found = _next_entry(view, offset, sequence + 1)
         to.problems.append(_entry_problem(answer, offset, found))
@@ -251,14 +169,6 @@ def _entry_row(header: WalHeader, offset: int, end: int, entry: WalEntry) -> Row
         "rows": [slot.row_count for slot in entry.slots],
         "payload_bytes": [len(slot.payload) for slot in entry.slots],
     }
-
-
-def _is_zero(view: memoryview, offset: int) -> bool:
-    for start in range(offset, len(view), len(_ZEROS)):
-        piece = view[start : start + len(_ZEROS)]
-        if piece != _ZEROS[: len(piece)]:
-            return False
-    return True
 
 
 def _describe_cursor(to: Description, view: memoryview, _rows_max: int) -> None:

@@ -7,6 +7,7 @@ slots went. Whatever takes time waits for `SealedSegment.streams`, which the wri
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class StreamSchema:
 
     schema: pa.Schema
     fingerprint: bytes
-    schema_message: bytes
+    schema_message: pa.Buffer
     has_dictionaries: bool
 
 
@@ -68,6 +69,8 @@ class EncodedSlot:
     stream_schema: StreamSchema
     row_count: int
     message: Any
+    payload_bytes: int = 0
+    """Length of the slot's whole Arrow stream in the log's entry."""
 
 
 def self_contained(batch: pa.RecordBatch) -> pa.Buffer:
@@ -113,16 +116,18 @@ class OpenSegment:
     The segment that bundles are added to. Not thread-safe: the store's ingest lock guards it.
 
     Args:
-        streams_max: `is_full` once there are so many streams.
+        streams_max: `is_full` once there are so many streams,
+        bytes_max: or so many bytes.
     """
 
     __slots__ = (
         "_by_schema", "_ingested_at_ns", "_refs", "_refs_end", "_sequence_first", "_sequence_last", "_streams",
-        "_wal_end", "_wal_start", "nbytes", "streams_max",
+        "_wal_end", "_wal_start", "bytes_max", "nbytes", "streams_max",
     )  # fmt: skip
 
-    def __init__(self, *, streams_max: int) -> None:
+    def __init__(self, *, streams_max: int, bytes_max: int = sys.maxsize) -> None:
         self.streams_max = streams_max
+        self.bytes_max = bytes_max
         self.nbytes = 0
         """Bytes of the bundles so far, as their producer of `append` counts them."""
         self._streams: list[_Stream] = []
@@ -160,9 +165,13 @@ class OpenSegment:
     @property
     def is_full(self) -> bool:
         """
-        Whether the stream cap, or the number of bundles that a progress file can track, is reached.
+        Whether the cap of bytes or streams, or the number of bundles that a progress file can track, is reached.
         """
-        return len(self._streams) >= self.streams_max or len(self._ingested_at_ns) >= BUNDLES_WRITTEN_MAX
+        return (
+            self.nbytes >= self.bytes_max
+            or len(self._streams) >= self.streams_max
+            or len(self._refs_end) >= BUNDLES_WRITTEN_MAX
+        )
 
     def append(
         self,
@@ -173,9 +182,9 @@ class OpenSegment:
         wal_start: int,
         wal_end: int,
         nbytes: int,
-    ) -> None:
+    ) -> bool:
         """
-        Add a bundle; it is kept until `seal`, and its messages are not copied.
+        Add a bundle; it is kept until `seal`, and its messages are not copied. Returns `is_full`.
 
         *sequence* and the WAL positions are those of its log entry; *encoded* is ascending by slot.
         """
@@ -195,7 +204,13 @@ class OpenSegment:
         self._wal_end = wal_end
         self._sequence_last = sequence
         self._ingested_at_ns.append(ingested_at_ns)
-        self.nbytes += nbytes
+        self.nbytes = total = self.nbytes + nbytes
+        # `is_full` without the call: this runs for every bundle.
+        return (
+            total >= self.bytes_max
+            or len(self._streams) >= self.streams_max
+            or len(self._refs_end) >= BUNDLES_WRITTEN_MAX
+        )
 
     def _stream(self, slot: int, stream_schema: StreamSchema) -> _Stream:
         by_schema = self._by_schema[slot]
@@ -380,7 +395,7 @@ def _runs(stream: _Stream) -> list[SealedStream]:
                 fingerprint=known.fingerprint,
                 row_count=sum(stream.row_counts[start:end]),
                 chunk_count=end - start,
-                file=assemble(known.schema_message, run.dictionaries, run.batches),
+                file=assemble(bytes(known.schema_message), run.dictionaries, run.batches),
             )
         )
         start = end

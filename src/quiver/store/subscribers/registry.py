@@ -499,8 +499,10 @@ class Registry:
 
     def _check_claim(self, queue: DeliveryQueue, handle: BundleHandle, outcome: str) -> None:
         if handle.outcome == "unreadable":
-            # Nobody claimed it since? Then the consumer may still decide what becomes of it.
-            queue.claim(handle.ref)
+            # Nobody claimed it since? Then the consumer may still decide what becomes of it; also when the
+            # segment went to quarantine meanwhile, where there is nothing left to decide.
+            if handle.ref.segment in self._segments:
+                queue.claim(handle.ref)
         elif handle.outcome is not None:
             raise BundleUnavailable(f"bundle {handle.ref} cannot be {outcome}: it was {handle.outcome} already")
         elif handle.queue is not queue or not queue.is_claimed(handle.ref):

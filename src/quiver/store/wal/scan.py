@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quiver.errors import Damaged
-from quiver.primitives.scan import Damage, Frame
+from quiver.primitives.scan import Damage, Frame, is_zero
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry, decode_entry, find_entry
 from quiver.store.format.wal_file import WAL_HEADER_BYTES, WalHeader, decode_wal_header
 
 __all__ = ["ScannedEntry", "WalFileScan", "scan_wal_file"]
 
 Tail = Literal["clean", "zeros", "torn"]
-
-_ZEROS = bytes(64 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def scan_wal_file(view: memoryview, path: str) -> WalFileScan:
     Scan all of *view*, the contents of the WAL file *path*. Never raises on any bytes.
     """
     scan = WalFileScan(path, len(view))
-    if _is_zero(view, 0):
+    if is_zero(view, 0):
         scan.tail = "zeros" if view else "clean"
         return scan
     answer = decode_wal_header(view)
@@ -121,7 +119,7 @@ def _scan_entries(scan: WalFileScan, view: memoryview) -> None:
             offset = answer.end
             continue
         found = None
-        if isinstance(answer, Damage) or not _is_zero(view, offset):
+        if isinstance(answer, Damage) or not is_zero(view, offset):
             found = _next_entry(view, offset, sequence_min)
         if found is None:
             break
@@ -136,15 +134,7 @@ def _scan_entries(scan: WalFileScan, view: memoryview) -> None:
 def _kind_of_tail(view: memoryview, offset: int) -> Tail:
     if offset >= len(view):
         return "clean"
-    return "zeros" if _is_zero(view, offset) else "torn"
-
-
-def _is_zero(view: memoryview, offset: int) -> bool:
-    for start in range(offset, len(view), len(_ZEROS)):
-        piece = view[start : start + len(_ZEROS)]
-        if piece != _ZEROS[: len(piece)]:
-            return False
-    return True
+    return "zeros" if is_zero(view, offset) else "torn"
 
 
 def _next_entry(view: memoryview, damaged: int, sequence_min: int) -> int | None:
@@ -158,7 +148,7 @@ def _next_entry(view: memoryview, damaged: int, sequence_min: int) -> int | None
     if claimed_end is not None:
         if isinstance(decode_entry(view, claimed_end), Frame):
             return claimed_end
-        if _is_zero(view, claimed_end):
+        if is_zero(view, claimed_end):
             return None
     return find_entry(view, damaged + 1, sequence_min)
 

@@ -9,16 +9,18 @@ A sync that fails poisons the writer: what the disk holds is unknown until the d
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quiver.errors import AtCapacity, StoreFailed
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import Buffer, File, FileSystem
 from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, wal_rotated_name
+from quiver.store.format.wal_entry import ENTRY_BYTES_MAX
 from quiver.store.format.wal_file import encode_wal_header
 
 __all__ = ["WAL_NEXT", "RotatedFile", "WalLimits", "WalWriter", "is_full_disk"]
@@ -90,7 +92,8 @@ class WalWriter:
         self._files = files
         self._directory = directory
         self._config_hash = config_hash
-        self._limits = limits
+        # A file is read whole when the store opens: one that grows without end could not be opened again.
+        self._limits = replace(limits, rotate_bytes=min(limits.rotate_bytes, ENTRY_BYTES_MAX))
         self._rotated = list(rotated)
         self._rotated_bytes = sum(file.size_bytes for file in rotated)
         self._next_number = max((file.number for file in rotated), default=0) + 1
@@ -102,7 +105,9 @@ class WalWriter:
         self._sync = threading.Condition()
         self._syncing = False
         self._failure: OSError | None = None
+        self._easy_end = 0
         self.cursor = cursor
+        self._cursor_wanted = cursor
         self.written = cursor
         self.synced = cursor
         self.syncs = 0
@@ -118,6 +123,7 @@ class WalWriter:
         self._shift = position_start - header_bytes
         self._offset = offset
         self._file_bytes = max(size_bytes, offset)
+        self._find_easy_end()
         self.written = self.synced = offset + self._shift
 
     def start(self, position: int) -> None:
@@ -132,16 +138,28 @@ class WalWriter:
 
     # ── appending ────────────────────────────────────────────────────────────────────────────────────
 
+    def has_room(self, nbytes: int) -> bool:
+        """
+        Say whether an entry of *nbytes* plainly fits: no rotation, no cap. When not, ask `room_for`.
+        """
+        return self._offset + nbytes <= self._easy_end
+
+    def _find_easy_end(self) -> None:
+        self._easy_end = min(
+            self._header_bytes + self._limits.rotate_bytes, self._limits.bytes_max - self._rotated_bytes
+        )
+
     def room_for(self, nbytes: int) -> str | None:
         """
         Return None when an entry of *nbytes* fits under the caps, else which cap is full.
         """
-        total = self.disk_bytes + nbytes
-        rotates = self._offset - self._header_bytes >= self._limits.rotate_bytes
-        if rotates:
-            total += self._header_bytes
+        if self._offset - self._header_bytes >= self._limits.rotate_bytes:
+            total = self.disk_bytes + self._header_bytes + nbytes
             if len(self._rotated) + 2 > self._limits.files_max:
                 return f"wal.max_rotated_files ({self._limits.files_max})"
+        else:
+            # The zeros ahead are counted already: the entry takes their place.
+            total = self._rotated_bytes + max(self._file_bytes, self._offset + nbytes)
         if total > self._limits.bytes_max:
             return f"wal.max_size ({self._limits.bytes_max} bytes)"
         return None
@@ -160,7 +178,7 @@ class WalWriter:
             self.rotate()
         file = self._file
         if file is None or self._failure is not None:
-            raise StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}")
+            raise self._failed_earlier()
         offset = self._offset
         end = offset + nbytes
         if zero_ahead and end > self._file_bytes and nbytes <= ZERO_AHEAD_ENTRY_BYTES_MAX:
@@ -215,8 +233,7 @@ class WalWriter:
             return
         with self._sync:
             while True:
-                if self._failure is not None:
-                    raise StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}")
+                self.require_sound()
                 if self.synced >= position:
                     return
                 if not self._syncing:
@@ -252,6 +269,19 @@ class WalWriter:
             self._failure = self._failure or error
             self._sync.notify_all()
 
+    def require_sound(self) -> None:
+        """
+        Return when nothing has failed so far.
+
+        Raises:
+            StoreFailed: a write or sync failed earlier.
+        """
+        if self._failure is not None:
+            raise self._failed_earlier()
+
+    def _failed_earlier(self) -> StoreFailed:
+        return StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}; reopen to recover")
+
     @property
     def failure(self) -> OSError | None:
         """
@@ -268,12 +298,17 @@ class WalWriter:
         """
         return self._rotated_bytes + self._file_bytes
 
-    @property
-    def file_count(self) -> int:
+    def stats(self) -> dict[str, int]:
         """
-        Active and rotated files.
+        Return figures of this moment, as `Store.stats` names them.
         """
-        return len(self._rotated) + 1
+        return {
+            "wal_bytes": self.disk_bytes,
+            "wal_files": len(self._rotated) + 1,
+            "wal_position": self.written,
+            "wal_synced_position": self.synced,
+            "wal_syncs": self.syncs,
+        }
 
     def rotate(self) -> None:
         """
@@ -287,17 +322,32 @@ class WalWriter:
         try:
             self._rotate_as_leader()
         finally:
-            with self._sync:
-                self._syncing = False
-                self._sync.notify_all()
+            self._follow()
+
+    def retire_covered(self) -> None:
+        """
+        Rotate before it is due, when nothing in the active file is needed any more: its room can then be freed.
+
+        Without this a bundle larger than what the active file leaves of the caps would be refused for ever.
+
+        Raises:
+            AtCapacity: no room for the new file.
+            StoreFailed: the disk failed in between.
+        """
+        if self._offset > self._header_bytes and self.written <= self.cursor:
+            self.rotate()
 
     def _lead(self) -> None:
         with self._sync:
             while self._syncing:
                 self._sync.wait()
-            if self._failure is not None:
-                raise StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}")
+            self.require_sound()
             self._syncing = True
+
+    def _follow(self) -> None:
+        with self._sync:
+            self._syncing = False
+            self._sync.notify_all()
 
     def _rotate_as_leader(self) -> None:
         old = self._file
@@ -336,9 +386,12 @@ class WalWriter:
 
     def _make_next(self, position: int) -> File:
         file = self._files.create_or_truncate(self._path(WAL_NEXT))
-        header = encode_wal_header(self._config_hash, position)
-        file.pwrite(header, 0)
-        file.sync()
+        try:
+            file.pwrite(encode_wal_header(self._config_hash, position), 0)
+            file.sync()
+        except OSError:
+            file.close()
+            raise
         return file
 
     def _use(self, file: File, position: int) -> None:
@@ -347,17 +400,19 @@ class WalWriter:
         self._file = file
         self._header_bytes = self._offset = self._file_bytes = header_bytes
         self._shift = position - header_bytes
+        self._find_easy_end()
 
-    def advance_cursor(self, position: int) -> None:
+    def advance_cursor(self, position: int = 0) -> None:
         """
-        Record durably that nothing before *position* is needed any more.
+        Record durably that nothing before *position*, or before what an earlier call asked for, is needed any more.
 
         Raises:
-            OSError: the sidecar could not be replaced; the old value stands and the call can be repeated.
+            OSError: the sidecar could not be replaced; the old value stands, and the next call tries again.
         """
-        if position > self.cursor:
-            replace_file(self._files, self._path(CURSOR_NAME), encode_cursor(position))
-            self.cursor = position
+        self._cursor_wanted = wanted = max(self._cursor_wanted, position)
+        if wanted > self.cursor:
+            replace_file(self._files, self._path(CURSOR_NAME), encode_cursor(wanted))
+            self.cursor = wanted
 
     def purgeable(self) -> list[RotatedFile]:
         """
@@ -371,6 +426,7 @@ class WalWriter:
         """
         self._rotated = [file for file in self._rotated if file not in gone]
         self._rotated_bytes = sum(file.size_bytes for file in self._rotated)
+        self._find_easy_end()
 
     def close(self) -> None:
         """
@@ -382,6 +438,8 @@ class WalWriter:
         file = self._file
         if file is None:
             return
+        with contextlib.suppress(StoreFailed):
+            self._lead()  # a sync that still runs must not meet a closed descriptor
         try:
             if self._failure is None:
                 if self._file_bytes > self._offset:
@@ -395,6 +453,7 @@ class WalWriter:
         finally:
             self._file = None
             file.close()
+            self._follow()
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"

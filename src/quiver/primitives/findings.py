@@ -1,0 +1,124 @@
+"""
+What is told to people about files: what one holds, and what is wrong with it. Values only; nothing is read here.
+
+Each log makes them of its own files: `describe` in its `format/` room a `Description` of one file's bytes, its
+`check.py` a `Finding` for each thing worth saying about a directory. The command prints them, of whichever log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+
+__all__ = ["Description", "Finding", "Kind", "Problem"]
+
+Kind = Literal["damaged", "torn tail", "quarantined", "left over", "other adapter"]
+"""What a finding is. Only `damaged` is bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """
+    Something wrong at byte `offset`.
+
+    `level` is "damage" when bytes are not what was written, "warning" when a reader goes on regardless.
+    """
+
+    offset: int
+    reason: str
+    level: Literal["damage", "warning"] = "damage"
+
+
+@dataclass(slots=True)
+class Description:
+    """
+    What a file holds. All values are those of JSON.
+
+    Attributes:
+        name: as given.
+        kind: which file it is; "unknown" when the log that was asked does not keep such a file.
+        size_bytes: its length.
+        version: of its format; None when it cannot be read.
+        fields: name → value, in the order of the file.
+        tables: name → rows; at most as many rows as were asked for.
+        problems: in the order of their offsets.
+    """
+
+    name: str
+    kind: str
+    size_bytes: int
+    version: int | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """
+        Say whether nothing is damaged; warnings do not count.
+        """
+        return all(problem.level == "warning" for problem in self.problems)
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return the same as plain dicts and lists, ready for `json.dumps`.
+        """
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "size_bytes": self.size_bytes,
+            "version": self.version,
+            "sound": self.sound,
+            "fields": self.fields,
+            "tables": self.tables,
+            "problems": [
+                {"offset": problem.offset, "level": problem.level, "reason": problem.reason}
+                for problem in self.problems
+            ],
+        }
+
+    def accept(self, answer: Answer[Any]) -> Any | None:
+        """
+        Return the value of *answer*, or note the problem and return None.
+        """
+        if isinstance(answer, Frame):
+            return answer.value
+        if isinstance(answer, NeedMore):
+            self.problems.append(Problem(self.size_bytes, f"cut short: at least {answer.missing} bytes are missing"))
+        else:
+            self.problems.append(Problem(answer.offset, answer.reason))
+        return None
+
+    def note(self, problem: Damage | None) -> None:
+        """
+        Note the damage, if there is any.
+        """
+        if problem is not None:
+            self.problems.append(Problem(problem.offset, problem.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    One thing worth saying about a file: where, what kind, and what was seen. Only `damaged` is bad.
+    """
+
+    path: str
+    offset: int
+    kind: Kind
+    reason: str
+
+    @property
+    def damaged(self) -> bool:
+        """
+        Say whether bytes are not what was written.
+        """
+        return self.kind == "damaged"
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return the fields by name.
+        """
+        return {"path": self.path, "offset": self.offset, "kind": self.kind, "reason": self.reason}

@@ -1,0 +1,304 @@
+"""
+Every file of a store read to its last byte, and held against the others: what `quiver verify` prints. Reads only.
+
+A live writer may rename, cut or delete files meanwhile: a file that is gone is no finding. The cursor is read before
+the log it points into, because the log only grows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from quiver.bundle import OTAP, OTAP_CONFIG_HASH
+from quiver.errors import Damaged, WrongUse
+from quiver.primitives.files import FileSystem
+from quiver.primitives.findings import Finding
+from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.store.format.cursor import decode_cursor
+from quiver.store.format.floor import decode_floor
+from quiver.store.format.names import (
+    CURSOR_NAME,
+    QUARANTINE_DIR,
+    SEGMENT_FLOOR,
+    SEGMENTS_DIR,
+    STORE_ID,
+    STORE_LOCK,
+    WAL_DIR,
+    parse_progress_name,
+    parse_segment_name,
+)
+from quiver.store.format.progress import decode_progress
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
+from quiver.store.wal.scan import WalFileScan
+
+__all__ = ["SMALL_FILE_BYTES_MAX", "StoreReport", "check_store", "require_store"]
+
+SMALL_FILE_BYTES_MAX = 256 * 1024 * 1024
+
+HASH_BYTES_FLIPPED_MAX = 2
+"""A configuration hash this close to a known one is a damaged one, not another adapter's."""
+
+IDENTITY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+LOOKS_MAX = 5
+
+POSITION_OFFSET = 30
+"""Where a log file's head says at which stream position the file starts."""
+
+
+@dataclass(slots=True)
+class StoreReport:
+    """
+    What was read and what was found. A bundle may be in both: the log forgets by the file.
+    """
+
+    root: str
+    files: int = 0
+    bytes_read: int = 0
+    segment_bundles: int = 0
+    log_entries: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def damaged(self) -> bool:
+        """
+        Say whether any finding is damage.
+        """
+        return any(finding.damaged for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return all of it as plain values.
+        """
+        return {
+            "directory": self.root,
+            "files": self.files,
+            "bytes_read": self.bytes_read,
+            "segment_bundles": self.segment_bundles,
+            "log_entries": self.log_entries,
+            "damaged": self.damaged,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def require_store(fs: FileSystem, root: str) -> None:
+    """
+    Return when *root* looks like a store's directory.
+
+    Raises:
+        WrongUse: it does not exist or holds nothing of a store.
+    """
+    if not fs.exists(root):
+        raise WrongUse(f"{root}: there is no such directory")
+    if not any(fs.exists(f"{root}/{name}") for name in (WAL_DIR, SEGMENTS_DIR, STORE_LOCK)):
+        raise WrongUse(f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/")
+
+
+def check_store(fs: FileSystem, root: str) -> StoreReport:
+    """
+    Read every file of the store at *root* and return what was found.
+
+    Raises:
+        WrongUse: *root* is not a store.
+        OSError: a file could not be read.
+    """
+    require_store(fs, root)
+    report = StoreReport(root)
+    cursor_path = f"{root}/{WAL_DIR}/{CURSOR_NAME}"
+    cursor = _check_small(fs, report, cursor_path, decode_cursor)
+    spans = _check_log(fs, report)
+    segments_end = _check_segments(fs, report)
+    end = max([segments_end, *(span.end for span in spans)])
+    if cursor is not None and cursor > end:
+        reason = f"the cursor says {cursor}, but log and segments end at {end}"
+        report.findings.append(Finding(cursor_path, 12, "damaged", reason))
+    if cursor is not None or not fs.exists(cursor_path):
+        # Read again: it has passed every log file that was deleted before the others were read.
+        _check_positions(report, spans, max(_cursor_now(fs, cursor_path), segments_end))
+    _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
+    _check_small(fs, report, f"{root}/{STORE_ID}", _decode_identity)
+    for name in _names(fs, root):
+        if parse_progress_name(name) is not None:
+            _check_small(fs, report, f"{root}/{name}", decode_progress)
+    _note_leftovers(fs, report)
+    return report
+
+
+def _decode_identity(view: memoryview) -> Answer[str]:
+    text = bytes(view).decode("ascii", "replace").strip()
+    if IDENTITY.fullmatch(text) is None:
+        return Damage(0, "the store's identity is not a UUID")
+    return Frame(text, len(view))
+
+
+def _names(fs: FileSystem, directory: str) -> list[str]:
+    return fs.list_dir(directory) if fs.exists(directory) else []
+
+
+def _check_small(
+    fs: FileSystem, report: StoreReport, path: str, decode: Callable[[memoryview], Answer[Any]]
+) -> Any | None:
+    try:
+        data = fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    report.files += 1
+    report.bytes_read += len(data)
+    answer = decode(memoryview(data))
+    if isinstance(answer, Frame):
+        return answer.value
+    if isinstance(answer, Damage):
+        report.findings.append(Finding(path, answer.offset, "damaged", answer.reason))
+    else:
+        reason = f"cut short: at least {answer.missing} more bytes belong here"
+        report.findings.append(Finding(path, len(data), "damaged", reason))
+    return None
+
+
+class _Span(NamedTuple):
+    """
+    The stream positions a WAL file says it has.
+    """
+
+    path: str
+    start: int
+    end: int
+
+
+def _cursor_now(fs: FileSystem, path: str) -> int:
+    try:
+        answer = decode_cursor(memoryview(fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)))
+    except FileNotFoundError:
+        return 0
+    return answer.value if isinstance(answer, Frame) else 0
+
+
+def _check_positions(report: StoreReport, spans: Sequence[_Span], covered: int) -> None:
+    """
+    Hold each file's position against the one before and against what is *covered* without it.
+
+    The position stands in a head without a checksum. Too low it overlaps the file before; too high it leaves a hole
+    that no segment and no cursor accounts for.
+    """
+    before = 0
+    for span in spans:
+        if span.start < before:
+            reason = f"the file says it starts at position {span.start}; the one before ends at {before}"
+            report.findings.append(Finding(span.path, POSITION_OFFSET, "damaged", reason))
+        elif span.start > max(before, covered):
+            reason = f"the file says it starts at position {span.start}; all before it ends at {max(before, covered)}"
+            report.findings.append(Finding(span.path, POSITION_OFFSET, "damaged", reason))
+        else:
+            before = span.end
+
+
+def _check_log(fs: FileSystem, report: StoreReport) -> list[_Span]:
+    """
+    Check the WAL files in order; return the positions that each of them claims.
+
+    When the active file is retired while this reads, the list of files is out of date: it looks again. Behind a
+    writer that is faster than that, positions stay unchecked.
+    """
+    directory = f"{report.root}/{WAL_DIR}"
+    if not fs.exists(directory):
+        return []
+    for _ in range(LOOKS_MAX):
+        look = StoreReport(report.root)
+        spans = _look_at_log(fs, look, directory)
+        if spans is not None:
+            break
+    report.files += look.files
+    report.bytes_read += look.bytes_read
+    report.log_entries += look.log_entries
+    report.findings += look.findings
+    return spans or []
+
+
+def _look_at_log(fs: FileSystem, report: StoreReport, directory: str) -> list[_Span] | None:
+    spans: list[_Span] = []
+    moved = False
+    try:
+        files = find_wal_files(fs, directory)
+    except FileNotFoundError:
+        return None
+    for file in files:
+        try:
+            scan = scan_file(fs, file.path)
+        except FileNotFoundError:
+            continue
+        report.files += 1
+        report.bytes_read += scan.size_bytes
+        report.log_entries += len(scan.entries)
+        for damage in scan.damage:
+            report.findings.append(Finding(file.path, damage.offset, "damaged", damage.reason))
+        _check_hash(report, file)
+        _check_tail(report, file, scan)
+        if scan.header is not None and scan.header_sound:
+            moved |= scan.header.position_start != file.position_start
+            spans.append(_Span(file.path, scan.header.position_start, scan.position_end))
+    return None if moved else spans
+
+
+def _check_hash(report: StoreReport, file: WalFileFound) -> None:
+    if file.config_hash is None or file.config_hash in {OTAP.config_hash, OTAP_CONFIG_HASH}:
+        return
+    for known in (OTAP.config_hash, OTAP_CONFIG_HASH):
+        if sum(a != b for a, b in zip(file.config_hash, known, strict=True)) <= HASH_BYTES_FLIPPED_MAX:
+            report.findings.append(Finding(file.path, 14, "damaged", "the configuration hash is not as written"))
+            return
+    reason = f"written under another slot table, hash {file.config_hash.hex()}"
+    report.findings.append(Finding(file.path, 14, "other adapter", reason))
+
+
+def _check_tail(report: StoreReport, file: WalFileFound, scan: WalFileScan) -> None:
+    if scan.tail != "torn":
+        return
+    length = scan.size_bytes - scan.tail_offset
+    if file.number is None:
+        reason = f"{length} bytes of a write that was cut short; the next open removes them"
+        report.findings.append(Finding(file.path, scan.tail_offset, "torn tail", reason))
+    else:
+        # A file is cut to its data and synced before it is retired: nothing may follow its last entry.
+        reason = f"{length} bytes behind the last entry of a retired file are no entry"
+        report.findings.append(Finding(file.path, scan.tail_offset, "damaged", reason))
+
+
+def _check_segments(fs: FileSystem, report: StoreReport) -> int:
+    """
+    Check every segment to its last byte; return the log position that the newest of them covers.
+    """
+    directory = f"{report.root}/{SEGMENTS_DIR}"
+    end = 0
+    for name in _names(fs, directory):
+        if parse_segment_name(name) is None:
+            continue
+        path = f"{directory}/{name}"
+        try:
+            reader = SegmentReader.open(fs, path)
+            reader.verify()
+        except FileNotFoundError:
+            continue
+        except Damaged as damage:
+            report.files += 1
+            report.findings.append(Finding(path, damage.offset, "damaged", damage.reason))
+            continue
+        report.files += 1
+        report.bytes_read += reader.info.size_bytes
+        report.segment_bundles += reader.bundle_count
+        end = max(end, reader.info.wal_position_end or 0)
+    return end
+
+
+def _note_leftovers(fs: FileSystem, report: StoreReport) -> None:
+    for name in _names(fs, f"{report.root}/{QUARANTINE_DIR}"):
+        path = f"{report.root}/{QUARANTINE_DIR}/{name}"
+        report.findings.append(Finding(path, 0, "quarantined", "set aside by an earlier recovery"))
+    for directory in (report.root, f"{report.root}/{WAL_DIR}", f"{report.root}/{SEGMENTS_DIR}"):
+        for name in _names(fs, directory):
+            if name.endswith(".tmp"):
+                reason = "a write that never took effect; the next open removes it"
+                report.findings.append(Finding(f"{directory}/{name}", 0, "left over", reason))
