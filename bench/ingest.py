@@ -2,7 +2,7 @@
 Ingest: the store beside a bare log with the same bytes, checksum and sync policy, LMDB, and a SQLite queue.
 
 Three settings. *synced*: every bundle is durable before the next, as many as fit in one open segment. *burst*: the
-same, synced every 25 ms instead. *sustained*: many segments, until the last one is sealed (every byte is written twice).
+same, synced every 25 ms instead. *sustained*: many segments until the last is sealed: every byte is written twice.
 
     .venv/bin/python bench/ingest.py [--rounds N] [--quick] [--write docs/benchmarks.md]
 """

@@ -90,7 +90,9 @@ def test_files_of_the_architecture_exist():
     """Every file that ARCHITECTURE.md names is there."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text))
-    everything = {str(path.relative_to(ROOT)) for folder in ("src", "tools") for path in (ROOT / folder).rglob("*.py")}
+    everything = {
+        str(path.relative_to(ROOT)) for folder in ("src", "tests", "tools") for path in (ROOT / folder).rglob("*.py")
+    }
 
     assert named
     assert (

@@ -74,7 +74,7 @@ SETTINGS_NOT_YET = {
 }
 """Keys of the architecture document that the store does not have yet, and what there is instead."""
 
-IN_FLIGHT_BYTES_MIN = 128 * MIB
+IN_FLIGHT_BYTES_MIN = 64 * MIB
 
 Address = Annotated[str, BeforeValidator(_address)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
@@ -112,7 +112,7 @@ class OtlpReceiverConfig(_Config):
     dedupe_window: Duration = 0.0
     ack: Literal["synced", "logged"] = "synced"
     max_request_bytes: Size = 16 * MIB
-    max_decompressed_bytes: Size = 64 * MIB
+    max_decompressed_bytes: Size = 16 * MIB
 
     def model_post_init(self, _context: Any, /) -> None:
         """

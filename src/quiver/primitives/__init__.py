@@ -15,6 +15,7 @@ file                    purpose
 `lock.py`               a lock the kernel releases, with the holder's pid for people
 `prealloc.py`           reserve blocks, or refuse
 `mapping.py`            mapped files with an owned lifetime
+`disk_full.py`          a full disk, which passes, or a broken one                      (pure)
 `arena.py`              memory for bytes that live and die together
 `budget.py`             bytes that many holders share: one cap, who waits
 `backoff.py`            delays between retries, capped, jittered, without sleeping

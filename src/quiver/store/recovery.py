@@ -31,6 +31,7 @@ from quiver.store.format.names import (
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
     WAL_DIR,
+    WAL_NEXT,
     parse_segment_name,
     wal_rotated_name,
 )
@@ -39,7 +40,7 @@ from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
 from quiver.store.wal.scan import ScannedEntry, WalFileScan
-from quiver.store.wal.writer import WAL_NEXT, RotatedFile, WalLimits, WalWriter
+from quiver.store.wal.writer import RotatedFile, WalLimits, WalWriter
 
 __all__ = [
     "LogFound",

@@ -14,13 +14,13 @@ from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.arena import Arena, BlockPool
+from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import FileSystem
 from quiver.settings import Settings
 from quiver.store.encode import EncodedBundle
 from quiver.store.segment.accumulator import OpenSegment, SealedSegment
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.writer import write_segment
-from quiver.store.wal.writer import is_full_disk
 
 __all__ = ["LAG_SEGMENTS", "Pending", "Sealing"]
 

@@ -22,6 +22,7 @@ from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreClosed, Store
 from quiver.observe import Observer
 from quiver.primitives.atomic import remove_durably
 from quiver.primitives.checksum import crc32
+from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import FileSystem, Lock
 from quiver.settings import Settings
 from quiver.store import recovery
@@ -39,7 +40,7 @@ from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef, Start
 from quiver.store.wal.replay import decode_slots, find_wal_files, scan_file
 from quiver.store.wal.scan import ScannedEntry
-from quiver.store.wal.writer import WalLimits, WalWriter, is_full_disk
+from quiver.store.wal.writer import WalLimits, WalWriter
 
 __all__ = ["Store"]
 

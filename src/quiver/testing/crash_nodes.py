@@ -23,11 +23,13 @@ _ZERO_BLOCK = bytes(BLOCK_BYTES)
 class Chance:
     """
     Decides what of the unsynced state survives. Seed 0 keeps nothing, seed 1 everything, any other a choice.
+
+    The choice differs from step to step, so that a few seeds meet many torn states.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, step: int) -> None:
         self._seed = seed
-        self._random = Random(seed)  # noqa: S311
+        self._random = Random(seed * 1_000_003 + step)  # noqa: S311
         # Some disks write back early and some late: so does each seed.
         self._likelihood = self._random.choice((0.1, 0.5, 0.9))
 

@@ -197,11 +197,11 @@ class CrashFileSystem:
         """
         Return the disk as a power cut leaves it: all that was synced, and a choice of the rest.
 
-        Seed 0 keeps nothing unsynced, seed 1 everything, every other seed its own choice: per block, per length,
-        per mode, per changed name. A rename happened or did not; it never loses both names.
+        Seed 0 keeps nothing unsynced, seed 1 everything, every other seed its own choice at each step: per block,
+        per length, per mode, per changed name. A rename happened or did not; it never loses both names.
         """
         with self.guard:
-            return self._clone(self._tree.after_crash(Chance(seed)))
+            return self._clone(self._tree.after_crash(Chance(seed, self.steps)))
 
     def clone_after_kill(self) -> CrashFileSystem:
         """

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quiver.primitives.findings import Description, Problem
 from quiver.store.format.cursor import encode_cursor
-from quiver.store.format.describe import Description, Problem, describe
+from quiver.store.format.describe import describe
 from quiver.store.format.floor import encode_floor
 from quiver.store.format.manifest import ManifestMetadata
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress

@@ -22,6 +22,7 @@ __all__ = [
     "U64_MAX",
     "WAL_ACTIVE",
     "WAL_DIR",
+    "WAL_NEXT",
     "check_subscriber_id",
     "parse_progress_name",
     "parse_segment_name",
@@ -34,6 +35,8 @@ __all__ = [
 
 WAL_DIR = "wal"
 WAL_ACTIVE = "quiver.wal"
+WAL_NEXT = "quiver.wal.next"
+"""The next active file while it is being made; a leftover is removed at open."""
 CURSOR_NAME = "quiver.wal.cursor"
 SEGMENTS_DIR = "segments"
 SEGMENT_FLOOR = "quiver.segment.floor"

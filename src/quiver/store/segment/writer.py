@@ -34,7 +34,7 @@ from quiver.store.segment.info import SegmentInfo
 __all__ = ["SegmentInfo", "write_segment"]
 
 _GATHER_BYTES = 4 * 1024 * 1024
-_JOIN_BYTES_MAX = 64 * 1024
+_JOIN_BYTES_MAX = 2 * 1024
 """Pieces below this, on average, are copied together; above, one gathered write of them is cheaper."""
 
 
@@ -120,7 +120,7 @@ class _Gather:
         if len(parts) == 1:
             self._file.pwrite(parts[0], self.offset)
         else:
-            self._file.pwritev(parts, self.offset)
+            self._file.pwritev(parts, self.offset, self._waiting)
         self.offset += self._waiting
         self._parts = []
         self._waiting = 0

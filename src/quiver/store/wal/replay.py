@@ -49,7 +49,10 @@ def find_wal_files(files: FileSystem, directory: str) -> list[WalFileFound]:
         if number is None and name != WAL_ACTIVE:
             continue
         path = f"{directory}/{name}"
-        file = files.open_read(path)
+        try:
+            file = files.open_read(path)
+        except FileNotFoundError:
+            continue  # beside a live writer: renamed or purged since the directory was listed
         try:
             answer = decode_wal_header(memoryview(file.pread(64 * 1024, 0)))
         finally:

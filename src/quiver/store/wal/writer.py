@@ -10,36 +10,25 @@ A sync that fails poisons the writer: what the disk holds is unknown until the d
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quiver.errors import AtCapacity, StoreFailed
 from quiver.primitives.atomic import replace_file
+from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import Buffer, File, FileSystem
+from quiver.primitives.prealloc import zero_fill
 from quiver.store.format.cursor import encode_cursor
-from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, wal_rotated_name
+from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, WAL_NEXT, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX
 from quiver.store.format.wal_file import encode_wal_header
 
-__all__ = ["WAL_NEXT", "RotatedFile", "WalLimits", "WalWriter", "is_full_disk"]
-
-WAL_NEXT = "quiver.wal.next"
-"""The next active file while it is being made; a leftover is removed at open."""
+__all__ = ["RotatedFile", "WalLimits", "WalWriter"]
 
 ZERO_AHEAD_BYTES = 1024 * 1024
 ZERO_AHEAD_ENTRY_BYTES_MAX = 16 * 1024
 """Zeros cost a second write of every byte: worth it for small synced entries only."""
-
-_ZEROS = bytes(256 * 1024)
-
-
-def is_full_disk(error: OSError) -> bool:
-    """
-    Say whether *error* means that there is no room, which passes, rather than that the disk is broken.
-    """
-    return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +201,7 @@ class WalWriter:
         target = min(target, self._file_bytes + max(0, self._limits.bytes_max - self.disk_bytes))
         start = self._file_bytes
         try:
-            for piece in range(start, target, len(_ZEROS)):
-                file.pwrite(memoryview(_ZEROS)[: min(len(_ZEROS), target - piece)], piece)
+            zero_fill(file, start, target - start)
         except OSError as error:
             # Zeros are a speed-up; without room for them the entry itself may still fit.
             self._undo(file, self._offset, error)

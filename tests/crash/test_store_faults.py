@@ -1,0 +1,331 @@
+"""
+Every call to the disk fails once, and a crash meets what an earlier crash left: nothing acknowledged is lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from quiver import AtCapacity, Bundle, BundleInvalid, QuiverError, Settings, Store, StoreClosed, StoreFailed, Subscriber
+from quiver import open as open_store
+from quiver.bundle import BundleRef
+from quiver.clock import SYSTEM_CLOCK
+from quiver.primitives.files import FileSystem
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import OPERATIONS, FaultFileSystem
+
+ROOT = "/f"
+SETTINGS = Settings(
+    segment_bytes_max=1_200, wal_rotate_bytes=900, wal_bytes_max=20_000, wal_files_max=6, delete_grace_s=0.0
+)
+SETTINGS_WIDE = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=80_000, delete_grace_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(files: FileSystem, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:
+    return open_store(ROOT, settings, files=files, clock=clock or ManualClock(), background=False)
+
+
+def bundle_of(number: int, size: int = 0) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32()), "pad": ["x" * size]})})
+
+
+def number_of(bundle: Bundle) -> int:
+    return bundle[30]["n"][0].as_py()
+
+
+def contents(store: Store) -> list[int]:
+    """What the segments hold, in order, after everything is sealed."""
+    store.flush()
+    refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
+    return [number_of(store.catalog.bundle(ref)) for ref in refs]
+
+
+def taken(subscriber: Subscriber, most: int = 10_000) -> list[int]:
+    numbers: list[int] = []
+    while len(numbers) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
+        numbers.append(number_of(handle.bundle))
+        handle.ack()
+    return numbers
+
+
+class Run:
+    """
+    A run that goes on after every error a caller may see; any other error ends the test.
+    """
+
+    def __init__(self, files: FileSystem, *, files_fail_for_ever: bool = False) -> None:
+        self.files = files
+        self.files_fail_for_ever = files_fail_for_ever
+        self.clock = ManualClock()
+        self.attempted = 0
+        self.durable: list[int] = []
+        self.acked: set[int] = set()
+        self.errors: list[str] = []
+
+    def ingest(self, store: Store, count: int) -> None:
+        for _ in range(count):
+            number = self.attempted
+            self.attempted += 1
+            try:
+                store.ingest(bundle_of(number), durable=True)
+            except (AtCapacity, StoreFailed) as error:
+                self.errors.append(type(error).__name__)
+            else:
+                self.durable.append(number)
+
+    def work(self) -> None:
+        store = opened(self.files, self.clock)
+        subscriber = store.register("s", start="earliest")
+        self.ingest(store, 9)
+        self.try_to(lambda: self.consume(subscriber, 4))
+        self.try_to(store.maintain)
+        self.ingest(store, 6)
+        self.try_to(store.flush)
+        self.try_to(lambda: self.consume(subscriber, 5))
+        self.try_to(store.maintain)
+        self.ingest(store, 2)
+        self.clock.advance(2)
+        # The fault has passed. Either the store works again, or it says that it must be reopened.
+        self.try_to(store.maintain)
+        before = len(self.errors)
+        self.ingest(store, 2)
+        if not self.files_fail_for_ever:
+            assert self.errors[before:] != ["AtCapacity"] * 2, "the fault has passed, and there is still no room"
+        self.try_to(store.close)
+
+    def consume(self, subscriber: Subscriber, most: int) -> None:
+        while most > 0 and (handle := subscriber.next_bundle(timeout=0)) is not None:
+            number = number_of(handle.bundle)
+            handle.ack()
+            self.acked.add(number)
+            most -= 1
+
+    def try_to(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (QuiverError, OSError) as error:
+            self.errors.append(type(error).__name__)
+
+
+def check(run: Run, disk: CrashFileSystem, label: str) -> None:
+    with opened(disk) as store:
+        kept = contents(store)
+        assert kept == sorted(set(kept)), f"{label}: {kept}"
+        assert set(kept) <= set(range(run.attempted)), f"{label}: invented {kept}"
+        got = taken(store.register("s", start="earliest"))
+        missing = set(run.durable) - set(got) - run.acked
+        assert not missing, f"{label}: {sorted(missing)} are missing of {run.durable}; errors {run.errors}"
+        store.maintain()
+        store.ingest(bundle_of(9_999), durable=True)
+        assert contents(store)[-1] == 9_999, label
+
+
+def calls_of_a_sound_run() -> dict[str, int]:
+    files = FaultFileSystem(CrashFileSystem())
+    run = Run(files)
+    run.work()
+    assert not run.errors
+    assert len(run.durable) == run.attempted
+    return dict(files.calls)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("lasting", [False, True])
+def test_any_call_may_fail(error: int, lasting: bool) -> None:
+    """The n-th call of each operation fails, once or from then on: no bundle is lost, doubled, invented or moved."""
+    tried = 0
+    for operation, calls in sorted(calls_of_a_sound_run().items()):
+        assert operation in OPERATIONS
+        for nth in range(1, calls + 1, 1 if calls < 60 else 3):
+            disk = CrashFileSystem()
+            short = 11 if nth % 2 else 0
+            files = FaultFileSystem(disk, {operation: nth}, error=error, short_write=short, forever=lasting)
+            run = Run(files, files_fail_for_ever=lasting)
+            try:
+                run.work()
+            except (QuiverError, OSError) as refused:
+                assert lasting or not run.durable, f"{operation} {nth}: {refused!r}"
+            label = f"{operation} {nth} of {calls}, errno {error}"
+            check(run, disk.clone_after_crash(0), f"{label}, power loss")
+            check(run, disk.clone_after_kill(), f"{label}, kill")
+            tried += 1
+    assert tried > 100
+
+
+def test_a_power_loss_after_a_kill() -> None:
+    """
+    Killed between a rename and its sync, opened again, and then the power goes.
+
+    What the second run saw under its new name was not durable yet; it must make it so before the log forgets
+    anything. And what the first run removed without a sync must not come back as new.
+    """
+    states: list[tuple[str, CrashFileSystem, list[int], set[int], int]] = []
+    files = CrashFileSystem()
+    run = Run(files)
+    files.on_step = lambda operation, path: states.append(
+        (
+            f"step {len(states)} ({operation} {path})",
+            files.clone_after_kill(),
+            list(run.durable),
+            set(run.acked),
+            run.attempted,
+        )
+    )
+    run.work()
+    files.on_step = None
+    assert len(states) > 100
+    for label, killed, durable, acked, attempted in states:
+        for seed in (0, 2):
+            again = Run(killed)
+            again.attempted, again.acked = attempted, acked
+            disk = killed.clone_after_kill()
+            store = opened(disk)
+            store.ingest(bundle_of(attempted), durable=True)
+            again.durable = [*durable, attempted]
+            again.attempted += 1
+            check(again, disk.clone_after_crash(seed), f"{label}, kill, power loss {seed}")
+
+
+def test_a_lost_cursor_write_does_not_wedge_the_log() -> None:
+    """The disk was full just when the cursor should move; when there is room again, so is there in the log."""
+    files = FaultFileSystem(CrashFileSystem(), error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
+    store = opened(files)
+    subscriber = store.register("s", start="earliest")
+    files.fail_on("pwrite")
+    with pytest.raises(AtCapacity, match="wal"):
+        for number in range(1_000):
+            store.ingest(bundle_of(number))
+    files.heal()
+    store.ingest(bundle_of(2_000))
+    store.flush()
+    got = taken(subscriber)
+    assert got == [*range(len(got) - 1), 2_000]
+    store.close()
+
+
+def test_finished_segments_make_room_for_the_progress_that_frees_more() -> None:
+    """Progress is replaced, so it needs room; a finished segment that waits out its grace period gives it."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, error=errno.ENOSPC, path_part="quiver.sub.s.tmp")
+    settings = Settings(segment_bytes_max=1_200, delete_grace_s=1e9)
+    store = opened(files, settings=settings)
+    subscriber = store.register("s", start="earliest")
+    for number in range(20):
+        store.ingest(bundle_of(number))
+    store.flush()
+    first = store.catalog.segments()[0].bundle_count
+    taken(subscriber, first)
+    store.maintain()
+    before = len(store.catalog)
+    taken(subscriber, 1)
+    files.fail_on("pwrite")
+    report = store.maintain()
+    assert report.progress_written == 1
+    assert len(store.catalog) < before
+    store.close()
+
+
+def test_ingest_does_not_wait_for_a_segment_that_failed() -> None:
+    """The thread that writes segments has ended: whoever waits for it is told, instead of waiting for ever."""
+    files = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
+    store = open_store(ROOT, SETTINGS_WIDE, files=files, clock=SYSTEM_CLOCK, background=True)
+    seen: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for number in range(1_000):
+                store.ingest(bundle_of(number, 100))
+        except StoreFailed as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert seen
+    store.close()
+
+
+def test_segment_only_says_that_it_failed() -> None:
+    """There is no log to fall back on: after a failed segment nothing more is accepted, and closing says so."""
+    files = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
+    settings = Settings(durability="segment_only", segment_bytes_max=1_200)
+    store = opened(files, settings=settings)
+    with pytest.raises(StoreFailed):
+        for number in range(100):
+            store.ingest(bundle_of(number))
+    with pytest.raises(StoreFailed):
+        store.ingest(bundle_of(100))
+    with pytest.raises(StoreFailed):
+        store.close()
+    files.heal()
+    opened(files, settings=settings).close()
+
+
+def test_a_closed_store_leaves_the_directory_alone() -> None:
+    """What it could not seal must not be written later, over the segment of whoever owns the directory now."""
+    files = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    clock = ManualClock()
+    old = opened(files, clock)
+    old.ingest(bundle_of(0))
+    old.close()
+    files.heal()
+    clock.advance(10)
+    with opened(files, clock) as new:
+        new.ingest(bundle_of(1))
+        new.flush()
+        for call in (old.flush, old.maintain):
+            with pytest.raises(StoreClosed):
+                call()
+        assert contents(new) == [0, 1]
+
+
+def test_a_bundle_that_fits_the_caps_gets_in() -> None:
+    """Also when the active file, which nobody needs any more, leaves too little room beside it."""
+    settings = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=16_000, delete_grace_s=0.0)
+    disk = CrashFileSystem()
+    with opened(disk, settings=settings) as store:
+        for number in range(15):
+            store.ingest(bundle_of(number, 100))
+        store.ingest(bundle_of(15, 14_500))
+        assert contents(store) == list(range(16))
+        with pytest.raises(BundleInvalid, match=r"wal\.max_size"):
+            store.ingest(bundle_of(16, 16_000))
+    smaller = Settings(segment_bytes_max=1_000, wal_rotate_bytes=1_000, wal_bytes_max=2_000)
+    with opened(disk, settings=smaller) as store:
+        store.ingest(bundle_of(16))
+        assert contents(store) == list(range(17))
+
+
+def test_waiting_for_room_ends_without_a_background_thread() -> None:
+    """The time that was given is waited, not more, and then the cap is named."""
+    clock = ManualClock()
+    settings = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=80_000, size_cap_bytes=20_000)
+    store = opened(CrashFileSystem(), clock, settings)
+    subscriber = store.register("s", start="earliest")
+    before = clock.monotonic()
+    accepted = 0
+    with pytest.raises(AtCapacity, match="size_cap"):
+        for number in range(1_000):
+            store.ingest(bundle_of(number, 100), timeout=5)
+            accepted += 1
+    assert 5 <= clock.monotonic() - before < 6
+    store.flush()
+    assert taken(subscriber) == list(range(accepted))
+    store.ingest(bundle_of(accepted, 100))  # what was acknowledged makes room, maintained or not
+    with pytest.raises(BundleInvalid, match=r"retention\.size_cap"):
+        store.ingest(bundle_of(0, 30_000))
+    store.close()

@@ -1,0 +1,391 @@
+"""
+Losses that were provoked on another engine with the same formats, each once more on this store.
+
+The one about progress that outlives its segments is with the subscribers' tests.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from quiver import Bundle, BundleInvalid, Settings, Store, read
+from quiver import open as open_store
+from quiver.bundle import OTAP
+from quiver.observe import InMemoryObserver
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import FileSystem
+from quiver.store.format.wal_entry import WalEntry, WalSlot, encode_entry
+from quiver.store.format.wal_file import encode_wal_header
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+ROOT = "/buffer"
+WAL = f"{ROOT}/wal/quiver.wal"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+    small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 2_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
+    return open_store(
+        ROOT,
+        Settings(**{**small, **changes}),
+        files=files,
+        clock=clock or ManualClock(),
+        background=False,
+        observer=InMemoryObserver(),
+    )
+
+
+def batch(number: int, size: int = 50) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})
+
+
+def numbered(number: int, size: int = 50) -> Bundle:
+    return Bundle({30: batch(number, size)})
+
+
+def delivered(store: Store, name: str = "s") -> list[Bundle]:
+    store.flush()
+    subscriber = store.register(name, start="earliest")
+    got: list[Bundle] = []
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(handle.bundle)
+        handle.ack()
+    return got
+
+
+def numbers(store: Store, name: str = "s") -> list[int]:
+    return [bundle[30]["n"][0].as_py() for bundle in delivered(store, name)]
+
+
+def put(files: CrashFileSystem, path: str, data: bytes) -> None:
+    """Replace a whole file, durably, as somebody else would have left it."""
+    if files.exists(path):
+        files.remove(path)
+    file = files.create(path)
+    file.pwrite(data, 0)
+    file.sync()
+    files.sync_dir(path.rpartition("/")[0])
+
+
+def contents(files: CrashFileSystem, path: str) -> bytes:
+    return files.read_all(path, size_max=1 << 30)
+
+
+def stream(content: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, content.schema) as writer:
+        writer.write_batch(content)
+    return sink.getvalue().to_pybytes()
+
+
+def entry(sequence: int, *slots: tuple[int, bytes, pa.RecordBatch], at_ns: int = 1_000) -> bytes:
+    """An entry as another engine writes it."""
+    made = tuple(WalSlot(slot, mark, content.num_rows, memoryview(stream(content))) for slot, mark, content in slots)
+    return encode_entry(WalEntry(0, at_ns, sequence, made))
+
+
+def foreign_log(*entries: bytes) -> CrashFileSystem:
+    files = CrashFileSystem()
+    opened(files).close()
+    put(files, WAL, encode_wal_header(OTAP.config_hash, 0) + b"".join(entries))
+    return files
+
+
+def test_restart_after_rotated_files_were_purged() -> None:
+    """Positions were counted from 0 after a restart: open failed for ever, or 14 of 30 came back."""
+    files = CrashFileSystem()
+    expected: list[int] = []
+    for _ in range(4):
+        store = opened(files)
+        # Nothing is consumed, but most of the log is purged, since segments hold it.
+        for _ in range(30):
+            store.ingest(numbered(len(expected)), durable=True)
+            expected.append(len(expected))
+        assert len(store.catalog) > 1
+        assert int(store.stats()["wal_position"]) > 8_000
+        files = files.clone_after_crash(0)
+    with opened(files) as store:
+        assert numbers(store) == expected
+
+
+@pytest.mark.parametrize("end", ["close", "kill", "power cut"])
+def test_failed_segment_write(end: str) -> None:
+    """The disk was full for one segment: the cursor passed it anyway, and 500 of 510 bundles were gone."""
+    disk = CrashFileSystem()
+    clock = ManualClock()
+    files = FaultFileSystem(disk, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    store = opened(files, clock)
+    for number in range(15):
+        store.ingest(numbered(number), durable=True)
+    assert not len(store.catalog)
+    files.heal()
+    clock.advance(5)
+    for number in range(15, 35):
+        store.ingest(numbered(number), durable=True)
+    store.flush()
+    if end == "close":
+        store.close()
+    with opened(disk.clone_after_kill() if end != "power cut" else disk.clone_after_crash(0)) as store:
+        assert numbers(store) == list(range(35))
+
+
+def test_kill_between_the_two_renames_of_a_rotation() -> None:
+    """No active file was left; the new one began at position 0, and what it got was lost at the next crash."""
+    files = CrashFileSystem()
+    clones: list[CrashFileSystem] = []
+
+    def before(operation: str, path: str) -> None:
+        if operation == "rename" and path == WAL and files.exists(f"{ROOT}/wal/quiver.wal.1"):
+            clones.append(files.clone_after_kill())
+
+    store = opened(files, segment_bytes_max=1_000_000)
+    files.on_step = before
+    for number in range(20):
+        store.ingest(numbered(number), durable=True)
+    assert len(clones) > 2
+    for killed in clones:
+        assert not killed.exists(WAL)
+        store = opened(killed, segment_bytes_max=1_000_000)
+        store.ingest(numbered(100), durable=True)
+        with opened(killed.clone_after_crash(0)) as again:
+            got = numbers(again)
+        assert got == [*range(len(got) - 1), 100]
+        assert len(got) > 3
+
+
+def test_list_of_dictionary() -> None:
+    """The segment could not be written, and unrelated bundles went with it."""
+    kind = pa.list_(pa.dictionary(pa.int8(), pa.string()))
+    files = CrashFileSystem()
+    bundles = []
+    store = opened(files)
+    for number in range(12):
+        tags = pa.array([[f"t{number}", "same"], None, [f"t{number}"]]).cast(kind)
+        bundles.append(Bundle({31: pa.record_batch({"tags": tags}), 30: batch(number)}))
+        store.ingest(bundles[-1], durable=True)
+    for survived in (files.clone_after_kill(), files.clone_after_crash(0)):
+        with opened(survived) as again:
+            got = delivered(again)
+        assert [bundle[30] for bundle in got] == [bundle[30] for bundle in bundles]
+        assert [bundle[31].schema for bundle in got] == [bundle[31].schema for bundle in bundles]
+        assert [bundle[31].to_pylist() for bundle in got] == [bundle[31].to_pylist() for bundle in bundles]
+
+
+def test_same_fingerprint_other_schema() -> None:
+    """Another writer's fingerprint stood for two schemas; from then on the directory could not be opened."""
+    mark = bytes(range(32))
+    one, two = batch(1), pa.record_batch({"n": pa.array([2], pa.int8()), "other": [True]})
+    files = foreign_log(entry(0, (30, mark, one)), entry(1, (30, mark, two)), entry(2, (30, mark, one)))
+    with opened(files) as store:
+        assert [bundle[30] for bundle in delivered(store)] == [one, two, one]
+        assert len(store.catalog) == 1
+
+
+def test_slots_in_another_order() -> None:
+    """A writer that lists slots as its descriptor has them is understood: the id counts, not the place."""
+    mark = bytes(32)
+    ascending = entry(0, (30, mark, batch(1)), (31, mark, pa.record_batch({"k": ["v"]})))
+    # Exchange the two blocks and sign again: that is what the other engine writes.
+    first = 42 + len(stream(batch(1)))
+    body = ascending[4:29] + ascending[29 + first : -4] + ascending[29 : 29 + first]
+    files = foreign_log(ascending[:4] + body + crc32(body).to_bytes(4, "little"))
+    with opened(files) as store:
+        (bundle,) = delivered(store)
+        assert bundle.slots == (30, 31)
+        assert bundle[30] == batch(1)
+
+
+@pytest.mark.parametrize("where", ["rotated", "active"])
+def test_one_flipped_byte_in_the_log(where: str) -> None:
+    """One flipped byte in the oldest file cost every entry; in the active one, all that followed."""
+    files = CrashFileSystem()
+    store = opened(files, segment_bytes_max=1_000_000)
+    for number in range(24):
+        store.ingest(numbered(number), durable=True)
+    files = files.clone_after_kill()
+    path = f"{WAL}.1" if where == "rotated" else WAL
+    data = bytearray(contents(files, path))
+    data[38 + 120] ^= 1
+    put(files, path, bytes(data))
+    seen = [bundle[30]["n"][0].as_py() for _, bundle in read(ROOT, fs=files).bundles()]
+    with opened(files) as store:
+        got = numbers(store)
+    assert got == seen == sorted(got)
+    assert len(got) == 23
+    assert any(name.endswith(".damaged") for name in files.list_dir(f"{ROOT}/quarantine"))
+
+
+def test_a_slot_listed_twice() -> None:
+    """The entry's bitmap had one bit for two slots: it and all later entries were lost. Here it cannot be made."""
+    with pytest.raises(BundleInvalid, match="twice"):
+        Bundle({30: batch(1), "logs": batch(2)})
+    mark = bytes(32)
+    good = [entry(number, (30, mark, batch(number))) for number in range(4)]
+    twice = bytearray(entry(9, (30, mark, batch(9)), (31, mark, batch(9))))
+    second = 29 + 42 + len(stream(batch(9)))
+    twice[second : second + 2] = (30).to_bytes(2, "little")
+    twice[-4:] = crc32(memoryview(twice)[4:-4]).to_bytes(4, "little")
+    with opened(foreign_log(*good[:2], bytes(twice), *good[2:])) as store:
+        assert numbers(store) == [0, 1, 2, 3]
+
+
+def test_an_entry_type_of_the_future() -> None:
+    """An unknown entry type kept the engine from starting; it is skipped by its length."""
+    mark = bytes(32)
+    future = encode_entry(WalEntry(7, 0, 0, ()))
+    with opened(foreign_log(entry(0, (30, mark, batch(0))), future, entry(1, (30, mark, batch(1))))) as store:
+        assert numbers(store) == [0, 1]
+
+
+def test_an_entry_that_is_no_bundle_is_kept_aside() -> None:
+    """Its checksum is right, its payload is not Arrow: the others come back, and its bytes are in quarantine."""
+    mark = bytes(32)
+    odd = encode_entry(WalEntry(0, 1, 1, (WalSlot(30, mark, 1, memoryview(b"not a stream")),)))
+    files = foreign_log(entry(0, (30, mark, batch(0))), odd, entry(2, (30, mark, batch(2))))
+    for _ in range(2):
+        with opened(files) as store:
+            assert numbers(store) in ([0, 2], [])
+    (name,) = files.list_dir(f"{ROOT}/quarantine")
+    assert contents(files, f"{ROOT}/quarantine/{name}") == odd
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"\0", bytes(13), bytes(38), bytes(4096), b"QUIVER", encode_wal_header(OTAP.config_hash, 0)[:37]],
+    ids=["empty", "1 zero", "13 zeros", "38 zeros", "4096 zeros", "magic cut", "37 bytes"],
+)
+@pytest.mark.parametrize("siblings", [False, True])
+def test_a_log_file_without_a_header(header: bytes, siblings: bool) -> None:
+    """An active file of zeros, or shorter than a header, refused to open; with siblings it began at position 0."""
+    files = CrashFileSystem()
+    store = opened(files, segment_bytes_max=1_000_000)
+    count = 0
+    if siblings:
+        while not files.exists(f"{WAL}.2"):
+            store.ingest(numbered(count), durable=True)
+            count += 1
+        count -= 1  # the one that went to the new active file, which is lost with it
+    files = files.clone_after_kill()
+    put(files, WAL, header)
+    for number in range(2):
+        store = opened(files, segment_bytes_max=1_000_000)
+        store.ingest(numbered(100 + number), durable=True)
+        files = files.clone_after_crash(0)
+    with opened(files) as store:
+        assert numbers(store) == [*range(count), 100, 101]
+
+
+@pytest.mark.parametrize("behind", [bytes(5_000), bytes(range(1, 256)) * 3, b"\x19\0\0\0"], ids=["0", "junk", "length"])
+def test_bytes_behind_the_tail(behind: bytes) -> None:
+    """Zeros or garbage behind the last entry end the log; the next entry goes right behind the last one."""
+    files = CrashFileSystem()
+    store = opened(files)
+    for number in range(4):
+        store.ingest(numbered(number), durable=True)
+    files = files.clone_after_kill()
+    put(files, WAL, contents(files, WAL) + behind)
+    store = opened(files)
+    store.ingest(numbered(4), durable=True)
+    with opened(files.clone_after_crash(0)) as again:
+        assert numbers(again) == list(range(5))
+
+
+def test_times_at_the_edges() -> None:
+    """Any time that the format can carry comes back as it was; what it cannot carry is refused in words."""
+    files = CrashFileSystem()
+    stamps = [2**63 - 1, 0, 2**63 - 1, 1]
+    store = opened(files)
+    for stamp in stamps:
+        store.ingest(Bundle({30: batch(0)}, ingested_at_ns=stamp), durable=True)
+    for stamp in (-1, 2**63, 1.5):
+        with pytest.raises(BundleInvalid, match="ingested_at_ns"):
+            store.ingest(Bundle({30: batch(0)}, ingested_at_ns=stamp))  # type: ignore[arg-type]
+    with opened(files.clone_after_crash(0)) as again:
+        assert [bundle.ingested_at_ns for bundle in delivered(again)] == stamps
+
+
+def test_bundles_of_every_shape() -> None:
+    """No slot, all slots, no row, no column, rows without columns, one that is larger than a log file."""
+    no_columns = pa.RecordBatch.from_struct_array(pa.array([{}, {}, {}], pa.struct([])))
+    bundles = [
+        Bundle({}),
+        Bundle({slot: pa.record_batch({"slot": [slot]}) for slot in range(64)}),
+        Bundle({30: batch(0).slice(0, 0)}),
+        Bundle({30: pa.RecordBatch.from_arrays([], schema=pa.schema([]))}),
+        Bundle({30: no_columns}),
+        numbered(1, size=30_000),
+        Bundle({}),
+    ]
+    files = CrashFileSystem()
+    store = opened(files)
+    for bundle in bundles:
+        store.ingest(bundle, durable=True)
+    store.flush()
+    for survived in (files, files.clone_after_crash(0)):
+        with opened(survived.clone_after_kill()) as again:
+            got = delivered(again)
+        assert got == bundles
+        assert got[4][30].num_rows == 3
+
+
+@pytest.mark.parametrize("first", ["wal", "segment_only"])
+def test_switching_the_durability_at_every_crash(first: str) -> None:
+    """Each mode takes over what the other left: nothing sealed or logged is lost, nothing comes twice."""
+    files = CrashFileSystem()
+    promised: list[int] = []
+    attempted = 0
+    mode = first
+    for turn in range(6):
+        store = opened(files, durability=mode)
+        for _ in range(13):
+            store.ingest(numbered(attempted), durable=True)
+            attempted += 1
+            if mode == "wal":
+                promised.append(attempted - 1)
+        files = files.clone_after_crash(0) if turn % 2 else files.clone_after_kill()
+        mode = "wal" if mode == "segment_only" else "segment_only"
+    with opened(files) as store:
+        got = numbers(store)
+    assert got == sorted(set(got))
+    assert set(promised) <= set(got) <= set(range(attempted))
+
+
+def test_clocks_that_step_back() -> None:
+    """Order is the order of ingest, whatever the wall clock says; a segment knows its earliest and latest time."""
+    files = CrashFileSystem()
+    clock = ManualClock()
+    with opened(files, clock, segment_bytes_max=1_000_000) as store:
+        for number in range(10):
+            clock.set_wall_ns(10**18 - number * 10**15)
+            store.ingest(numbered(number))
+        store.flush()
+        (info,) = store.catalog.segments()
+        assert (info.ingested_min_ns, info.ingested_max_ns) == (10**18 - 9 * 10**15, 10**18)
+        assert numbers(store) == list(range(10))
+
+
+@pytest.mark.parametrize("rotate_bytes", [1, 300, 301, 302])
+def test_rotation_at_the_edge(rotate_bytes: int) -> None:
+    """A file per entry, or one that ends exactly at its target, with the fewest files that are allowed."""
+    files = CrashFileSystem()
+    for turn in range(3):
+        store = opened(files, wal_rotate_bytes=rotate_bytes, wal_files_max=2)
+        for number in range(15):
+            store.ingest(numbered(100 * turn + number), durable=True)
+            assert store.stats()["wal_files"] <= 2
+        files = files.clone_after_crash(0)
+    with opened(files, wal_rotate_bytes=rotate_bytes, wal_files_max=2) as store:
+        assert numbers(store) == [100 * turn + number for turn in range(3) for number in range(15)]

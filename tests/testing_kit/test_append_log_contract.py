@@ -1,0 +1,135 @@
+"""
+The smallest log that keeps the contract of append logs; each way to be careless is found out.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from quiver.errors import AtCapacity, StoreClosed, StoreFailed
+from quiver.primitives.checksum import crc32
+from quiver.testing.log_contract import AppendLogContract
+
+HEAD = struct.Struct("<II")
+PATH = "/log/data"
+
+
+class SmallLog:
+    """
+    One file of length, checksum, record.
+    """
+
+    retries_syncs = False
+    syncs_on_open = True
+    syncs_names = True
+    checks_sums = True
+    cuts_failed_writes = True
+
+    def __init__(self, files):
+        self.files = files
+        self.failed = self.closed = False
+        files.make_dirs("/log")
+        if not files.exists(PATH):
+            files.create(PATH).close()
+        if self.syncs_names:
+            files.sync_dir("/log")
+        self.file = files.open_write(PATH)
+        self.end = self.scan()[1]
+        self.file.truncate(self.end)
+        if self.syncs_on_open:
+            self.file.sync()
+
+    def scan(self):
+        data = self.file.pread(1 << 20, 0)
+        found, at = [], 0
+        while at + HEAD.size <= len(data):
+            size, checksum = HEAD.unpack_from(data, at)
+            body = data[at + HEAD.size : at + HEAD.size + size]
+            if size == 0 or len(body) < size or (self.checks_sums and crc32(body) != checksum):
+                break
+            found.append(body)
+            at += HEAD.size + size
+        return found, at
+
+    def append(self, record, *, durable):
+        if self.closed:
+            raise StoreClosed("closed")
+        if self.failed:
+            raise StoreFailed("failed")
+        entry = HEAD.pack(len(record), crc32(record)) + record
+        try:
+            self.file.pwrite(entry, self.end)
+        except OSError as error:
+            if error.errno == 28:
+                if self.cuts_failed_writes:
+                    self.file.truncate(self.end)
+                else:
+                    self.end = self.file.size()
+                raise AtCapacity("disk") from error
+            self.failed = True
+            raise StoreFailed(str(error)) from error
+        self.end += len(entry)
+        if durable:
+            self.sync()
+        return self.end
+
+    def sync(self):
+        try:
+            self.file.sync_data()
+        except OSError as error:
+            if self.retries_syncs:
+                self.file.sync_data()
+                return
+            self.failed = True
+            raise StoreFailed(str(error)) from error
+
+    def upkeep(self):
+        pass
+
+    def read(self):
+        return self.scan()[0]
+
+    def close(self):
+        if not self.closed and not self.failed:
+            self.sync()
+        self.closed = True
+        self.file.close()
+
+
+class SmallLogContract(AppendLogContract):
+    log = SmallLog
+    seeds = tuple(range(10))
+
+    def open_log(self, files):
+        return self.log(files)
+
+    def tail(self, files):
+        return PATH, self.log(files.clone_after_kill()).end
+
+
+class TestSmallLog(SmallLogContract):
+    """
+    It keeps every promise.
+    """
+
+
+@pytest.mark.parametrize(
+    ("carelessness", "test", "words"),
+    [
+        ("retries_syncs", "a_failed_log_refuses_until_it_is_opened_again", "were promised"),
+        ("syncs_on_open", "a_crash_at_any_step_keeps_what_was_acknowledged", "recovering twice equals once"),
+        ("syncs_names", "a_crash_at_any_step_keeps_what_was_acknowledged", "recovering twice equals once"),
+        ("checks_sums", "a_crash_at_any_step_keeps_what_was_acknowledged", "a record is whole"),
+        ("cuts_failed_writes", "a_full_disk_passes", "each record is there once"),
+    ],
+)
+def test_carelessness_is_found(carelessness, test, words):
+    """
+    The test that guards a promise fails when the promise is broken, and says which it was.
+    """
+    careless = type("Careless", (SmallLog,), {carelessness: not getattr(SmallLog, carelessness)})
+    contract = type("Contract", (SmallLogContract,), {"log": careless})()
+    with pytest.raises(AssertionError, match=f"broken promise: .*{words}"):
+        getattr(contract, f"test_{test}")()
