@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from stores import INGESTED_NS, logs_request
 
+import quiver.spark
 from quiver.bundle import OTLP_SCHEMA
 from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.otap import view_schema
@@ -199,6 +200,50 @@ def test_many_small_bundles_become_few_batches(store):
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert len(batches) == 1
     assert batches[0].column("id").to_pylist() == list(range(3000))
+
+
+def test_large_rows_are_not_put_together(store):
+    """Few rows of many bytes pass as they are: joined they would need memory without bound."""
+    request = pa.record_batch({"data": [b"x" * 9_000_000]}, schema=OTLP_SCHEMA)
+    store.seal([{60: request}, {60: request}, {60: request}])
+    made = source(store, slot="60")
+    reader = made.reader(made.schema())
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert [batch.num_rows for batch in batches] == [1, 1, 1]
+
+
+def test_descriptors_count_rows_on_request(store):
+    """Enough for a count without reading a value."""
+    store.rows(2, rows=7)
+    store.seal([{30: pa.record_batch({"id": [1]}), 31: pa.record_batch({"id": [1, 2]})}])
+    rows = [dict(row["rows"]) for row in read(source(store, mode="bundles", includeMetadata="true"))]
+    assert rows == [{30: 7}, {30: 7}, {30: 1, 31: 2}]
+    assert "rows" not in read(source(store, mode="bundles"))[0]
+
+
+def test_the_schema_needs_each_different_segment_once(store, monkeypatch):
+    """Segments without a new schema are left to the tasks, which check them before use."""
+    paths = [store.rows(1), store.rows(1), store.seal([{30: pa.record_batch({"id": [1], "more": [2]})}])]
+    opened = []
+    original = quiver.spark.source.open_checked
+
+    def watch(path, **options):
+        opened.append(path)
+        return original(path, **options)
+
+    monkeypatch.setattr("quiver.spark.source.open_checked", watch)
+    assert source(store, slot="30").schema().names == ["id", "text", "more"]
+    assert opened == [paths[0], paths[2]]
+
+
+def test_files_that_are_gone_are_let_go(store):
+    """A reader kept for the next task would hold the disk space of a deleted file."""
+    path = store.rows(1)
+    read(source(store, slot="30"))
+    Path(path).unlink()
+    store.rows(1)
+    read(source(store, slot="30"))
+    assert path not in {known[0] for known in quiver.spark.read_partition._readers}
 
 
 def test_more_partitions_on_request(store):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
-SEEDS = range(40)
+SEEDS = range(100)
 BLOCK = 4096
 
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.spark.cast import cast_batch, spark_schema
-from quiver.spark.read_partition import open_checked
+from quiver.spark.read_partition import coalesce, open_checked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,6 +90,9 @@ class _Task:
     fail_on_data_loss: bool
 
     def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from coalesce(self._results(descriptors))
+
+    def _results(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         opened = open_bundles(descriptors, adapter=self.adapter, fail_on_data_loss=self.fail_on_data_loss)
         for ref, bundle in opened:
             result = self.fn(ref, bundle)

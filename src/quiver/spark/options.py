@@ -9,7 +9,8 @@ option                      default    meaning
 ``view``                               logs, spans or metrics: one row per record, span or data point
 ``slot``                               a slot by number or name: its rows as they were stored
 ``columns``                 all        comma-separated names; what is not named is not read
-``includeMetadata``         false      adds ``_segment``, ``_index``, ``_row``, ``_ingested_at``
+``includeMetadata``         false      adds ``_segment``, ``_index``, ``_row``, ``_ingested_at``; in mode bundles
+                                       ``rows``, a map from slot to number of rows: enough for a count
 ``timestampsAs``            timestamp  nanosecond columns of a slot as timestamp (microseconds) or bigint
 ``subscriber``              required   streams only: the name whose progress this query owns
 ``startingOffsets``         earliest   earliest, latest or ``{"seq":12,"idx":3}``; for a stream it counts

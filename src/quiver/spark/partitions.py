@@ -29,6 +29,7 @@ class SegmentSummary:
         bundle_count: bundles in it.
         size_bytes: bytes of the streams that will be read.
         row_count: rows in those streams, as near as the segment's directory tells.
+        fingerprints: of the schemas of those streams.
     """
 
     segment: int
@@ -36,6 +37,7 @@ class SegmentSummary:
     bundle_count: int
     size_bytes: int
     row_count: int
+    fingerprints: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,16 @@ from quiver.spark.options import METADATA_COLUMNS, Mode
 from quiver.spark.partitions import Span
 from quiver.store.segment.reader import SegmentReader
 
-__all__ = ["BUNDLE_SCHEMA", "IPC_SCHEMA", "METADATA_SCHEMA", "PartitionReader", "StoredBundle", "open_checked"]
+__all__ = [
+    "BUNDLE_SCHEMA",
+    "IPC_SCHEMA",
+    "METADATA_SCHEMA",
+    "ROWS_FIELD",
+    "PartitionReader",
+    "StoredBundle",
+    "coalesce",
+    "open_checked",
+]
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -44,6 +53,9 @@ BUNDLE_SCHEMA = pa.schema(
 )
 """Mode `bundles`: a descriptor, from which `map_bundles` opens the bundle."""
 
+ROWS_FIELD = pa.field("rows", pa.map_(pa.int32(), pa.int64()))
+"""What `includeMetadata` adds in mode `bundles`: how many rows each slot has."""
+
 IPC_SCHEMA = pa.schema(
     [
         ("segment", pa.int64()),
@@ -58,9 +70,12 @@ IPC_SCHEMA = pa.schema(
 _COALESCE_ROWS = 8192
 """Smaller batches are put together: each one that crosses to the JVM costs a fixed amount."""
 
+_COALESCE_BYTES = 16 * 1024 * 1024
+"""Large enough on its own, however few rows: a row may be a request of megabytes."""
+
 _IPC_BATCH_BYTES = 16 * 1024 * 1024
-_READERS_MAX = 4
-"""Kept open for the next task of this process. More would hold the disk space of deleted segments."""
+_READERS_MAX = 64
+"""Kept open, and known to be sound, for the next task of this process; those of deleted files are let go."""
 
 _readers: OrderedDict[tuple[str, int, int, int], SegmentReader] = OrderedDict()
 
@@ -102,6 +117,9 @@ def _reader(path: str) -> SegmentReader:
     key = (path, status.inode, status.size_bytes, status.modified_ns)
     reader = _readers.get(key)
     if reader is None:
+        # An open file holds its disk space, also when it is deleted.
+        for gone in [known for known in _readers if not REAL_FILES.exists(known[0])]:
+            del _readers[gone]
         reader = SegmentReader.open(REAL_FILES, path)
         reader.verify()
         _readers[key] = reader
@@ -135,6 +153,12 @@ class StoredBundle:
         The slots it has, ascending.
         """
         return sorted(ref.slot for ref in self.reader.manifest.refs(self.ref.index))
+
+    def row_counts(self) -> dict[int, int]:
+        """
+        Return how many rows each slot has. No value is read, only the lengths beside them.
+        """
+        return {slot: batch.num_rows for slot, batch in self.batches().items()}
 
     def batches(self, slots: Iterable[int] | None = None) -> dict[int, pa.RecordBatch]:
         """
@@ -176,9 +200,9 @@ class PartitionReader:
         elif self.mode == "ipc":
             yield from self._ipc(spans)
         elif self.view is not None:
-            yield from _coalesce(self._view_rows(spans, self.view))
+            yield from coalesce(self._view_rows(spans, self.view))
         else:
-            yield from _coalesce(self._slot_rows(spans, self.slot or 0))
+            yield from coalesce(self._slot_rows(spans, self.slot or 0))
 
     def _bundles(self, spans: Sequence[Span]) -> Iterator[StoredBundle]:
         for span in spans:
@@ -226,7 +250,8 @@ class PartitionReader:
         """
         Cast to the declared schema; add where the rows come from if that is declared, too.
         """
-        wanted = [name for name in METADATA_COLUMNS if name in self.target.names]
+        names = self.target.names
+        wanted = [name for name in METADATA_COLUMNS if name in names]
         if wanted:
             metadata = _metadata(origins, batch.num_rows)
             for name in wanted:
@@ -245,7 +270,11 @@ class PartitionReader:
                     pa.array([bundle.slots for bundle in found], BUNDLE_SCHEMA.field("slots").type),
                     pa.array([bundle.ingested_at_us for bundle in found], _TIME),
                 ]
-                yield cast_batch(pa.RecordBatch.from_arrays(columns, schema=BUNDLE_SCHEMA), self.target)
+                batch = pa.RecordBatch.from_arrays(columns, schema=BUNDLE_SCHEMA)
+                if ROWS_FIELD.name in self.target.names:
+                    counts = [list(bundle.row_counts().items()) for bundle in found]
+                    batch = batch.append_column(ROWS_FIELD, pa.array(counts, ROWS_FIELD.type))
+                yield cast_batch(batch, self.target)
 
     def _ipc(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         rows: list[tuple[StoredBundle, int, bytes]] = []
@@ -300,20 +329,24 @@ def _ipc_stream(batch: pa.RecordBatch) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     Put neighbouring small batches together; larger ones pass as they are. The order of rows stays.
     """
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
-        if waiting and (rows + batch.num_rows > _COALESCE_ROWS or batch.num_columns == 0):
+        is_whole = batch.num_rows >= _COALESCE_ROWS or batch.num_columns == 0
+        nbytes = 0 if is_whole else batch.nbytes
+        is_whole = is_whole or nbytes >= _COALESCE_BYTES
+        if waiting and (is_whole or rows + batch.num_rows > _COALESCE_ROWS or size + nbytes > _COALESCE_BYTES):
             yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
-            waiting, rows = [], 0
-        if batch.num_rows >= _COALESCE_ROWS or batch.num_columns == 0:
+            waiting, rows, size = [], 0, 0
+        if is_whole:
             yield batch
         else:
             waiting.append(batch)
             rows += batch.num_rows
+            size += nbytes
     if waiting:
         yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]

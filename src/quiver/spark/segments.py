@@ -149,6 +149,7 @@ class SegmentList:
             reader.bundle_count,
             sum(entry.byte_length for entry in streams),
             sum(entry.row_count for entry in streams),
+            frozenset(entry.fingerprint for entry in streams if entry.chunk_count),
         )
         self._summaries[number] = summary
         return summary

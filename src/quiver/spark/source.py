@@ -27,7 +27,14 @@ from quiver.spark.cast import merge_schemas, spark_schema
 from quiver.spark.offsets import Position, StartingOffsets
 from quiver.spark.options import SourceOptions, parse_options
 from quiver.spark.partitions import Span, pack, spans_between
-from quiver.spark.read_partition import BUNDLE_SCHEMA, IPC_SCHEMA, METADATA_SCHEMA, PartitionReader, open_checked
+from quiver.spark.read_partition import (
+    BUNDLE_SCHEMA,
+    IPC_SCHEMA,
+    METADATA_SCHEMA,
+    ROWS_FIELD,
+    PartitionReader,
+    open_checked,
+)
 from quiver.spark.segments import SegmentList
 from quiver.spark.subscription import Subscription
 
@@ -81,7 +88,7 @@ class QuiverDataSource(DataSource):
         """
         options = self._parsed
         if options.mode == "bundles":
-            schema = BUNDLE_SCHEMA
+            schema = pa.schema([*BUNDLE_SCHEMA, ROWS_FIELD]) if options.include_metadata else BUNDLE_SCHEMA
         elif options.mode == "ipc":
             schema = IPC_SCHEMA
         else:
@@ -239,10 +246,14 @@ def _check_columns(columns: Iterable[str] | None, names: list[str]) -> None:
 def _slot_schema(options: SourceOptions) -> pa.Schema:
     """
     Return the columns of a slot over all sealed segments, reading each different schema once.
+
+    Segments that bring no new schema are not read, so not checked either: a task does that before it uses them.
     """
     segments = _segment_list(options)
     schemas: dict[bytes, pa.Schema] = {}
     for summary in segments.from_position(Position(0, 0)):
+        if schemas.keys() >= summary.fingerprints:
+            continue
         reader = open_checked(summary.path, fail_on_data_loss=options.fail_on_data_loss)
         if reader is None:
             continue

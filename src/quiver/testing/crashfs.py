@@ -213,6 +213,7 @@ class CrashFileSystem:
     def _clone(self, tree: CrashTree) -> CrashFileSystem:
         clone = CrashFileSystem(clock=self.clock, tree=tree)
         clone.free = self.free
+        clone.steps = self.steps
         return clone
 
     # ---- names

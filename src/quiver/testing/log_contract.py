@@ -421,7 +421,6 @@ class AppendLogContract(ABC):
         log.close()
 
 
-
 def _appended(run: _Run, log: AppendLog, *, durable: bool) -> bool:
     try:
         run.append(log, durable=durable)
