@@ -28,7 +28,6 @@ leave them out with the `columns` option.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -181,7 +180,7 @@ def cast_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     Raises:
         WrongUse: a value does not fit the declared type.
     """
-    if batch.schema.equals(target) and _all_nullable(target):
+    if batch.schema.equals(target) and all(field.nullable for field in target):
         return batch
     positions = {name: i for i, name in reversed(list(enumerate(batch.schema.names)))}
     columns = []
@@ -199,11 +198,6 @@ def cast_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         # Arrow would forget how many rows there are.
         return batch.select([])
     return pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-@lru_cache(maxsize=32)
-def _all_nullable(schema: pa.Schema) -> bool:
-    return all(field.nullable for field in schema)
 
 
 def _cast_column(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:

@@ -337,7 +337,7 @@ def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = size = 0
     for batch in batches:
         is_whole = batch.num_rows >= _COALESCE_ROWS or batch.num_columns == 0
-        nbytes = 0 if is_whole else batch.nbytes
+        nbytes = 0 if is_whole else batch.get_total_buffer_size()
         is_whole = is_whole or nbytes >= _COALESCE_BYTES
         if waiting and (is_whole or rows + batch.num_rows > _COALESCE_ROWS or size + nbytes > _COALESCE_BYTES):
             yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
