@@ -358,3 +358,13 @@ def test_a_claimed_bundle_survives_the_deletion_of_its_segment(files: CrashFileS
         store.maintain()
         assert len(store.catalog) == 0
         assert bundle[30]["pad"][0].as_py() == "x" * 1000
+
+
+def test_room_that_comes_with_the_end_of_the_store_is_not_used(files: CrashFileSystem, monkeypatch) -> None:
+    """Whoever waited for room while the store was closed is told so; its bundle is not taken into memory and lost."""
+    store = opened(files, durability="segment_only")
+    answers = iter(["full", None, None, None])
+    monkeypatch.setattr(store, "_cannot_take", lambda _nbytes: next(answers))
+    monkeypatch.setattr(store, "_make_room_inline", lambda _full: store.close())
+    with pytest.raises(StoreClosed):
+        store.ingest(numbered(1))

@@ -1,9 +1,9 @@
 """
 A bundle's slots as the bytes that go to the log and to the segment, made once.
 
-The Arrow message of a batch is serialised a single time: the buffer that the WAL writes is the buffer that the
-segment's IPC file gathers later. Schemas and fingerprints are cached per slot, the last one used first, since
-a producer sends the same schema again and again.
+The Arrow message of a batch is serialised a single time: the bytes that the WAL writes are the bytes that the
+segment's IPC file gathers later. Schemas and fingerprints are cached per slot, the newest first, since a producer
+sends the same schema again and again.
 """
 
 from __future__ import annotations

@@ -74,13 +74,6 @@ class Sealing:
         return OpenSegment(streams_max=self._settings.segment_streams_max, bytes_max=self._settings.segment_bytes_max)
 
     @property
-    def unsealed_seq(self) -> int:
-        """
-        The smallest segment number that is not on disk yet.
-        """
-        return self.pending.seq if self.pending is not None else self.next_seq
-
-    @property
     def nbytes(self) -> int:
         """
         Bytes of bundles held in memory.

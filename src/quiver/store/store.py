@@ -239,7 +239,7 @@ class Store:
 
     def _cannot_take(self, nbytes: int) -> str | None:
         """
-        Return what is full, or None. Called under the lock, for every bundle.
+        Return what is full, or None. Called under the lock, for each bundle that does not plainly fit.
         """
         if self._sealing.full:
             return "the open segment: the one before it is still being written"
@@ -282,7 +282,7 @@ class Store:
             finally:
                 self._room.acquire()
             if self._cannot_take(nbytes) is None:
-                return
+                continue  # there is room; but the store may have been closed while the lock was let go
             left = deadline - self._clock.monotonic()
             if not pause and left <= 0:
                 self._refuse(full)

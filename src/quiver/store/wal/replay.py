@@ -6,7 +6,6 @@ A file is read into memory, never mapped: the active one is cut and overwritten 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -95,13 +94,9 @@ def decode_slots(entry: WalEntry, *, path: str, position: int) -> dict[int, pa.R
 def _decode_payload(payload: memoryview, slot: int, path: str, position: int) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-            found = list(_batches(reader))
+            found = list(reader)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError, EOFError) as error:
         raise Damaged(path, position, f"slot {slot} is not an Arrow stream: {error}") from error
     if len(found) != 1:
         raise Damaged(path, position, f"slot {slot} holds {len(found)} batches where one belongs")
     return found[0]
-
-
-def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    yield from reader
