@@ -1,5 +1,5 @@
 """
-The two threads of an open store: one keeps the flush interval, one seals and maintains.
+The two threads of an open store: one tends the log (flush interval, zeros ahead), one seals and maintains.
 
 They are two because they must not wait for each other: writing a segment can take longer than the flush
 interval, and a power loss in that time may cost no more than the interval. Whoever opens a store with
@@ -21,21 +21,25 @@ __all__ = ["Background"]
 
 class Background:
     """
-    Runs *flush* an interval after `mark_dirty`, and *maintain* each tick or when woken.
+    Runs *flush* an interval after `mark_dirty`, *fill* after `ask_zeros`, and *maintain* each tick or when woken.
+
+    Without a log *flush* is None, and nobody marks or asks.
     """
 
     def __init__(
         self,
         *,
         name: str,
-        flush: Callable[[], None],
+        flush: Callable[[], None] | None,
+        fill: Callable[[], None],
         maintain: Callable[[], object],
         flush_interval_s: float,
         maintain_interval_s: float,
         clock: Clock,
         observer: Observer,
     ) -> None:
-        self._flush = flush
+        self._flush: Callable[[], None] = lambda: None
+        self._fill = fill
         self._maintain = maintain
         self._flush_interval_s = flush_interval_s
         self._maintain_interval_s = maintain_interval_s
@@ -44,12 +48,14 @@ class Background:
         self._condition = threading.Condition()
         self._wanted = False
         self._stopping = False
-        self._dirty_wake = threading.Condition()
+        self._log_wake = threading.Condition()
+        self._zeros_wanted = False
         self.dirty = False
         # Daemons: a program that forgets to close must still be able to end; what it ingested is in the log.
         self._threads = [threading.Thread(target=self._run_maintain, name=f"quiver-maintain {name}", daemon=True)]
-        if flush_interval_s > 0:
-            self._threads.append(threading.Thread(target=self._run_flush, name=f"quiver-flush {name}", daemon=True))
+        if flush is not None:
+            self._flush = flush
+            self._threads.append(threading.Thread(target=self._run_log, name=f"quiver-log {name}", daemon=True))
 
     def start(self) -> None:
         """
@@ -62,9 +68,17 @@ class Background:
         """
         Say that something was logged and is not synced. Called once per interval, not once per bundle.
         """
-        with self._dirty_wake:
+        with self._log_wake:
             self.dirty = True
-            self._dirty_wake.notify()
+            self._log_wake.notify()
+
+    def ask_zeros(self) -> None:
+        """
+        Ask for zeros ahead of the log's tail, so that the next syncs are cheaper.
+        """
+        with self._log_wake:
+            self._zeros_wanted = True
+            self._log_wake.notify()
 
     def wake(self) -> None:
         """
@@ -81,23 +95,28 @@ class Background:
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
-        with self._dirty_wake:
-            self._dirty_wake.notify_all()
+        with self._log_wake:
+            self._log_wake.notify_all()
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join()
 
-    def _run_flush(self) -> None:
+    def _run_log(self) -> None:
         while True:
-            with self._dirty_wake:
-                while not self.dirty and not self._stopping:
-                    self._clock.wait(self._dirty_wake, None)
+            with self._log_wake:
+                while not (self.dirty or self._zeros_wanted or self._stopping):
+                    self._clock.wait(self._log_wake, None)
                 if self._stopping:
                     return
-                self._clock.wait(self._dirty_wake, self._flush_interval_s)
-                # Before the flush looks at how far the log is written: what comes later marks it again.
-                self.dirty = False
-            if not self._run(self._flush, "quiver.wal.flush"):
+                if self._zeros_wanted:
+                    self._zeros_wanted = False
+                    work, event = self._fill, "quiver.wal.fill"
+                else:
+                    self._clock.wait(self._log_wake, self._flush_interval_s)
+                    # Before the flush looks at how far the log is written: what comes later marks it again.
+                    self.dirty = False
+                    work, event = self._flush, "quiver.wal.flush"
+            if not self._run(work, event):
                 return
 
     def _run_maintain(self) -> None:

@@ -86,14 +86,7 @@ class Sealing:
         """
         if self._opened_at is None:
             self._opened_at = self._clock.monotonic()
-        self.full = full = self.open.append(
-            encoded.slots,
-            ingested_at_ns=ingested_at_ns,
-            sequence=sequence,
-            wal_start=wal_start,
-            wal_end=wal_end,
-            nbytes=encoded.nbytes,
-        )
+        self.full = full = self.open.append(encoded.slots, ingested_at_ns, sequence, wal_start, wal_end, encoded.nbytes)
         return full
 
     def is_old(self) -> bool:

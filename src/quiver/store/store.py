@@ -38,7 +38,7 @@ from quiver.store.segment.info import SegmentInfo
 from quiver.store.subscribers.handle import Subscriber
 from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef, Start
-from quiver.store.wal.replay import decode_slots, find_wal_files, scan_file
+from quiver.store.wal.replay import decode_slots, logged_entries
 from quiver.store.wal.scan import ScannedEntry
 from quiver.store.wal.writer import WalLimits, WalWriter
 
@@ -98,9 +98,10 @@ class Store:
         if background:
             self._background = Background(
                 name=root,
-                flush=self.sync,
+                flush=self.sync if self._logging else None,
+                fill=self._wal.fill_ahead,
                 maintain=self.maintain,
-                flush_interval_s=settings.wal_flush_interval_s if self._logging else 0.0,
+                flush_interval_s=settings.wal_flush_interval_s,
                 maintain_interval_s=settings.maintain_interval_s,
                 clock=clock,
                 observer=observer,
@@ -215,6 +216,8 @@ class Store:
         if swapped:
             self._sealing_wanted()
         if durable:
+            if self._wal.zeros_wanted and self._background is not None:
+                self._background.ask_zeros()
             self._wal.sync_through(end)
         elif self._background is not None and not self._background.dirty:
             self._background.mark_dirty()
@@ -403,6 +406,7 @@ class Store:
             self._require_open()
             if self._background is None:
                 self.sync()
+                self._wal.fill_ahead()
             with self._lock:
                 if self._sealing.full or (self._sealing.is_old() and not self._everyone_lags()):
                     self._sealing.swap()
@@ -516,15 +520,9 @@ class Store:
 
     def recent_wal_entries(self) -> Iterator[WalEntry]:
         """
-        Yield the entries that are physically in the log, also those that segments hold by now, oldest first.
+        Iterate over the entries that are physically in the log, also those that segments hold by now, oldest first.
         """
-        for found in find_wal_files(self._files, f"{self.path}/{WAL_DIR}"):
-            try:
-                scan = scan_file(self._files, found.path)
-            except FileNotFoundError:
-                continue  # purged meanwhile: its bundles are in segments
-            for scanned in scan.entries:
-                yield scanned.entry
+        return logged_entries(self._files, f"{self.path}/{WAL_DIR}")
 
     def stats(self) -> dict[str, Any]:
         """

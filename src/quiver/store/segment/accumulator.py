@@ -176,7 +176,6 @@ class OpenSegment:
     def append(
         self,
         encoded: Sequence[EncodedSlot],
-        *,
         ingested_at_ns: int,
         sequence: int,
         wal_start: int,

@@ -6,6 +6,7 @@ A file is read into memory, never mapped: the active one is cut and overwritten 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, WalEntry
 from quiver.store.format.wal_file import decode_wal_header
 from quiver.store.wal.scan import WalFileScan, scan_wal_file
 
-__all__ = ["WalFileFound", "decode_slots", "find_wal_files", "scan_file"]
+__all__ = ["WalFileFound", "decode_slots", "find_wal_files", "logged_entries", "scan_file"]
 
 FILE_BYTES_MAX = 4 * ENTRY_BYTES_MAX
 """A WAL file is retired at its rotation target plus one entry; nothing larger was written by a log."""
@@ -76,6 +77,19 @@ def scan_file(files: FileSystem, path: str) -> WalFileScan:
         OSError: it cannot be read, or is larger than any log writes (EFBIG).
     """
     return scan_wal_file(memoryview(files.read_all(path, size_max=FILE_BYTES_MAX)), path)
+
+
+def logged_entries(files: FileSystem, directory: str) -> Iterator[WalEntry]:
+    """
+    Yield the entries of all WAL files of *directory*, oldest first. A file purged meanwhile is passed over.
+    """
+    for found in find_wal_files(files, directory):
+        try:
+            scan = scan_file(files, found.path)
+        except FileNotFoundError:
+            continue  # its bundles are in segments
+        for scanned in scan.entries:
+            yield scanned.entry
 
 
 def decode_slots(entry: WalEntry, *, path: str, position: int) -> dict[int, pa.RecordBatch]:

@@ -1,8 +1,9 @@
 """
 Append to the log: one gathered write per entry, shared syncs, zeros ahead, rotation, caps, purge.
 
-Two locks. The store's own lock orders appends and rotations (one writer). `_sync` says who syncs: the first
-caller that needs a sync runs it, those who come meanwhile wait for it or for the next one.
+Three locks. The store's own lock orders appends and rotations (one writer). `_sync` says who syncs: the first
+caller that needs a sync runs it, those who come meanwhile wait for it or for the next one. `_growth` is held by
+whoever changes the length of the active file: an append past its end, the thread that writes zeros ahead, rotation.
 
 A sync that fails poisons the writer: what the disk holds is unknown until the directory is recovered.
 """
@@ -26,9 +27,11 @@ from quiver.store.format.wal_file import encode_wal_header
 
 __all__ = ["RotatedFile", "WalLimits", "WalWriter"]
 
-ZERO_AHEAD_BYTES = 1024 * 1024
-ZERO_AHEAD_ENTRY_BYTES_MAX = 16 * 1024
-"""Zeros cost a second write of every byte: worth it for small synced entries only."""
+ZERO_AHEAD_BYTES = 8 * 1024 * 1024
+ZERO_AHEAD_ENTRY_BYTES_MAX = 128 * 1024
+"""Zeros cost a second write of every byte: worth it for synced entries up to this size."""
+
+_ZERO_STEP_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,10 @@ class WalWriter:
         self._sync = threading.Condition()
         self._syncing = False
         self._failure: OSError | None = None
+        self._growth = threading.RLock()
         self._easy_end = 0
+        self.zeros_wanted = False
+        """Set by `append`: `fill_ahead` would make the next syncs cheaper."""
         self.cursor = cursor
         self._cursor_wanted = cursor
         self.written = cursor
@@ -170,15 +176,19 @@ class WalWriter:
             raise self._failed_earlier()
         offset = self._offset
         end = offset + nbytes
-        if zero_ahead and end > self._file_bytes and nbytes <= ZERO_AHEAD_ENTRY_BYTES_MAX:
-            self._write_zeros(file, end)
+        if zero_ahead and end + ZERO_AHEAD_BYTES // 2 > self._file_bytes and nbytes <= ZERO_AHEAD_ENTRY_BYTES_MAX:
+            self.zeros_wanted = True
         try:
-            file.pwritev([entry], offset, nbytes)
+            if end <= self._file_bytes:
+                file.pwritev([entry], offset, nbytes)
+            else:
+                with self._growth:  # zeros that are being written must not land on the entry
+                    file.pwritev([entry], offset, nbytes)
+                    self._file_bytes = max(self._file_bytes, end)
         except OSError as error:
             self._undo(file, offset, error)
             raise AtCapacity(f"the disk of {self._directory} is full") from error
         self._offset = end
-        self._file_bytes = max(self._file_bytes, end)
         self.written = position = end + self._shift
         return position
 
@@ -188,25 +198,52 @@ class WalWriter:
         if not is_full_disk(error):
             self.poison(error)
             raise StoreFailed(f"{file.path}: append failed: {error}; reopen to recover") from error
-        try:
-            file.truncate(offset)
-        except OSError as second:
-            self.poison(second)
-            raise StoreFailed(f"{file.path}: could not cut a failed append: {second}") from second
-        self._file_bytes = offset
+        with self._growth:
+            try:
+                file.truncate(offset)
+            except OSError as second:
+                self.poison(second)
+                raise StoreFailed(f"{file.path}: could not cut a failed append: {second}") from second
+            self._file_bytes = offset
 
-    def _write_zeros(self, file: File, end: int) -> None:
-        room = self._limits.rotate_bytes + self._header_bytes - self._offset
-        target = max(end, self._offset + min(ZERO_AHEAD_BYTES, max(room, 0)))
-        target = min(target, self._file_bytes + max(0, self._limits.bytes_max - self.disk_bytes))
-        start = self._file_bytes
-        try:
-            zero_fill(file, start, target - start)
-        except OSError as error:
-            # Zeros are a speed-up; without room for them the entry itself may still fit.
-            self._undo(file, self._offset, error)
+    def fill_ahead(self) -> None:
+        """
+        Write zeros ahead of the tail if an append asked for them, as far as caps and rotation allow.
+
+        Any thread may call it at any time.
+        Syncs of entries that land on zeros do not have to write the file's new length. A full disk ends the filling
+        and is no failure: the entry itself may still fit.
+
+        Raises:
+            StoreFailed: the disk failed otherwise, now or earlier.
+        """
+        if not self.zeros_wanted:
             return
-        self._file_bytes = max(start, target)
+        self.zeros_wanted = False
+        target = self._offset + ZERO_AHEAD_BYTES
+        while self._fill_step(target):
+            pass
+
+    def _fill_step(self, target: int) -> bool:
+        with self._growth:
+            self.require_sound()
+            file, start = self._file, self._file_bytes
+            end = min(
+                target,
+                start + _ZERO_STEP_BYTES,
+                self._header_bytes + self._limits.rotate_bytes,
+                start + self._limits.bytes_max - self.disk_bytes,
+            )
+            if file is None or end <= start:
+                return False
+            try:
+                zero_fill(file, start, end - start)
+            except OSError as error:
+                # The tail may have moved on, but never past `start`.
+                self._undo(file, start, error)
+                return False
+            self._file_bytes = end
+            return True
 
     # ── syncing ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -308,7 +345,8 @@ class WalWriter:
         """
         self._lead()
         try:
-            self._rotate_as_leader()
+            with self._growth:
+                self._rotate_as_leader()
         finally:
             self._follow()
 
@@ -353,8 +391,7 @@ class WalWriter:
         retired = self._path(wal_rotated_name(number))
         try:
             # 1. The old file ends with its data and is durable under its own name …
-            if self._file_bytes > self._offset:
-                old.truncate(self._offset)
+            self._cut_zeros(old)
             old.sync_data()
             # 2. … then it takes its number. Crash here: no active file; open continues behind the numbered one.
             self._files.rename(self._path(WAL_ACTIVE), retired)
@@ -371,6 +408,11 @@ class WalWriter:
         self._rotated_bytes += self._offset
         self.synced = position
         self._use(fresh, position)
+
+    def _cut_zeros(self, file: File) -> None:
+        if self._file_bytes > self._offset:
+            file.truncate(self._offset)
+            self._file_bytes = self._offset
 
     def _make_next(self, position: int) -> File:
         file = self._files.create_or_truncate(self._path(WAL_NEXT))
@@ -430,9 +472,9 @@ class WalWriter:
             self._lead()  # a sync that still runs must not meet a closed descriptor
         try:
             if self._failure is None:
-                if self._file_bytes > self._offset:
-                    file.truncate(self._offset)
-                    self._file_bytes = self._offset
+                with self._growth:
+                    self._cut_zeros(file)
+                    self._file = None  # nobody fills it again
                 file.sync()
                 self.synced = self.written
         except OSError as error:
