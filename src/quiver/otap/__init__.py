@@ -7,10 +7,11 @@ file                    purpose
 `views.py`              `view`, `decode_requests`, `decode_groups`: requests → rows
 `view_schema.py`        the columns of the views `logs`, `spans`, `metrics`
 `request.py`            is it a request, and how large do its rows get?
-`logs.py`               the columns of log records
-`spans.py`              the columns of spans
-`metrics.py`            the columns of data points
-`columns.py`            typed values, attribute maps, times, ids; where a row comes from
+`request_shapes.py`     how requests nest
+`wire_schema.py`        message descriptions cut down to what a view shows
+`columnar.py`           requests → columns without an object per record; `columnar_records.py`, `columnar_metrics.py`
+`arrays.py`             its building blocks; `typed_arrays.py`, `nested_json.py`
+`columns.py`            the same from protobuf objects, for what is odd; `logs.py`, `spans.py`, `metrics.py`
 ======================  ==========================================================================
 """
 

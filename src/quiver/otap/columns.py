@@ -28,6 +28,7 @@ __all__ = [
     "flatten",
     "hex_ids",
     "int32s",
+    "json_number",
     "json_text",
     "list_column",
     "nanoseconds",
@@ -204,13 +205,16 @@ def _json_value(value: Any) -> Any:
     if kind == "bytes_value":
         return b64encode(value.bytes_value).decode("ascii")
     if kind == "double_value":
-        return _json_number(value.double_value)
+        return json_number(value.double_value)
     if kind in {"string_value", "bool_value", "int_value"}:
         return getattr(value, kind)
     return None
 
 
-def _json_number(number: float) -> float | str:
+def json_number(number: float) -> float | str:
+    """
+    Return what stands for a number in JSON, which has no NaN and no infinities.
+    """
     if math.isfinite(number):
         return number
     if math.isnan(number):

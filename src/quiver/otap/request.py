@@ -1,25 +1,25 @@
 """
 An OTLP export request as it came over the wire: is it one, and how large do its rows get?
 
-The parser refuses what the protobuf library refuses: truncation, invalid UTF-8, groups that do not balance,
-messages nested deeper than about 100. Unknown fields are skipped.
+`parse_request` looks at all of it; `measure_request` at its nesting only, ten times as fast. The parser refuses
+what the protobuf library refuses: truncation, invalid UTF-8, groups that do not balance, messages nested deeper
+than about 100. Unknown fields are skipped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from quiver.otap.request_shapes import SHAPES
 from quiver.otap.view_schema import view_name
+from quiver.otap.wire_schema import shell_class
 from quiver.primitives.scan import Damage
 
-__all__ = ["ROWS_BYTES_MAX", "SHAPES", "Request", "RequestShape", "parse_request"]
+__all__ = ["ROWS_BYTES_MAX", "Measured", "Request", "measure_request", "parse_request"]
 
 ROWS_BYTES_MAX = 256 * 1024 * 1024
 """
@@ -27,36 +27,13 @@ A request whose rows would take more is refused: a resource is repeated on every
 on the wire (one resource of 2 MB, a million empty records) could otherwise become terabytes.
 """
 
+_PART_BYTES_MAX = 64 * 1024
+_METRIC_KINDS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 _ROW_BYTES = 300
 """What a row takes in Arrow when nothing in it is set."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestShape:
-    """
-    How a signal's request nests.
-
-    Attributes:
-        request: the protobuf class.
-        resources: its repeated field of resources.
-        scopes: a resource's repeated field of scopes.
-        items: a scope's repeated field of records, spans or metrics.
-    """
-
-    request: Any
-    resources: str
-    scopes: str
-    items: str
-
-
-SHAPES = MappingProxyType(
-    {
-        "logs": RequestShape(ExportLogsServiceRequest, "resource_logs", "scope_logs", "log_records"),
-        "spans": RequestShape(ExportTraceServiceRequest, "resource_spans", "scope_spans", "spans"),
-        "metrics": RequestShape(ExportMetricsServiceRequest, "resource_metrics", "scope_metrics", "metrics"),
-    }
-)
-"""View → how its requests nest."""
+_Accepted = TypeVar("_Accepted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +52,39 @@ class Request:
     rows_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """
+    A request whose nesting was parsed: how many rows it has, and about what they take as Arrow.
+    """
+
+    rows: int
+    rows_bytes: int
+
+
+def measure_request(data: bytes | memoryview, signal: str) -> Measured | Damage:
+    """
+    Return how large the rows of a request get, or why these bytes are none or are refused.
+
+    What lies inside records is not looked at, save that it cannot nest deep enough to exhaust a decoder's stack: a
+    part of a large request that is large itself is parsed whole.
+
+    Raises:
+        WrongUse: no such signal.
+    """
+    view = view_name(signal)
+    try:
+        message: Any = shell_class(view).FromString(data)
+    except DecodeError:
+        read = parse_request(data, view)  # says it in the words of the real message
+        return read if isinstance(read, Damage) else Measured(read.rows, read.rows_bytes)
+    if len(data) > _PART_BYTES_MAX and _largest_part(message) > _PART_BYTES_MAX:
+        read = parse_request(data, view)
+        return read if isinstance(read, Damage) else Measured(read.rows, read.rows_bytes)
+    rows, repeated_bytes = _measure(message, view, len)
+    return _bounded(len(data), rows, repeated_bytes, lambda found: Measured(rows, found))
+
+
 def parse_request(data: bytes | memoryview, signal: str) -> Request | Damage:
     """
     Return the parsed request, or why these bytes are none or are refused. Empty bytes are a request without rows.
@@ -89,17 +99,40 @@ def parse_request(data: bytes | memoryview, signal: str) -> Request | Damage:
     except DecodeError as error:
         reason = str(error).rpartition(": ")[2] or "cannot be parsed"
         return Damage(0, f"not an {kind.DESCRIPTOR.name}: {reason}")
-    rows, repeated_bytes = _measure(message, view)
-    rows_bytes = len(data) + repeated_bytes + rows * _ROW_BYTES
+    rows, repeated_bytes = _measure(message, view, _byte_size)
+    return _bounded(len(data), rows, repeated_bytes, lambda found: Request(message, rows, found))
+
+
+def _bounded(wire_bytes: int, rows: int, repeated_bytes: int, accept: Callable[[int], _Accepted]) -> _Accepted | Damage:
+    rows_bytes = wire_bytes + repeated_bytes + rows * _ROW_BYTES
     if rows_bytes > ROWS_BYTES_MAX:
         return Damage(
             0,
             f"its {rows} rows, with resource and scope on each, take {rows_bytes} bytes; the most is {ROWS_BYTES_MAX}",
         )
-    return Request(message, rows, rows_bytes)
+    return accept(rows_bytes)
 
 
-def _measure(message: Any, view: str) -> tuple[int, int]:
+def _byte_size(message: Any) -> int:
+    size: int = message.ByteSize()
+    return size
+
+
+def _largest_part(message: Any) -> int:
+    """
+    Return the length of the largest part that a shell parse left as bytes.
+    """
+    largest = 0
+    for field, value in message.ListFields():
+        parts = value if field.is_repeated else (value,)
+        if field.message_type is None:
+            largest = max(largest, *map(len, parts))
+        else:
+            largest = max(largest, *map(_largest_part, parts))
+    return largest
+
+
+def _measure(message: Any, view: str, size_of: Callable[[Any], int]) -> tuple[int, int]:
     """
     Return how many rows a request has, and the bytes of what is repeated on them.
     """
@@ -109,23 +142,22 @@ def _measure(message: Any, view: str) -> tuple[int, int]:
     for resource_items in getattr(message, shape.resources):
         resource_rows = 0
         for scope_items in getattr(resource_items, shape.scopes):
-            scope_rows, heads = _count(getattr(scope_items, shape.items), view)
+            scope_rows, heads = _count(getattr(scope_items, shape.items), view, size_of)
             resource_rows += scope_rows
-            repeated += heads + scope_rows * (scope_items.scope.ByteSize() + len(scope_items.schema_url))
-        repeated += resource_rows * (resource_items.resource.ByteSize() + len(resource_items.schema_url))
+            repeated += heads + scope_rows * (size_of(scope_items.scope) + len(scope_items.schema_url))
+        repeated += resource_rows * (size_of(resource_items.resource) + len(resource_items.schema_url))
         rows += resource_rows
     return rows, repeated
 
 
-def _count(items: Any, view: str) -> tuple[int, int]:
+def _count(items: Any, view: str, size_of: Callable[[Any], int]) -> tuple[int, int]:
     if view != "metrics":
         return len(items), 0
     rows = 0
     repeated = 0
     for metric in items:
-        kind = metric.WhichOneof("data")
-        points = len(getattr(metric, kind).data_points) if kind else 0
+        points = sum(len(getattr(metric, kind).data_points) for kind in _METRIC_KINDS if metric.HasField(kind))
         rows += points
         repeated += points * (len(metric.name) + len(metric.description) + len(metric.unit))
-        repeated += points * sum(entry.ByteSize() for entry in metric.metadata)
+        repeated += points * sum(map(size_of, metric.metadata))
     return rows, repeated

@@ -1,0 +1,212 @@
+"""
+Arrow arrays as decoded from the wire → the columns of a view, whole columns at a time.
+
+The counterpart of `columns.py`, which makes the same columns from protobuf objects. What this one cannot do
+exactly it refuses with `Odd`, and the objects do it: a value that was set twice on the wire, a key that is twice
+in one map, nested values that do not parse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from quiver.otap.view_schema import TIME
+
+__all__ = [
+    "Odd",
+    "codes",
+    "counts_of",
+    "hex_ids",
+    "nanoseconds",
+    "relist",
+    "repeated",
+    "require_distinct",
+    "require_one_arm",
+    "signed",
+    "texts",
+    "times",
+    "widened",
+]
+
+_INT64_MAX = (1 << 63) - 1
+_KEY_TABLE_BYTES_MAX = 64 * 1024 * 1024
+_HEX = np.frombuffer("".join(f"{value:02x}" for value in range(256)).encode(), np.uint16)
+
+
+class Odd(Exception):
+    """
+    These bytes need the careful decoder. Never leaves this package.
+    """
+
+
+# -- counting ----------------------------------------------------------------------------------------------
+
+
+def counts_of(lists: pa.Array) -> np.ndarray:
+    """
+    Return how many elements each list has.
+    """
+    return np.diff(np.asarray(lists.offsets))
+
+
+def repeated(counts: np.ndarray) -> np.ndarray:
+    """
+    Return for each element of lists with these lengths the index of its list.
+    """
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+
+
+def _valid(array: pa.Array) -> np.ndarray:
+    bitmap = array.buffers()[0]
+    if bitmap is None:
+        return np.ones(len(array), np.uint8)
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+    return bits[array.offset : array.offset + len(array)]
+
+
+def require_one_arm(arms: Sequence[pa.Array]) -> None:
+    """
+    Return when no row has two of *arms* set: the wire may set a oneof twice, and then the last one counts.
+
+    Raises:
+        Odd: some row has.
+    """
+    used = [arm for arm in arms if arm.null_count < len(arm)]
+    if len(used) < 2 or sum(len(arm) - arm.null_count for arm in used) == 0:
+        return
+    total = _valid(used[0])
+    for arm in used[1:]:
+        total = total + _valid(arm)
+    if int(total.max(initial=0)) > 1:
+        raise Odd
+
+
+# -- one kind of value -------------------------------------------------------------------------------------
+
+
+def _nulls_where(empty: np.ndarray) -> pa.Buffer | None:
+    return pa.py_buffer(np.packbits(~empty, bitorder="little")) if empty.any() else None
+
+
+def texts(values: pa.Array) -> pa.Array:
+    """
+    Return strings; the empty string, which OTLP cannot tell from unset, is null.
+    """
+    _, offsets, data = values.buffers()
+    empty = counts_of_binary(values) == 0
+    return pa.Array.from_buffers(pa.string(), len(values), [_nulls_where(empty), offsets, data], offset=values.offset)
+
+
+def counts_of_binary(values: pa.Array) -> np.ndarray:
+    """
+    Return the length in bytes of each string.
+    """
+    if len(values) == 0:
+        return np.zeros(0, np.int32)
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    return np.diff(offsets)
+
+
+def hex_ids(values: pa.Array) -> pa.Array:
+    """
+    Return ids as lower-case hex, whatever their length; an empty id is null.
+    """
+    if len(values) == 0:
+        return pa.array([], pa.string())
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    start, end = int(offsets[0]), int(offsets[-1])
+    if end - start > _INT64_MAX >> 33:
+        raise Odd
+    data = values.buffers()[2]
+    raw = np.frombuffer(data, np.uint8)[start:end] if data is not None and end > start else np.zeros(0, np.uint8)
+    doubled = pa.py_buffer((offsets - start) * np.int32(2))
+    empty = np.diff(offsets) == 0
+    return pa.Array.from_buffers(
+        pa.string(), len(values), [_nulls_where(empty), doubled, pa.py_buffer(_HEX[raw].view(np.uint8))]
+    )
+
+
+def signed(values: pa.Array) -> pa.Array:
+    """
+    Return unsigned 64-bit numbers as int64; what does not fit is null.
+    """
+    numbers = np.asarray(values)
+    if len(numbers) and int(numbers.max()) > _INT64_MAX:
+        return pa.array(numbers.view(np.int64), pa.int64(), mask=numbers > _INT64_MAX)
+    return pa.array(numbers.view(np.int64), pa.int64())
+
+
+nanoseconds = signed
+"""Exact nanoseconds since the epoch; 0 is unknown, null is beyond the year 2262."""
+
+
+def times(values: pa.Array) -> pa.Array:
+    """
+    Return nanoseconds since the epoch as timestamps, cut to the microsecond; 0 (unknown) is null.
+    """
+    numbers = np.asarray(values)
+    micros = (numbers // np.uint64(1000)).view(np.int64)
+    unknown = numbers == 0
+    return pa.array(micros, pa.int64(), mask=unknown if unknown.any() else None).cast(TIME)
+
+
+def widened(values: pa.Array) -> pa.Array:
+    """
+    Return 32-bit numbers as int64.
+    """
+    return values.cast(pa.int64())
+
+
+def codes(values: pa.Array, names: Sequence[str]) -> pa.Array:
+    """
+    Return the names of enumeration numbers; a number without a name is written in digits.
+    """
+    numbers = np.asarray(values)
+    if not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) < len(names)):
+        return pa.array(names, pa.string()).take(values)
+    known = dict(enumerate(names))
+    distinct, which = np.unique(numbers, return_inverse=True)
+    return pa.array([known.get(value) or str(value) for value in distinct.tolist()], pa.string()).take(pa.array(which))
+
+
+def relist(lists: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """
+    Return lists as long as *lists* over other *values*.
+    """
+    return pa.ListArray.from_arrays(lists.offsets, values, type=kind)
+
+
+# -- keys of maps ---------------------------------------------------------------------------------------
+
+
+def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
+    """
+    Return when no list has a key twice. Readers of Arrow maps may fail on a batch that has.
+
+    Raises:
+        Odd: some list has.
+    """
+    if not len(keys) or int(counts.max(initial=0)) < 2:
+        return
+    encoded = keys.dictionary_encode()
+    distinct = len(encoded.dictionary)
+    which = np.asarray(encoded.indices)
+    if distinct <= 63:
+        # One bit per key: sums of distinct bits are the same as their union.
+        bits = np.left_shift(np.uint64(1), which.astype(np.uint64))
+        starts = np.concatenate(([0], np.cumsum(counts)[:-1]))[counts > 0]
+        if (np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)).any():
+            raise Odd
+        return
+    places = repeated(counts).astype(np.int64) * distinct + which
+    if len(counts) * distinct <= _KEY_TABLE_BYTES_MAX:
+        seen = np.zeros(len(counts) * distinct, np.bool_)
+        seen[places] = True
+        unique = int(np.count_nonzero(seen))
+    else:
+        unique = len(np.unique(places))
+    if unique != len(which):
+        raise Odd

@@ -1,0 +1,149 @@
+"""
+OTLP's message descriptions, cut down to what a view shows, for decoders that write Arrow without objects.
+
+Everything is derived from the installed descriptors; nothing is typed by hand. Two cuts are made of each:
+
+- *narrow*: no fields that no view shows, enumerations as numbers, and the recursive arms of AnyValue (arrays and
+  maps) as plain bytes. On the wire these are the same, and what is left no longer recurses.
+- *shell*: only the nesting of resources, scopes and items, everything else as bytes. It is cheap to parse, says
+  how many rows a request has, and refuses nesting without end on its own levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+
+from quiver.otap.request_shapes import SHAPES
+
+__all__ = ["narrow_handler", "nested_handler", "shell_class"]
+
+_NESTED_ARMS = frozenset({"array_value", "kvlist_value"})
+_UNSHOWN = frozenset({"entity_refs"})
+
+# Shell: message → fields that stay messages; all other fields of these become bytes, scalars go.
+_SHELL_LEVELS = {
+    "ExportLogsServiceRequest": {"resource_logs"},
+    "ResourceLogs": {"scope_logs"},
+    "ScopeLogs": set(),
+    "ExportTraceServiceRequest": {"resource_spans"},
+    "ResourceSpans": {"scope_spans"},
+    "ScopeSpans": set(),
+    "ExportMetricsServiceRequest": {"resource_metrics"},
+    "ResourceMetrics": {"scope_metrics"},
+    "ScopeMetrics": {"metrics"},
+    "Metric": {"gauge", "sum", "histogram", "exponential_histogram", "summary"},
+    "Gauge": set(),
+    "Sum": set(),
+    "Histogram": set(),
+    "ExponentialHistogram": set(),
+    "Summary": set(),
+}
+
+
+@cache
+def narrow_handler(view: str) -> Any:
+    """
+    Return what decodes a list of requests of *view* to one Arrow batch, a row per request.
+
+    Raises:
+        ImportError: the decoder is not installed.
+    """
+    import ptars  # noqa: PLC0415 - needed by those who decode, and then 13 ms
+
+    descriptor = _derived(view, _narrow)
+    return ptars.HandlerPool([descriptor.file]).get_for_message(descriptor)
+
+
+@cache
+def nested_handler(message: str) -> Any:
+    """
+    Return what decodes a column of serialised `ArrayValue` or `KeyValueList`, narrow ones.
+
+    Raises:
+        ImportError: the decoder is not installed.
+    """
+    import ptars  # noqa: PLC0415
+
+    file = next(file for file in _derived("logs", _narrow).file.dependencies[0].dependencies if "common" in file.name)
+    return ptars.HandlerPool([file]).get_for_message(file.message_types_by_name[message])
+
+
+@cache
+def shell_class(view: str) -> Any:
+    """
+    Return the message class that parses only the nesting of a request of *view*.
+    """
+    return message_factory.GetMessageClass(_derived(view, _shell))
+
+
+def _derived(view: str, cut: Callable[[DescriptorProto], None]) -> Any:
+    original = SHAPES[view].request.DESCRIPTOR
+    pool = descriptor_pool.DescriptorPool()
+    for file in _files(original.file, {}).values():
+        del file.service[:]
+        for message in file.message_type:
+            cut(message)
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool.FindMessageTypeByName(original.full_name)
+
+
+def _files(file: Any, found: dict[str, FileDescriptorProto]) -> dict[str, FileDescriptorProto]:
+    """
+    Return *file* and all it depends on by name, those that others depend on first.
+    """
+    for dependency in file.dependencies:
+        _files(dependency, found)
+    if file.name not in found:
+        copy = FileDescriptorProto()
+        file.CopyToProto(copy)
+        found[file.name] = copy
+    return found
+
+
+def _narrow(message: DescriptorProto) -> None:
+    for nested in message.nested_type:
+        _narrow(nested)
+    kept = []
+    for field in message.field:
+        if field.name in _UNSHOWN or field.name.endswith("_strindex"):
+            continue
+        if message.name == "AnyValue" and field.name in _NESTED_ARMS:
+            # Repeated and outside the oneof: a value that came in two parts, which must be merged, is then seen.
+            _retype(field, FieldDescriptorProto.TYPE_BYTES)
+            field.label = FieldDescriptorProto.LABEL_REPEATED
+            field.ClearField("oneof_index")
+        elif field.type == FieldDescriptorProto.TYPE_ENUM:
+            _retype(field, FieldDescriptorProto.TYPE_INT32)
+        kept.append(field)
+    _keep(message, kept)
+
+
+def _shell(message: DescriptorProto) -> None:
+    kept = []
+    levels = _SHELL_LEVELS.get(message.name)
+    for field in message.field if levels is not None else ():
+        if field.type in {FieldDescriptorProto.TYPE_MESSAGE, FieldDescriptorProto.TYPE_STRING} and (
+            field.name not in (levels or ())
+        ):
+            _retype(field, FieldDescriptorProto.TYPE_BYTES)
+        if field.type in {FieldDescriptorProto.TYPE_MESSAGE, FieldDescriptorProto.TYPE_BYTES}:
+            kept.append(field)
+    _keep(message, kept)
+    if levels is None:
+        del message.oneof_decl[:], message.nested_type[:]
+
+
+def _retype(field: FieldDescriptorProto, kind: FieldDescriptorProto.Type.ValueType) -> None:
+    field.type = kind
+    field.ClearField("type_name")
+
+
+def _keep(message: DescriptorProto, fields: list[FieldDescriptorProto]) -> None:
+    copies = [FieldDescriptorProto.FromString(field.SerializeToString()) for field in fields]
+    del message.field[:]
+    message.field.extend(copies)

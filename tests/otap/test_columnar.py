@@ -1,0 +1,162 @@
+"""
+The columnar decoder gives the very rows that protobuf objects give, or says that it cannot.
+"""
+
+import sys
+
+import pyarrow as pa
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from otap_random import random_request
+
+from quiver.otap import decode_requests, view_schema
+from quiver.otap import views as module
+from quiver.otap.arrays import Odd
+from quiver.otap.columnar import decode_columnar
+from quiver.otap.request import Measured, measure_request, parse_request
+from quiver.primitives.scan import Damage
+
+
+def unique_keys(data: bytes, view: str) -> bool:
+    """Whether the columnar decoder takes every column of a request."""
+    try:
+        found = decode_columnar([data], view)
+        for make in found.makers.values():
+            make()
+    except Odd:
+        return False
+    return True
+
+
+def columnar(requests: list[bytes], view: str) -> tuple[pa.RecordBatch, list[int]]:
+    found = decode_columnar(requests, view)
+    schema = view_schema(view)
+    return pa.RecordBatch.from_arrays([found.makers[f.name]() for f in schema], schema=schema), found.per_request
+
+
+def by_object(requests: list[bytes], view: str, monkeypatch) -> tuple[pa.RecordBatch, list[int]]:
+    def refuse(*_):
+        raise Odd
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "decode_columnar", refuse)
+        decoded = decode_requests(requests, view)
+    return decoded.batch, list(decoded.rows)
+
+
+@pytest.mark.parametrize("view", ["logs", "spans", "metrics"])
+def test_both_decoders_give_equal_rows(view, monkeypatch):
+    """Values are compared as written, so NaN would be equal to itself and -0.0 differs from 0.0."""
+    requests = [random_request(view, seed) for seed in range(150)]
+    taken = [data for data in requests if unique_keys(data, view)]
+    assert len(taken) > 15, "nearly all requests were left to the objects"
+    fast, fast_rows = columnar(taken, view)
+    slow, slow_rows = by_object(taken, view, monkeypatch)
+    fast.validate(full=True)
+    assert fast_rows == slow_rows
+    assert repr(fast.to_pylist()) == repr(slow.to_pylist())
+
+
+@pytest.mark.parametrize("view", ["logs", "spans", "metrics"])
+def test_no_requests_and_empty_requests_have_no_rows_and_the_whole_schema(view):
+    for requests in ([], [b""], [b"", b""]):
+        batch, rows = columnar(requests, view)
+        assert batch.num_rows == 0
+        assert batch.schema == view_schema(view)
+        assert rows == [0] * len(requests)
+
+
+def nested_request() -> ExportLogsServiceRequest:
+    request = ExportLogsServiceRequest()
+    scope = request.resource_logs.add().scope_logs.add()
+    for text in ("plain", 'quo"ted\\', "line\nü\x01", ""):
+        values = scope.log_records.add().body.array_value.values
+        values.add().string_value = text
+        values.add().int_value = -(2**63)
+        values.add().bool_value = True
+        for number in (0.1, -0.0, 1e20, float("nan"), float("inf"), float("-inf")):
+            values.add().double_value = number
+        values.add().bytes_value = b"\x00\xff"
+        values.add()
+        values.add().array_value.SetInParent()
+        inner = values.add().kvlist_value.values.add()
+        inner.key = text
+        inner.value.array_value.values.add().string_value = text
+    scope.log_records.add().body.kvlist_value.SetInParent()
+    scope.log_records.add().body.string_value = "not nested"
+    return request
+
+
+def test_nested_values_are_written_as_the_objects_write_them(monkeypatch):
+    data = nested_request().SerializeToString()
+    fast, _ = columnar([data], "logs")
+    slow, _ = by_object([data], "logs", monkeypatch)
+    assert fast.column("body").to_pylist() == slow.column("body").to_pylist()
+    assert fast.column("body").to_pylist()[4]["json_value"] == "{}"
+
+
+@pytest.mark.parametrize("distinct", [3, 200])
+def test_a_key_that_is_twice_in_one_map_is_left_to_the_objects(distinct):
+    request = ExportLogsServiceRequest()
+    records = request.resource_logs.add().scope_logs.add().log_records
+    for index in range(distinct):
+        record = records.add()
+        for key in ("same", f"other {index}"):
+            entry = record.attributes.add()
+            entry.key, entry.value.int_value = key, index
+    assert unique_keys(request.SerializeToString(), "logs")
+    records[1].attributes.add().key = "same"
+    assert not unique_keys(request.SerializeToString(), "logs")
+    decoded = decode_requests([request.SerializeToString()], "logs")
+    assert dict(decoded.batch.column("attributes")[1].as_py())["same"]["int_value"] is None
+
+
+def test_groups_nested_without_end_are_refused_before_they_are_decoded():
+    """150,000 open groups in a record: a decoder without a limit would run out of stack and take the process along."""
+    groups = b"\x4b" * 150_000
+
+    def block(field: int, data: bytes) -> bytes:
+        length, left = bytearray(), len(data)
+        while left > 0x7F:
+            length.append(left & 0x7F | 0x80)
+            left >>= 7
+        return bytes([field << 3 | 2]) + bytes([*length, left]) + data
+
+    for data in (block(1, block(2, block(2, groups))), block(1, block(1, groups)), block(1, groups), groups):
+        assert isinstance(measure_request(data, "logs"), Damage)
+        assert decode_requests([data], "logs").bad
+
+
+@pytest.mark.parametrize("view", ["logs", "spans", "metrics"])
+def test_measuring_agrees_with_parsing(view):
+    for seed in range(100):
+        data = random_request(view, seed)
+        measured, parsed = measure_request(data, view), parse_request(data, view)
+        assert isinstance(measured, Measured)
+        assert not isinstance(parsed, Damage)
+        assert measured.rows == parsed.rows
+        # One counts the bytes of a schema URL, the other its characters.
+        assert parsed.rows_bytes <= measured.rows_bytes <= 2 * parsed.rows_bytes
+
+
+def test_one_bad_request_does_not_spoil_the_others(monkeypatch):
+    good = nested_request().SerializeToString()
+    bad_text = ExportLogsServiceRequest()
+    bad_text.resource_logs.add().scope_logs.add().log_records.add().severity_text = "ok"
+    broken = bad_text.SerializeToString().replace(b"ok", b"\xff\xff")
+    decoded = decode_requests([good, broken, good], "logs")
+    assert [index for index, _ in decoded.bad] == [1]
+    assert decoded.rows == (6, 0, 6)
+
+
+def test_without_the_decoder_the_objects_do_it(monkeypatch):
+    from quiver.otap.wire_schema import narrow_handler
+
+    data = nested_request().SerializeToString()
+    with_it = decode_requests([data], "logs").batch
+    narrow_handler.cache_clear()
+    monkeypatch.setitem(sys.modules, "ptars", None)
+    try:
+        assert repr(decode_requests([data], "logs").batch.to_pylist()) == repr(with_it.to_pylist())
+    finally:
+        narrow_handler.cache_clear()
