@@ -12,11 +12,14 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
 
-.PHONY: help setup demo test test-slow test-kill lint format bench wheel lock clean
+KILL_CYCLES ?= 10000
+CRASH_STATES ?= 1000000
+
+.PHONY: help setup demo test test-slow test-kill test-crash-states test-strace lint format bench rival-rust wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## build .venv from requirements.lock; needs Python 3.11 or newer
 
@@ -40,8 +43,14 @@ test: $(READY) ## the default suite
 test-slow: $(READY) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-test-kill: $(READY) ## real kill -9 cycles
-	$(BIN)/python -m pytest -m kill
+test-kill: $(READY) ## ten thousand real kill -9 cycles (KILL_CYCLES=500 for fewer)
+	$(BIN)/python -m pytest -m kill --kill-cycles $(KILL_CYCLES)
+
+test-crash-states: $(READY) ## a million enumerated crash states (CRASH_STATES=20000 for fewer)
+	$(BIN)/python -m pytest -m crash_states --crash-states $(CRASH_STATES)
+
+test-strace: $(READY) ## SIGKILL, EIO, ENOSPC at every system call (needs strace)
+	$(BIN)/python -m pytest -m strace
 
 lint: $(READY) ## ruff, mypy and the repository's own rules
 	$(BIN)/ruff check .
@@ -53,9 +62,13 @@ format: $(READY) ## let ruff format the tree and mend what it can
 	$(BIN)/ruff check --quiet --fix . || true
 	$(BIN)/ruff format .
 
-bench: $(READY) ## measure beside rivals: ratios, with the noise
-	$(BIN)/python bench/ingest.py
-	$(BIN)/python bench/spark_read.py
+bench: $(READY) ## measure beside rivals: ratios, with the noise (make rival-rust first, to have that one too)
+	$(BIN)/python bench/ingest.py --write docs/benchmarks.md
+	$(BIN)/python bench/engines.py --write docs/benchmarks.md
+	$(BIN)/python bench/spark_read.py --write docs/benchmarks.md
+
+rival-rust: ## build the Rust engine's driver for bench and interoperability tests; needs cargo, takes minutes
+	cd bench/rivals/rust_engine && cargo build --release
 
 wheel: $(READY) ## build dist/arrow_quiver-*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -16,7 +16,7 @@ import platform
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,7 +58,23 @@ def run_rounds(contenders: dict[str, Callable[[Path], float]], *, rounds: int, s
 
     A contender returns its rate (higher is better). The first round warms up and is not counted.
     """
-    results = {name: Result(name) for name in contenders}
+
+    def several(run: Callable[[Path], float]) -> Callable[[Path], Mapping[str, float]]:
+        return lambda directory: {"rate": run(directory)}
+
+    found = run_rounds_of_several(
+        {name: several(run) for name, run in contenders.items()}, rounds=rounds, scratch=scratch
+    )
+    return found["rate"]
+
+
+def run_rounds_of_several(
+    contenders: dict[str, Callable[[Path], Mapping[str, float]]], *, rounds: int, scratch: Path
+) -> dict[str, dict[str, Result]]:
+    """
+    The same for contenders that return several figures at once: figure → contender → its values.
+    """
+    found: dict[str, dict[str, Result]] = {}
     names = list(contenders)
     for turn in range(rounds + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
@@ -66,12 +82,13 @@ def run_rounds(contenders: dict[str, Callable[[Path], float]], *, rounds: int, s
             gc.collect()
             warm_memory()
             try:
-                rate = contenders[name](directory)
+                figures = contenders[name](directory)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
-            if turn:
-                results[name].rates.append(rate)
-    return results
+            for figure, value in figures.items() if turn else ():
+                of_all = found.setdefault(figure, {known: Result(known) for known in names})
+                of_all[name].rates.append(value)
+    return found
 
 
 def ratios(result: Result, floor: Result) -> tuple[float, float, float]:

@@ -1,0 +1,114 @@
+"""
+One engine's turn, in a process of its own: what `bench/rivals/rust_engine` does with the Rust engine, done with the
+store, with the same words, the same data and the same line of JSON.
+
+    .venv/bin/python bench/engine.py bench MODE ROWS BUNDLES DIRECTORY     MODE is wal, synced or segment_only
+    .venv/bin/python bench/engine.py fill ROWS BUNDLES DIRECTORY           log so many bundles, seal nothing, die
+    .venv/bin/python bench/engine.py reopen DIRECTORY                      time the replay, then the sealing
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import pyarrow as pa
+
+import quiver
+
+SLOT = 30
+SOURCES = 16
+HOUR_S = 3600.0
+GIB = 1 << 30
+
+MODES = {
+    "wal": quiver.Settings(segment_open_s_max=HOUR_S),
+    "synced": quiver.Settings(segment_open_s_max=HOUR_S, wal_flush_interval_s=0.0),
+    "segment_only": quiver.Settings(segment_open_s_max=HOUR_S, durability="segment_only"),
+}
+ROOMY = quiver.Settings(segment_open_s_max=HOUR_S, segment_bytes_max=GIB, wal_bytes_max=2 * GIB, wal_rotate_bytes=GIB)
+"""Everything stays in one log file and one open segment."""
+
+
+def sources(rows: int) -> list[pa.RecordBatch]:
+    """Sixteen different batches: int64, int64 and 43 bytes of text a row, 63 raw bytes."""
+    return [
+        pa.record_batch(
+            {
+                "timestamp": pa.array(range(1_700_000_000_000 + seed, 1_700_000_000_000 + seed + rows)),
+                "value": pa.array([row * 100 + seed for row in range(rows)]),
+                "message": pa.array([f"Log message number {row:06d} with content {seed:04d}" for row in range(rows)]),
+            }
+        )
+        for seed in range(SOURCES)
+    ]
+
+
+def deliver_and_ack(store: quiver.Store) -> dict[str, float]:
+    subscriber = store.register("bench", start="earliest")
+    delivered = rows = 0
+    started = perf_counter()
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        delivered += 1
+        rows += handle.bundle[SLOT].num_rows
+        handle.ack()
+    return {"delivered": delivered, "rows": rows, "deliver_s": perf_counter() - started}
+
+
+def bench(mode: str, rows: int, bundles: int, directory: Path) -> dict[str, float]:
+    source, bundle = sources(rows), quiver.Bundle
+    with quiver.open(directory, MODES[mode]) as store:
+        ingest = store.ingest
+        started = perf_counter()
+        for number in range(bundles):
+            ingest(bundle({SLOT: source[number & 15]}))
+        ingest_s = perf_counter() - started
+        store.flush()
+        total_s = perf_counter() - started
+        return {"bundles": bundles, "ingest_s": ingest_s, "total_s": total_s, **deliver_and_ack(store)}
+
+
+def fill(rows: int, bundles: int, directory: Path) -> dict[str, float]:
+    source = sources(rows)
+    store = quiver.open(directory, ROOMY)
+    for number in range(bundles):
+        store.ingest(quiver.Bundle({SLOT: source[number & 15]}))
+    store.sync()
+    return {"bundles": bundles}
+
+
+def reopen(directory: Path) -> dict[str, float]:
+    started = perf_counter()
+    store = quiver.open(directory, ROOMY)
+    opened = perf_counter()
+    store.flush()
+    flushed = perf_counter()
+    size = sum(path.stat().st_size for path in (directory / "segments").iterdir())
+    return {
+        "open_s": opened - started,
+        "finalize_s": flushed - opened,
+        "segment_bytes": size,
+        "delivered": deliver_and_ack(store)["delivered"],
+    }
+
+
+def main(words: list[str]) -> None:
+    match words:
+        case ["bench", mode, rows, bundles, directory]:
+            found = bench(mode, int(rows), int(bundles), Path(directory))
+        case ["fill", rows, bundles, directory]:
+            found = fill(int(rows), int(bundles), Path(directory))
+        case ["reopen", directory]:
+            found = reopen(Path(directory))
+        case _:
+            sys.exit(__doc__)
+    print(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # `fill` must die without closing; the others have nothing left to lose
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

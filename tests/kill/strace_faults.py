@@ -1,0 +1,270 @@
+"""
+Faults at every system call of a scripted run, by `strace`: the kernel's answers, not those of a wrapped file system.
+
+A child is forked with everything loaded, waits until `strace` has attached, runs the script on a real directory and
+tells what it was promised in shared memory (`kill_cycles.Tally`). The script is single-threaded and the same every
+time, so the n-th call of a kind is the same call in every run.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kill_cycles import NAMES, Tally, number_of, numbered
+
+from quiver import QuiverError, Settings, Store, Subscriber
+from quiver import open as open_store
+from quiver.testing.clock import ManualClock
+
+SETTINGS = Settings(
+    segment_bytes_max=1_200,
+    wal_rotate_bytes=1_500,
+    wal_bytes_max=60_000,
+    wal_files_max=6,
+    delete_grace_s=0.0,
+    segment_open_s_max=3_600.0,
+)
+SYSCALLS = "%file,%desc"
+WRITERS = frozenset({
+    "pwrite64", "pwritev", "pwritev2", "write", "ftruncate", "fallocate", "fsync", "fdatasync", "openat", "mkdir",
+    "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "fchmod",
+})  # fmt: skip
+"""A full disk, or a disk without inodes, answers these with ENOSPC."""
+
+_CALL = re.compile(r"^(?:\d+ +)?([a-z_0-9]+)\(")
+_ATTACH_S_MAX = 20.0
+_PR_SET_PTRACER = 0x59616D61
+
+
+class Script:
+    """
+    Append, finalize, deliver, acknowledge, free, close, recover; a call that fails is passed over, as callers do.
+    """
+
+    def __init__(self, directory: Path, tally: Tally) -> None:
+        self.directory = directory
+        self.tally = tally
+        self.clock = ManualClock()
+        self.store: Store | None = None
+        self.waiting: list[tuple[str, int]] = []
+
+    def write(self) -> None:
+        """A fresh directory: the log, segments, two subscribers, deletion; then a clean end, and once more."""
+        for turn in range(2):
+            self.try_to(self.open)
+            for _ in range(2):
+                self.ingest(5)
+                self.try_to(lambda: self.deliver("one", 4))
+                self.try_to(self.maintain)
+            self.try_to(self.flush)
+            self.try_to(lambda: self.deliver("one", 99))
+            self.try_to(lambda: self.deliver("two", 99 if turn else 7))
+            self.try_to(self.maintain)
+            self.try_to(self.close)
+
+    def leave(self) -> None:
+        """What a death in the middle of work leaves: rotated log files, segments, some of it acknowledged."""
+        self.open()
+        self.ingest(9)
+        self.deliver("one", 4)
+        self.maintain()
+        self.ingest(7)
+
+    def recover(self) -> None:
+        """Open what `leave` left, take one bundle more, hand everything out, and close."""
+        self.try_to(self.open)
+        self.ingest(1)
+        self.try_to(lambda: self.deliver("two", 99))
+        self.try_to(self.maintain)
+        self.try_to(self.close)
+
+    def try_to(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (QuiverError, OSError):
+            if call == self.open:
+                self.store = None
+
+    def open(self) -> None:
+        self.store = None
+        self.store = open_store(self.directory, SETTINGS, background=False, clock=self.clock)
+        self.subscribers: dict[str, Subscriber] = {}
+        for name in NAMES:
+            self.subscribers[name] = self.store.register(name, start="earliest")
+
+    def ingest(self, count: int) -> None:
+        for turn in range(count):
+            if self.store is None:
+                return
+            number = self.tally.try_next()
+            try:
+                self.store.ingest(numbered(number), durable=turn % 2 == 0)
+            except (QuiverError, OSError):
+                continue
+            self.tally.accept(number)
+
+    def deliver(self, name: str, most: int) -> None:
+        if self.store is None or name not in self.subscribers:
+            return
+        for _ in range(most):
+            handle = self.subscribers[name].next_bundle(timeout=0)
+            if handle is None:
+                return
+            number = number_of(handle.bundle)
+            self.tally.ask(name, number)
+            handle.ack()
+            self.waiting.append((name, number))
+
+    def deliver_all(self) -> None:
+        for name in NAMES:
+            self.deliver(name, 99)
+
+    def wait_a_moment(self) -> None:
+        """Let the pause pass that follows a segment for which there was no room."""
+        self.clock.advance(2.0)
+
+    def maintain(self) -> None:
+        if self.store is not None:
+            waiting, self.waiting = self.waiting, []
+            self.store.maintain()
+            for name, number in waiting:
+                self.tally.keep(name, number)
+
+    def flush(self) -> None:
+        if self.store is not None:
+            self.store.flush()
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """
+    How a traced run ended, and what `strace` wrote about it.
+    """
+
+    status: int
+    trace: str
+    failure: str
+
+    @property
+    def killed(self) -> bool:
+        return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
+
+    @property
+    def was_hit(self) -> bool:
+        return self.killed or "(INJECTED)" in self.trace
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Run *work* in a forked child and return its exit status; its last words go to its standard error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def traced(work: Callable[[], None], output: Path, *options: str) -> Ended:
+    """Run *work* in a forked child under ``strace`` with *options*, from its first call to its last."""
+    go_read, go_write = os.pipe()
+    say_read, say_write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+        os.read(go_read, 1)
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            os.write(say_write, traceback.format_exc().encode()[-4000:])
+        finally:
+            os._exit(status)
+    os.close(say_write)
+    tracer = subprocess.Popen(
+        ["strace", "-qq", "-o", str(output), *options, "-p", str(child)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        _wait_for_tracer(child, tracer)
+        os.write(go_write, b"g")
+        _, status = os.waitpid(child, 0)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    finally:
+        tracer.communicate(timeout=30)
+        for descriptor in (go_read, go_write):
+            os.close(descriptor)
+        with os.fdopen(say_read, "rb") as pipe:
+            failure = pipe.read().decode()
+    return Ended(status, output.read_text(errors="replace"), failure)
+
+
+def _wait_for_tracer(child: int, tracer: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _ATTACH_S_MAX
+    status = Path(f"/proc/{child}/status")
+    while "TracerPid:\t0\n" in status.read_text():
+        if tracer.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"strace did not attach: {tracer.communicate()[1].decode()}")
+        os.sched_yield()
+
+
+def may_trace(output: Path) -> str | None:
+    """Say why nothing can be traced here, or None."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    try:
+        ended = traced(lambda: None, output)
+    except (RuntimeError, OSError) as refused:
+        return f"strace may not attach here: {refused}"
+    return None if ended.status == 0 else f"a traced process ended with {ended.status}"
+
+
+def paths_used(work: Callable[[], None], directory: Path, output: Path) -> list[str]:
+    """Every path in *directory* that *work* names or has open, found by tracing it."""
+    ended = traced(work, output, "-y", "-s", "300", "-e", f"trace={SYSCALLS}")
+    assert ended.status == 0, ended.failure
+    found = set(re.findall(rf'{re.escape(str(directory))}[^">\s(]*', ended.trace))
+    assert len(found) > 10, found
+    return sorted(found)
+
+
+def path_options(paths: list[str]) -> list[str]:
+    return [option for path in paths for option in ("-P", path)]
+
+
+def calls_made(work: Callable[[], None], paths: list[str], output: Path) -> dict[str, int]:
+    """How many calls of each kind *work* makes on *paths*."""
+    ended = traced(work, output, "-e", f"trace={SYSCALLS}", *path_options(paths))
+    assert ended.status == 0, ended.failure
+    lines = (_CALL.match(line) for line in ended.trace.splitlines())
+    return dict(collections.Counter(match[1] for match in lines if match))

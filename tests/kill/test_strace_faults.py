@@ -1,0 +1,201 @@
+"""
+SIGKILL, EIO and ENOSPC at every system call of append, finalize, acknowledge, free and recover; short writes.
+
+The kernel answers, through `strace`, so nothing between the store and the disk is left out, `close` and `stat`
+included. What `strace` cannot do is a write that takes less than it was given: a return value can be forged, but the
+bytes it claims were then never written, and no program can live with a kernel that lies. Short writes are real
+here all the same, by two other ways: a limit on the size of files, at which the kernel takes what still fits and
+refuses the rest with EFBIG; and a platform whose every write takes only some bytes, all of which go to the real disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import resource
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import kill_cycles
+import pytest
+import strace_faults
+from kill_cycles import Tally
+from strace_faults import SETTINGS, WRITERS, Script, calls_made, may_trace, path_options, paths_used, traced
+
+from quiver import StoreFailed
+from quiver import open as open_store
+from quiver.primitives.platform_files import PLATFORM
+from quiver.primitives.real_files import RealFileSystem
+
+FAULTS = {"kill": "signal=KILL", "EIO": "error=EIO", "ENOSPC": "error=ENOSPC"}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    kill_cycles.warm_up(SETTINGS)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Path]:
+    memory = Path("/dev/shm")
+    chosen = Path(tempfile.mkdtemp(prefix="quiver-strace-", dir=memory)) if memory.is_dir() else tmp_path
+    yield chosen
+    shutil.rmtree(chosen, ignore_errors=True)
+
+
+class Phase:
+    """
+    One part of the script on one directory, made anew for every run.
+    """
+
+    def __init__(self, base: Path, name: str) -> None:
+        self.directory = base / "store"
+        self.output = base / "trace"
+        self.name = name
+        self._left = base / "left"
+        self._tally_left = Tally()
+        if name == "recover":
+            self._leave()
+
+    def _leave(self) -> None:
+        self.directory.mkdir()
+        ended = strace_faults.forked(Script(self.directory, self._tally_left).leave)
+        assert ended == 0
+        shutil.move(self.directory, self._left)
+        with (self._left / "wal/quiver.wal").open("ab") as log:
+            log.write(b"\x40\0\0\0torn")
+
+    def prepare(self) -> Script:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._left.exists():
+            shutil.copytree(self._left, self.directory)
+        return Script(self.directory, self._tally_left.copy())
+
+    def work(self, script: Script) -> Callable[[], None]:
+        return getattr(script, self.name)
+
+    def check(self, script: Script, label: str) -> None:
+        kill_cycles.check(self.directory, script.tally, SETTINGS, label)
+
+
+@pytest.mark.strace
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("phase", ["write", "recover"])
+def test_a_fault_at_every_system_call(base: Path, phase: str, fault: str) -> None:
+    """
+    Whatever single call is answered so, the process goes on, refuses in words or dies; what it promised is there.
+    """
+    reason = may_trace(base / "trace")
+    if reason is not None:
+        pytest.skip(reason)
+    run = Phase(base, phase)
+    paths = paths_used(run.work(run.prepare()), run.directory, run.output)
+    counts = calls_made(run.work(run.prepare()), paths, run.output)
+    kinds = {kind: count for kind, count in counts.items() if fault != "ENOSPC" or kind in WRITERS}
+    assert sum(kinds.values()) > 50, counts
+    hits = 0
+    for kind, count in sorted(kinds.items()):
+        for nth in range(1, count + 1):
+            script = run.prepare()
+            inject = f"inject={kind}:{FAULTS[fault]}:when={nth}"
+            ended = traced(run.work(script), run.output, "-e", f"trace={kind}", "-e", inject, *path_options(paths))
+            label = f"{phase}: {fault} at {kind} {nth} of {count}"
+            assert ended.killed if fault == "kill" and ended.was_hit else ended.status == 0, f"{label}: {ended.failure}"
+            hits += ended.was_hit
+            run.check(script, label)
+    print(f"\n{phase}, {fault}: {hits} of {sum(kinds.values())} calls hit; {kinds}")
+    assert hits > 0.95 * sum(kinds.values())
+
+
+def test_short_writes_at_a_file_size_limit(base: Path) -> None:
+    """The write that crosses the limit is short, the next says why; with the limit gone, work goes on."""
+    run = Phase(base, "write")
+    for limit in [1, 37, 38, *random.sample(range(2, 3_500), 9)]:
+        script = run.prepare()
+
+        def limited(script: Script = script, limit: int = limit) -> None:
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            script.try_to(script.open)
+            script.ingest(3)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            script.ingest(12)
+            for step in (script.flush, script.deliver_all, script.maintain):
+                script.try_to(step)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            before = len(script.tally.accepted())
+            script.wait_a_moment()
+            script.ingest(2)
+            assert len(script.tally.accepted()) == before + 2, f"limit {limit}: refused after it was lifted"
+            script.try_to(script.close)
+
+        assert strace_faults.forked(limited) == 0, f"limit {limit}"
+        run.check(script, f"files of at most {limit} bytes")
+
+
+class ShortPlatform:
+    """
+    The real platform, each of whose writes takes at most *most* bytes of what it is given.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.short = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(PLATFORM, name)
+
+    def pwrite(self, fd: int, data: Any, offset: int, /) -> int:
+        view = memoryview(data).cast("B")
+        self.short += len(view) > self.most
+        return PLATFORM.pwrite(fd, view[: self.most], offset)
+
+    def pwritev(self, fd: int, parts: Sequence[Any], offset: int, /) -> int:
+        return self.pwrite(fd, b"".join(parts), offset)
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 4_095])
+def test_writes_that_take_only_some_bytes(tmp_path: Path, most: int) -> None:
+    """Whoever is given a short count writes the rest: every byte of every file is there."""
+    platform = ShortPlatform(most)
+    files = RealFileSystem(platform)
+    bundles = [kill_cycles.numbered(number) for number in range(9)]
+    with open_store(tmp_path, SETTINGS, files=files, background=False) as store:
+        subscriber = store.register("s", start="earliest")
+        for bundle in bundles:
+            store.ingest(bundle, durable=True)
+        store.flush()
+        got = []
+        for _ in range(5):
+            handle = subscriber.next_bundle(timeout=0)
+            got.append(handle.bundle)
+            handle.ack()
+        store.maintain()
+    with open_store(tmp_path, SETTINGS, background=False) as store:
+        subscriber = store.register("s", start="earliest")
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            got.append(handle.bundle)
+            handle.ack()
+    assert got == bundles
+    assert platform.short > 0
+
+
+def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+    """A write of which no byte is taken, and no reason given, is an error and not an endless loop."""
+    platform = ShortPlatform(1 << 30)
+    store = open_store(tmp_path, SETTINGS, files=RealFileSystem(platform), background=False)
+    store.ingest(kill_cycles.numbered(0), durable=True)
+    platform.most = 0
+    for number in (1, 2):
+        with pytest.raises(StoreFailed, match="reopen"):
+            store.ingest(kill_cycles.numbered(number), durable=True)
+    store.close()
+    with open_store(tmp_path, SETTINGS, background=False) as again:
+        again.flush()
+        assert kill_cycles.in_segments(again) == [0]
