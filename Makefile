@@ -14,8 +14,10 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 
 KILL_CYCLES ?= 10000
 CRASH_STATES ?= 1000000
+SOAK_SECONDS ?= 600
+STRACE_STRIDE ?= 1
 
-.PHONY: help setup demo test test-slow test-kill test-crash-states test-strace lint format bench rival-rust wheel lock clean
+.PHONY: help setup demo test test-slow test-kill test-crash-states test-strace test-soak lint format bench rival-rust wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -38,7 +40,7 @@ demo: $(READY) ## OTLP in, two kills of the ingest, one of Spark, Parquet out, n
 	$(BIN)/quiver demo
 
 test: $(READY) ## the default suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 test-slow: $(READY) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
@@ -49,8 +51,11 @@ test-kill: $(READY) ## ten thousand real kill -9 cycles (KILL_CYCLES=500 for few
 test-crash-states: $(READY) ## a million enumerated crash states (CRASH_STATES=20000 for fewer)
 	$(BIN)/python -m pytest -m crash_states --crash-states $(CRASH_STATES)
 
-test-strace: $(READY) ## SIGKILL, EIO, ENOSPC at every system call (needs strace)
-	$(BIN)/python -m pytest -m strace
+test-strace: $(READY) ## SIGKILL, EIO, ENOSPC at every system call (needs strace; STRACE_STRIDE=9 for every ninth)
+	$(BIN)/python -m pytest -m strace --strace-stride $(STRACE_STRIDE)
+
+test-soak: $(READY) ## producers, subscribers and kills for ten minutes a variant (SOAK_SECONDS=60 for less)
+	$(BIN)/python -m pytest -m soak --soak-seconds $(SOAK_SECONDS)
 
 lint: $(READY) ## ruff, mypy and the repository's own rules
 	$(BIN)/ruff check .
@@ -65,6 +70,8 @@ format: $(READY) ## let ruff format the tree and mend what it can
 bench: $(READY) ## measure beside rivals: ratios, with the noise (make rival-rust first, to have that one too)
 	$(BIN)/python bench/ingest.py --write docs/benchmarks.md
 	$(BIN)/python bench/engines.py --write docs/benchmarks.md
+	$(BIN)/python bench/goals.py --write docs/benchmarks.md
+	$(BIN)/python bench/startup.py --write docs/benchmarks.md
 	$(BIN)/python bench/spark_read.py --write docs/benchmarks.md
 
 rival-rust: ## build the Rust engine's driver for bench and interoperability tests; needs cargo, takes minutes

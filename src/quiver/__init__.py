@@ -13,8 +13,8 @@ Quiver: a durable, Arrow-native buffer for telemetry and streams.
             export(handle.bundle)
             handle.ack()
 
-`open` creates or recovers a store, `read` looks at one beside its writer. Spark is in `quiver.spark`, OTLP in
-`quiver.otap` and `quiver.receivers`; both need their extras.
+`open` creates or recovers a store, or with ``cores`` one for each core; `read` looks at one beside its writer. Spark is
+in `quiver.spark`, OTLP in `quiver.otap` and `quiver.receivers`; both need their extras.
 """
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
@@ -35,9 +35,9 @@ from quiver.errors import (
     WrongUse,
 )
 from quiver.settings import Settings
-from quiver.store.opening import open_store as open  # noqa: A004 - `quiver.open` is the name people type
 from quiver.store.read import read
 from quiver.store.receipts import BundleReceipt
+from quiver.store.shard_opening import open_path as open  # noqa: A004 - `quiver.open` is the name people type
 from quiver.store.store import Store
 from quiver.store.subscribers.handle import BundleHandle, Subscriber
 

@@ -8,10 +8,11 @@ another table's eyes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 from blake3 import blake3
@@ -27,6 +28,8 @@ __all__ = [
     "Adapter",
     "Bundle",
     "BundleRef",
+    "batch_bytes",
+    "has_unions",
     "schema_fingerprint",
 ]
 
@@ -37,14 +40,13 @@ OTAP_CONFIG_HASH = b"QUIVER_SEGCFG\0\0\0"
 """What the released Rust engine writes in place of a digest; the `otap` profile writes it too."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BundleRef:
+class BundleRef(NamedTuple):
     """
     Where a sealed bundle lies: segment number, and index within the segment.
     """
 
     segment: int
-    index: int
+    index: int  # type: ignore[assignment] # it hides a method of tuple that nobody calls on a place
 
     def __str__(self) -> str:
         return f"{self.segment}:{self.index}"
@@ -58,10 +60,14 @@ class Adapter:
     Attributes:
         name: who the table belongs to; part of the digest.
         slots: slot id (0 to 63) → slot name.
+        signals: slot id → the signal that the slot's data belongs to; slots that any signal may use are left out.
+        item_slots: those in which each row is one item of its signal: a log record, a span, a data point.
     """
 
     name: str
     slots: Mapping[int, str]
+    signals: Mapping[int, str] = field(default_factory=dict)
+    item_slots: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for slot in self.slots:
@@ -70,6 +76,7 @@ class Adapter:
         if len(set(self.slots.values())) != len(self.slots):
             raise BundleInvalid(f"adapter {self.name!r}: two slots have the same name")
         object.__setattr__(self, "slots", MappingProxyType(dict(sorted(self.slots.items()))))
+        object.__setattr__(self, "signals", MappingProxyType(dict(self.signals)))
 
     @cached_property
     def by_name(self) -> Mapping[str, int]:
@@ -89,6 +96,24 @@ class Adapter:
         table = "".join(f"{slot}={name}\n" for slot, name in self.slots.items())
         contract = f"quiver adapter v1\n{self.name}\n{table}order=ascending\nchecksum=crc32\n"
         return blake3(contract.encode()).digest(length=16)
+
+    def signals_of(self, slots: Iterable[int]) -> tuple[str, ...]:
+        """
+        Return the signals that *slots* belong to, in alphabetical order.
+        """
+        return tuple(sorted({self.signals[slot] for slot in slots if slot in self.signals}))
+
+    def item_count(self, row_counts: Mapping[int, int]) -> int | None:
+        """
+        Return how many items there are where each slot has so many rows.
+
+        None when that cannot be told from rows: a signal of which no item slot is there, as in whole OTLP requests.
+        """
+        items = [slot for slot in row_counts if slot in self.item_slots]
+        opaque = any(row_counts.get(slot) for slot in OTLP_SLOTS.values())
+        if not items or opaque or self.signals_of(items) != self.signals_of(row_counts):
+            return None
+        return sum(row_counts[slot] for slot in items)
 
     def slot(self, key: int | str) -> int:
         """
@@ -129,6 +154,12 @@ OTAP = Adapter(
         44: "span_event_attrs", 45: "span_link_attrs",
         60: "otlp_logs", 61: "otlp_traces", 62: "otlp_metrics",
     },
+    signals={
+        **dict.fromkeys((30, 31, 60), "logs"),
+        **dict.fromkeys((40, 41, 42, 43, 44, 45, 61), "traces"),
+        **dict.fromkeys((*range(10, 27), 62), "metrics"),
+    },
+    item_slots=frozenset({30, 40, 11, 12, 13, 14}),
 )  # fmt: skip
 """The default adapter: OTAP payload types by their protocol numbers, and whole OTLP requests."""
 
@@ -160,6 +191,31 @@ def schema_fingerprint(schema: pa.Schema) -> bytes:
     metadata = sorted((schema.metadata or {}).items())
     text = "\n".join(_describe(field) for field in schema) + f"\n{metadata!r}"
     return blake3(text.encode()).digest()
+
+
+def has_unions(schema: pa.Schema) -> bool:
+    """
+    Return whether a column of *schema* is, or contains, a union.
+    """
+    return any(_contains_union(field.type) for field in schema)
+
+
+def _contains_union(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _contains_union(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _contains_union(kind.storage_type)
+    return pa.types.is_union(kind) or any(_contains_union(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def batch_bytes(batch: pa.RecordBatch) -> int:
+    """
+    Return the bytes of *batch*: of what it shows; with unions, of all that its buffers hold.
+    """
+    # Arrow leaves out the buffers of a union without rows when it reads one; `nbytes` looks into them and takes the
+    # process down.
+    size: int = batch.get_total_buffer_size() if has_unions(batch.schema) else batch.nbytes
+    return size
 
 
 class Bundle:
@@ -204,6 +260,19 @@ class Bundle:
         self.named = named
         """True when a slot was given by name: such a bundle belongs to a store with the same adapter."""
 
+    @classmethod
+    def of_read(cls, slots: dict[int, pa.RecordBatch], ingested_at_ns: int | None, adapter: Adapter) -> Self:
+        """
+        Return what was read back from a store: slot ids, ascending. Nothing is checked again, and *slots* is kept.
+        """
+        bundle = cls.__new__(cls)
+        bundle._slots = slots  # noqa: SLF001 - its own class
+        bundle._nbytes = -1  # noqa: SLF001
+        bundle.adapter = adapter
+        bundle.ingested_at_ns = ingested_at_ns
+        bundle.named = False
+        return bundle
+
     @property
     def slots(self) -> tuple[int, ...]:
         """
@@ -214,10 +283,10 @@ class Bundle:
     @property
     def nbytes(self) -> int:
         """
-        Bytes of Arrow data, as pyarrow counts them (slices count what they show).
+        Bytes of Arrow data, as `batch_bytes` counts them.
         """
         if self._nbytes < 0:
-            self._nbytes = sum(batch.nbytes for batch in self._slots.values())
+            self._nbytes = sum(map(batch_bytes, self._slots.values()))
         return self._nbytes
 
     @property
@@ -228,7 +297,8 @@ class Bundle:
         return MappingProxyType(self._slots)
 
     def __getitem__(self, key: int | str) -> pa.RecordBatch:
-        return self._slots[self.adapter.slot(key)]
+        batch = self._slots.get(key)  # type: ignore[arg-type] # a name is not there, and looked up
+        return self._slots[self.adapter.slot(key)] if batch is None else batch
 
     def __contains__(self, key: int | str) -> bool:
         return self.adapter.slot(key) in self._slots

@@ -1,7 +1,8 @@
 """
-Counters and events. The default counts in memory and logs through the standard library.
+Counters, latencies and events. The default counts in memory and logs through the standard library.
 
-Names are the documents' own (`quiver.wal.rotate`, `quiver.ingest.throttle_total`, …).
+Names are the documents' own (`quiver.wal.rotate`, `quiver.ingest.throttle_total`, …); `quiver.metrics` lists those
+of the metrics.
 """
 
 from __future__ import annotations
@@ -9,23 +10,30 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from typing import Protocol
 
-__all__ = ["InMemoryObserver", "Observer"]
+__all__ = ["InMemoryObserver", "Observer", "Value", "log_event"]
 
 _log = logging.getLogger("quiver")
 
 Value = str | int | float | bool | None
+"""What an attribute may be."""
 
 
 class Observer(Protocol):
     """
-    Where counts and events go. Handed to each log when it is opened; must not raise.
+    Where counts, latencies and events go. Handed to each log when it is opened; must not raise.
     """
 
     def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
         """
         Add *amount* to the counter *name*.
+        """
+
+    def record(self, name: str, value: float, **attributes: Value) -> None:
+        """
+        Take one value, in seconds, of the distribution *name*. Nobody has to listen: the default keeps nothing.
         """
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
@@ -50,6 +58,11 @@ class InMemoryObserver:
         with self._lock:
             self.counts[name, tuple(sorted(attributes.items()))] += amount
 
+    def record(self, name: str, value: float, **attributes: Value) -> None:
+        """
+        Keep nothing: a distribution takes a meter (`quiver.metrics`).
+        """
+
     def total(self, name: str) -> int:
         """
         Return the sum of the counter *name* over all attributes.
@@ -61,5 +74,12 @@ class InMemoryObserver:
         """
         Log *name* with its attributes as ``key=value``.
         """
-        if _log.isEnabledFor(level):
-            _log.log(level, "%s %s", name, " ".join(f"{key}={value}" for key, value in attributes.items()))
+        log_event(name, level, attributes)
+
+
+def log_event(name: str, level: int, attributes: Mapping[str, Value]) -> None:
+    """
+    Log *name* to the `quiver` logger, with its attributes as ``key=value``.
+    """
+    if _log.isEnabledFor(level):
+        _log.log(level, "%s %s", name, " ".join(f"{key}={value}" for key, value in attributes.items()))

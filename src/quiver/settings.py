@@ -11,11 +11,23 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from quiver.errors import SettingsInvalid
 
-__all__ = ["GIB", "KIB", "MIB", "Durability", "Profile", "Settings", "parse_duration_s", "parse_size_bytes"]
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "Compression",
+    "DamagePolicy",
+    "Durability",
+    "Profile",
+    "Settings",
+    "SizeCapPolicy",
+    "parse_duration_s",
+    "parse_size_bytes",
+]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -23,6 +35,12 @@ GIB = 1024 * MIB
 
 Profile = Literal["spec", "otap"]
 Durability = Literal["wal", "segment_only"]
+Compression = Literal["none", "lz4", "zstd"]
+SizeCapPolicy = Literal["backpressure", "drop_oldest"]
+DamagePolicy = Literal["fail", "restart_earliest", "restart_latest", "backup"]
+
+SEGMENT_BUNDLES_MAX = 65_536
+"""A progress file cannot speak of more bundles in one segment."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h|d)", re.IGNORECASE)
@@ -73,12 +91,27 @@ class Settings:
         segment_bytes_max: a segment is sealed when its bundles take this many bytes (`segment.target_size`).
         segment_open_s_max: … or when its first bundle is this old (`segment.max_open_duration`).
         segment_streams_max: … or when it has this many streams (`segment.max_stream_count`).
+        segment_bundles_max: … or when it has this many bundles, at most 65,536 (`segment.max_bundle_count`).
+        segment_compression: `none` is read in place; `lz4` and `zstd` trade that for disk (`segment.compression`).
         wal_bytes_max: cap on all WAL files together, on disk (`wal.max_size`).
         wal_rotate_bytes: the active WAL file is retired beyond this (`wal.rotation_target`).
         wal_files_max: active and rotated WAL files together (`wal.max_rotated_files`).
         wal_flush_interval_s: unsynced bytes are never older than this; 0 syncs each ingest (`wal.flush_interval`).
-        size_cap_bytes: cap on WAL and segments together; None is no cap (`retention.size_cap`).
+        size_cap_bytes: cap on all that the store has on disk; None is no cap (`retention.size_cap`).
+        size_cap_policy: at a cap with nothing finished left to delete, `backpressure` refuses what comes,
+            `drop_oldest` gives up the oldest segment that is still wanted (`retention.size_cap_policy`).
+        segments_max: cap on the number of segment files; None is no cap (`retention.max_segments`).
+        max_age_s: a segment whose newest bundle is older goes, wanted or not; None keeps it (`retention.max_age`,
+            or in hours `retention.max_retain_after_ingestion_hours`).
         delete_grace_s: a finished segment stays this long for readers that hold its name (`retention.delete_grace`).
+        steady_state_headroom_bytes: the newest finished segments stay, up to this many bytes
+            (`retention.steady_state_headroom`).
+        progress_damage: what becomes of a subscriber whose progress file is damaged: `fail` refuses to go on,
+            `restart_earliest` delivers all again, `restart_latest` only what is new, `backup` goes on from the
+            previous generation (`subscriber.on_corrupt_progress`).
+        orphan_age_s: a subscriber that nobody registers for this long is dropped; None keeps it
+            (`subscriber.orphan_max_age`).
+        audit_bytes_max: cap on the trail of outcomes; None keeps no trail (`subscriber.audit.max_size`).
         maintain_interval_s: how often the background thread runs a maintenance pass.
 
     Raises:
@@ -90,38 +123,94 @@ class Settings:
     segment_bytes_max: int = 32 * MIB
     segment_open_s_max: float = 5.0
     segment_streams_max: int = 512
+    segment_bundles_max: int = SEGMENT_BUNDLES_MAX
+    segment_compression: Compression = "none"
     wal_bytes_max: int = 256 * MIB
     wal_rotate_bytes: int = 64 * MIB
     wal_files_max: int = 10
     wal_flush_interval_s: float = 0.025
     size_cap_bytes: int | None = None
+    size_cap_policy: SizeCapPolicy = "backpressure"
+    segments_max: int | None = None
+    max_age_s: float | None = None
     delete_grace_s: float = 60.0
+    steady_state_headroom_bytes: int = 0
+    progress_damage: DamagePolicy = "restart_earliest"
+    orphan_age_s: float | None = None
+    audit_bytes_max: int | None = None
     maintain_interval_s: float = 0.1
 
     def __post_init__(self) -> None:
-        _require(self.durability in {"wal", "segment_only"}, "durability must be wal or segment_only")
-        _require(self.format_profile in {"spec", "otap"}, "format_profile must be spec or otap")
+        self._check_words()
+        self._check_log()
+        self._check_segments()
+        self._check_retention()
+        _require(self.maintain_interval_s > 0, "maintain_interval must be positive")
+
+    def _check_words(self) -> None:
+        for key, word, known in (
+            ("durability", self.durability, Durability),
+            ("format_profile", self.format_profile, Profile),
+            ("segment.compression", self.segment_compression, Compression),
+            ("retention.size_cap_policy", self.size_cap_policy, SizeCapPolicy),
+            ("subscriber.on_corrupt_progress", self.progress_damage, DamagePolicy),
+        ):
+            words = get_args(known)
+            _require(word in words, f"{key}={word!r} must be {', '.join(words[:-1])} or {words[-1]}")
+
+    def _check_segments(self) -> None:
         _require(self.segment_bytes_max >= 1, "segment.target_size must be at least 1 byte")
         _require(self.segment_bytes_max <= 1 * GIB, "segment.target_size must be at most 1GiB")
         _require(self.segment_open_s_max > 0, "segment.max_open_duration must be positive")
         _require(1 <= self.segment_streams_max <= 100_000, "segment.max_stream_count must be 1 to 100000")
+        _require(
+            1 <= self.segment_bundles_max <= SEGMENT_BUNDLES_MAX,
+            f"segment.max_bundle_count must be 1 to {SEGMENT_BUNDLES_MAX}",
+        )
+        _require(
+            self.format_profile != "otap" or self.segment_compression != "lz4",
+            "segment.compression must be none or zstd under format_profile otap: the engine it is for has no lz4",
+        )
+
+    def _check_log(self) -> None:
         _require(self.wal_rotate_bytes >= 1, "wal.rotation_target must be at least 1 byte")
         _require(self.wal_files_max >= 2, "wal.max_rotated_files must be at least 2: the active file and one more")
         _require(self.wal_flush_interval_s >= 0, "wal.flush_interval must not be negative")
-        _require(self.delete_grace_s >= 0, "retention.delete_grace must not be negative")
-        _require(self.maintain_interval_s > 0, "maintain_interval must be positive")
         if self.durability == "wal":
             # A full active file that may not rotate can never shrink, and ingest would stop for ever.
             _require(
                 self.wal_bytes_max >= 2 * self.wal_rotate_bytes,
                 "wal.max_size must be at least twice wal.rotation_target",
             )
-        if self.size_cap_bytes is not None:
-            wal = self.wal_rotate_bytes if self.durability == "wal" else 0
-            _require(
-                self.size_cap_bytes >= wal + 2 * self.segment_bytes_max,
-                "retention.size_cap must hold wal.rotation_target and two segments",
-            )
+
+    def _check_retention(self) -> None:
+        _require(self.delete_grace_s >= 0, "retention.delete_grace must not be negative")
+        _require(self.max_age_s is None or self.max_age_s > 0, "retention.max_age must be positive")
+        _require(
+            self.segments_max is None or self.segments_max >= 3,
+            "retention.max_segments must be at least 3: one that is read, one that is written, one that fills",
+        )
+        _require(self.orphan_age_s is None or self.orphan_age_s > 0, "subscriber.orphan_max_age must be positive")
+        _require(
+            self.audit_bytes_max is None or self.audit_bytes_max >= 4 * KIB,
+            "subscriber.audit.max_size must be at least 4KiB",
+        )
+        _require(self.steady_state_headroom_bytes >= 0, "retention.steady_state_headroom must not be negative")
+        if self.size_cap_bytes is None:
+            return
+        wal = self.wal_rotate_bytes if self.durability == "wal" else 0
+        _require(
+            self.size_cap_bytes >= wal + 2 * self.segment_bytes_max,
+            "retention.size_cap must hold wal.rotation_target and two segments",
+        )
+        _require(
+            self.size_cap_bytes > self.steady_state_headroom_bytes,
+            "retention.steady_state_headroom must be below retention.size_cap, to which it yields",
+        )
+        _require(
+            self.size_cap_bytes > (self.audit_bytes_max or 0),
+            "subscriber.audit.max_size must be below retention.size_cap, which counts the trail too",
+        )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Settings:
@@ -140,8 +229,8 @@ class Settings:
                 raise SettingsInvalid(f"unknown setting {key}{hint}")
             name, parse = entry
             parsed = parse(value, key)
-            if name is not None:
-                values[name] = parsed
+            if values.setdefault(name, parsed) != parsed:
+                raise SettingsInvalid(f"{key} contradicts another key for the same: {parsed} and {values[name]}")
         return cls(**values)
 
 
@@ -181,24 +270,37 @@ def _text(value: object, key: str) -> str:
     raise SettingsInvalid(f"{key}: {value!r} is not a word")
 
 
-def _policy(value: object, key: str) -> str:
-    if value != "backpressure":
-        raise SettingsInvalid(f"{key}: {value!r} is not available; backpressure is")
-    return "backpressure"
+def _optional(parse: Callable[[object, str], Any]) -> Callable[[object, str], Any]:
+    return lambda value, key: None if value is None else parse(value, key)
 
 
-_KEYS: dict[str, tuple[str | None, Callable[[object, str], Any]]] = {
+def _hours(value: object, key: str) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return parse_duration_s(value, key=key) * _SECONDS["h"]
+    return parse_duration_s(value, key=key)
+
+
+_KEYS: dict[str, tuple[str, Callable[[object, str], Any]]] = {
     "durability": ("durability", _text),
     "format_profile": ("format_profile", _text),
     "segment.target_size": ("segment_bytes_max", _size),
     "segment.max_open_duration": ("segment_open_s_max", _duration),
     "segment.max_stream_count": ("segment_streams_max", _count),
+    "segment.max_bundle_count": ("segment_bundles_max", _count),
+    "segment.compression": ("segment_compression", _text),
     "wal.max_size": ("wal_bytes_max", _size),
     "wal.rotation_target": ("wal_rotate_bytes", _size),
     "wal.max_rotated_files": ("wal_files_max", _count),
     "wal.flush_interval": ("wal_flush_interval_s", _duration),
-    "retention.size_cap": ("size_cap_bytes", _size),
-    "retention.size_cap_policy": (None, _policy),
+    "retention.size_cap": ("size_cap_bytes", _optional(_size)),
+    "retention.size_cap_policy": ("size_cap_policy", _text),
+    "retention.max_segments": ("segments_max", _optional(_count)),
+    "retention.max_age": ("max_age_s", _optional(_duration)),
+    "retention.max_retain_after_ingestion_hours": ("max_age_s", _optional(_hours)),
     "retention.delete_grace": ("delete_grace_s", _duration),
+    "retention.steady_state_headroom": ("steady_state_headroom_bytes", _size),
+    "subscriber.on_corrupt_progress": ("progress_damage", _text),
+    "subscriber.orphan_max_age": ("orphan_age_s", _optional(_duration)),
+    "subscriber.audit.max_size": ("audit_bytes_max", _optional(_size)),
     "maintain_interval": ("maintain_interval_s", _duration),
 }

@@ -8,17 +8,26 @@ byte are examined once; what they hold is then held against what each of them ha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
-from quiver import Bundle, Settings, Store
+from quiver import AtCapacity, Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.bundle import BundleRef
+from quiver.observe import InMemoryObserver, Observer, Value
+from quiver.primitives.scan import Frame
+from quiver.store.format.cores import EVICTED, core_directory
+from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
+from quiver.store.format.names import DROP_LEDGER
 from quiver.store.read import read
 from quiver.testing.clock import ManualClock
 from quiver.testing.crash_nodes import CrashDirectory
@@ -29,34 +38,75 @@ NAMES = ("one", "two")
 SEEDS = 8
 """Choices of what a power cut keeps at each step: nothing, everything, and six that differ from step to step."""
 AFTERWARDS = 10_000
+CAP_BYTES = 14_000
+"""Three or four segments of what is ingested here, with their tables, and the log."""
 
 SETTINGS = Settings(
     segment_bytes_max=700, wal_rotate_bytes=900, wal_bytes_max=40_000, wal_files_max=8, delete_grace_s=0.0
 )
-VARIANTS = (
-    SETTINGS,
-    dataclasses.replace(SETTINGS, format_profile="otap"),
-    dataclasses.replace(SETTINGS, wal_rotate_bytes=1, wal_files_max=4),
-    dataclasses.replace(SETTINGS, wal_flush_interval_s=0.0, segment_bytes_max=2_500),
-    dataclasses.replace(SETTINGS, delete_grace_s=3.0, segment_streams_max=2),
-)
 
 
-def numbered(number: int) -> Bundle:
+@dataclass(frozen=True)
+class Variant:
+    """
+    One way to run a store, or several as one.
+    """
+
+    settings: Settings
+    cores: int | None = None
+
+    @property
+    def may_lose(self) -> bool:
+        return self.settings.size_cap_policy == "drop_oldest" or self.settings.max_age_s is not None
+
+    def open(self, files: CrashFileSystem, clock: ManualClock, observer: Observer | None = None) -> Any:
+        more: dict[str, Any] = {"files": files, "clock": clock, "background": False, "observer": observer}
+        return open_store(ROOT, self.settings, **more, **({} if self.cores is None else {"cores": self.cores}))
+
+    def stores(self, opened: Any) -> list[Store]:
+        return [opened] if self.cores is None else [opened.core(core) for core in range(self.cores)]
+
+    @property
+    def directories(self) -> list[str]:
+        if self.cores is None:
+            return [ROOT]
+        return [f"{ROOT}/{core_directory(core)}" for core in range(self.cores)]
+
+
+def _variants() -> tuple[Variant, ...]:
+    change = partial(dataclasses.replace, SETTINGS)
+    return (
+        Variant(SETTINGS),
+        Variant(change(format_profile="otap")),
+        Variant(change(wal_rotate_bytes=1, wal_files_max=4)),
+        Variant(change(wal_flush_interval_s=0.0, segment_bytes_max=2_500)),
+        Variant(change(delete_grace_s=3.0, segment_streams_max=2)),
+        Variant(change(size_cap_bytes=CAP_BYTES, size_cap_policy="drop_oldest")),
+        Variant(change(max_age_s=5.0)),
+        Variant(change(size_cap_bytes=2 * CAP_BYTES), cores=2),
+        Variant(change(size_cap_bytes=2 * CAP_BYTES, size_cap_policy="drop_oldest"), cores=2),
+    )
+
+
+VARIANTS = _variants()
+
+
+def numbered(number: int, stamp_ns: int | None = None) -> Bundle:
     slots = {30: pa.record_batch({"n": pa.array([number], pa.int32())})}
     if number % 4 == 3:
         slots[31] = pa.record_batch({"tag": pa.array([f"t{number}", "same"]).dictionary_encode()})
-    return Bundle(slots, ingested_at_ns=1_000 + number)
+    return Bundle(slots, ingested_at_ns=1_000 + number if stamp_ns is None else stamp_ns)
 
 
 def number_of(bundle: Bundle) -> int:
     number = bundle[30]["n"][0].as_py()
-    assert bundle == numbered(number), f"bundle {number} came back changed"
+    want = numbered(number)
+    assert bundle.slots == want.slots
+    for slot in want.slots:
+        # Bundles of one segment share a dictionary: types and values are as they went in, its order is not.
+        assert bundle[slot].schema.equals(want[slot].schema, check_metadata=True)
+        assert bundle[slot].to_pylist() == want[slot].to_pylist(), f"bundle {number} came back changed"
     return number
-
-
-def opened(files: CrashFileSystem, settings: Settings, clock: ManualClock | None = None) -> Store:
-    return open_store(ROOT, settings, files=files, clock=clock or ManualClock(), background=False)
 
 
 # ── what a caller was told ──────────────────────────────────────────────────────────────────────────────
@@ -69,10 +119,13 @@ class Promises:
     """
 
     attempted: int = 0
-    logged: int = 0
-    """Bundles below this survive the death of the process."""
-    durable: int = 0
-    """Bundles below this survive a power cut."""
+    """Numbers below this were tried."""
+    logged: tuple[frozenset[int], ...] = ()
+    """By core: these bundles survive the death of the process."""
+    durable: tuple[frozenset[int], ...] = ()
+    """By core: these bundles survive a power cut."""
+    dropped: frozenset[tuple[int, int]] = frozenset()
+    """Segments that policy gave up, with their bundles."""
     asked: tuple[frozenset[int], ...] = (frozenset(),) * len(NAMES)
     """By subscriber: what it acknowledged, or was about to."""
     kept: tuple[frozenset[int], ...] = (frozenset(),) * len(NAMES)
@@ -96,13 +149,17 @@ class Workload:
     A few dozen calls in an order of chance, on a disk that is looked at before each step.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, share: float = 1.0) -> None:
         self.seed = seed
+        self.share = share
+        """How many of its states are looked at."""
+        self.lots = random.Random(-seed)
         self.chance = random.Random(seed)
-        self.settings = VARIANTS[seed % len(VARIANTS)]
+        self.variant = VARIANTS[seed % len(VARIANTS)]
         self.clock = ManualClock()
         self.files = CrashFileSystem()
-        self.promises = Promises()
+        nothing = (frozenset[int](),) * len(self.variant.directories)
+        self.promises = Promises(logged=nothing, durable=nothing)
 
     def states(self) -> Iterator[State]:
         """Run, and yield every state of the run; the order is that of the steps."""
@@ -116,24 +173,30 @@ class Workload:
 
     def _states_here(self, index: int, operation: str, path: str) -> Iterator[State]:
         label = f"workload {self.seed}, step {self.files.steps} ({operation} {path})"
-        yield State(f"{label}, kill", self.files.clone_after_kill(), self.promises, power_cut=False)
+        if self.lots.random() < self.share:
+            yield State(f"{label}, kill", self.files.clone_after_kill(), self.promises, power_cut=False)
         for seed in (0, 1, *(2 + self.seed * SEEDS + number for number in range(SEEDS - 2))):
-            after = self.files.clone_after_crash(seed)
-            yield State(f"{label}, power cut {seed}", after, self.promises, power_cut=True)
+            if self.lots.random() < self.share:
+                after = self.files.clone_after_crash(seed)
+                yield State(f"{label}, power cut {seed}", after, self.promises, power_cut=True)
 
     def _calls(self) -> Iterator[Callable[[], None]]:
         yield self._open
+        calls = [self._ingest, self._drain, self._maintain, self._flush, self._sync, self._reopen]
+        # What policy may drop, nobody must have acknowledged.
+        weights = [14, 1, 3, 2, 1, 1] if self.variant.may_lose else [8, 4, 3, 2, 1, 1]
         for _ in range(self.chance.randint(10, 22)):
-            yield self.chance.choices(
-                [self._ingest, self._drain, self._maintain, self._flush, self._sync, self._reopen], [8, 4, 3, 2, 1, 1]
-            )[0]
+            yield self.chance.choices(calls, weights)[0]
         yield self._close
 
     def _say(self, **changes: object) -> None:
         self.promises = dataclasses.replace(self.promises, **changes)
 
+    def dropped(self, segment: int, bundle_count: int) -> None:
+        self._say(dropped=self.promises.dropped | {(segment, bundle_count)})
+
     def _open(self) -> None:
-        self.store = opened(self.files, self.settings, self.clock)
+        self.store = self.variant.open(self.files, self.clock, _Drops(self.dropped))
         self.subscribers = [self.store.register(name, start="earliest") for name in NAMES]
 
     def _ingest(self) -> None:
@@ -141,8 +204,20 @@ class Workload:
             number = self.promises.attempted
             durable = self.chance.random() < 0.3
             self._say(attempted=number + 1)
-            self.store.ingest(numbered(number), durable=durable)
-            self._say(logged=number + 1, durable=number + 1 if durable else self.promises.durable)
+            by_clock = self.variant.settings.max_age_s is not None
+            bundle = numbered(number, self.clock.now_ns() if by_clock else None)
+            try:
+                receipt = self.store.ingest(bundle, durable=durable)
+            except AtCapacity:
+                continue
+            core = getattr(receipt, "core", 0)
+            logged = list(self.promises.logged)
+            logged[core] |= {number}
+            self._say(logged=tuple(logged))
+            if durable:
+                synced = list(self.promises.durable)
+                synced[core] = logged[core]
+                self._say(durable=tuple(synced))
 
     def _drain(self) -> None:
         who = self.chance.randrange(len(NAMES))
@@ -161,8 +236,9 @@ class Workload:
         self._say(durable=self.promises.logged, kept=self.promises.asked)
 
     def _flush(self) -> None:
-        self.store.flush()
-        self._say(durable=self.promises.logged)
+        with contextlib.suppress(AtCapacity):
+            self.store.flush()
+            self._say(durable=self.promises.logged)
 
     def _sync(self) -> None:
         self.store.sync()
@@ -177,6 +253,20 @@ class Workload:
         self._open()
 
 
+class _Drops(InMemoryObserver):
+    """
+    Tells what a store says it gave up: the segment, and its bundles.
+    """
+
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
+        if name == "quiver.segment.drop":
+            self._tell(int(attributes["segment"] or 0), int(attributes["bundles"] or 0))
+
+
 # ── what a disk holds ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -186,8 +276,12 @@ class Found:
     What recovery made of a disk.
     """
 
-    sealed: tuple[int, ...]
-    pending: tuple[tuple[int, ...], ...]
+    sealed: tuple[tuple[int, ...], ...]
+    """By core."""
+    pending: tuple[tuple[tuple[int, ...], ...], ...]
+    """By core, then by subscriber."""
+    dropped: frozenset[tuple[int, int]]
+    """What the ledgers named, with their bundles."""
 
 
 def digest(files: CrashFileSystem) -> int:
@@ -202,32 +296,62 @@ def digest(files: CrashFileSystem) -> int:
     return hash(of(files._tree.root))
 
 
-def examine(files: CrashFileSystem, settings: Settings) -> Found:
+def examine(files: CrashFileSystem, variant: Variant) -> Found:
     """Look without a writer, recover, seal, hand everything out, and go on working. *files* is used up."""
-    seen = [number_of(bundle) for _, bundle in read(ROOT, fs=files).bundles()] if files.exists(f"{ROOT}/wal") else []
+    ledgers = frozenset(itertools.chain.from_iterable(_ledger(files, one) for one in variant.directories))
+    seen = [
+        [number_of(bundle) for _, bundle in read(one, fs=files).bundles()] if files.exists(f"{one}/wal") else []
+        for one in variant.directories
+    ]
     clock = ManualClock()
-    with opened(files, settings, clock) as store:
-        store.flush()
-        refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
-        sealed = [number_of(store.catalog.bundle(ref)) for ref in refs]
-        assert sealed == sorted(set(sealed)), f"out of order, or twice in segments: {sealed}"
-        assert seen == sealed, f"a reader saw {seen}, recovery {sealed}"
-        pending = []
-        for name in NAMES:
-            got = drained(store, name)
-            assert got == sorted(set(got)), f"{name} got {got}"
-            assert set(got) <= set(sealed)
+    with variant.open(files, clock) as opened:
+        opened.flush()
+        sealed, pending = [], []
+        for store, seen_here in zip(variant.stores(opened), seen, strict=True):
+            here = _sealed(store)
+            assert here == sorted(set(here)), f"out of order, or twice in segments: {here}"
+            # What a ledger names, a reader may see still; recovery goes on with its deletion.
+            gone = seen_here[: len(seen_here) - len(here)] if ledgers else []
+            assert seen_here == gone + here, f"a reader saw {seen_here}, recovery {here}"
+            got = [tuple(drained(store, name)) for name in NAMES]
+            for name, numbers in zip(NAMES, got, strict=True):
+                assert list(numbers) == sorted(set(numbers)), f"{name} got {numbers}"
+                assert set(numbers) <= set(here)
+            sealed.append(tuple(here))
             pending.append(tuple(got))
+        _go_on(opened, variant, clock)
+    return Found(tuple(sealed), tuple(pending), ledgers)
+
+
+def _sealed(store: Store) -> list[int]:
+    refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
+    return [number_of(store.catalog.bundle(ref)) for ref in refs]
+
+
+def _go_on(opened: Any, variant: Variant, clock: ManualClock) -> None:
+    clock.advance(10)
+    for _ in range(2):  # what waits out its grace goes with the second
+        opened.maintain()
         clock.advance(10)
-        for _ in range(2):  # what waits out its grace goes with the second
-            store.maintain()
-            clock.advance(10)
+    for store, directory in zip(variant.stores(opened), variant.directories, strict=True):
         assert not len(store.catalog), "finished segments stay"
-        store.ingest(numbered(AFTERWARDS))
+        for name in (DROP_LEDGER, EVICTED):
+            assert not store._files.exists(f"{directory}/{name}"), f"{name} stays, and everybody has taken note"
+        store.ingest(numbered(AFTERWARDS, clock.now_ns()))
         store.flush()
         for name in NAMES:
             assert drained(store, name) == [AFTERWARDS], f"what comes after recovery does not reach {name}"
-    return Found(tuple(sealed), tuple(pending))
+
+
+def _ledger(files: CrashFileSystem, directory: str) -> list[tuple[int, int]]:
+    entries = []
+    for name in (DROP_LEDGER, EVICTED):
+        if files.exists(f"{directory}/{name}"):
+            data = files.read_all(f"{directory}/{name}", size_max=DROP_LEDGER_BYTES_MAX)
+            answer = decode_drop_ledger(memoryview(data))
+            assert isinstance(answer, Frame), f"{name} is replaced whole, and reads {answer}"
+            entries += [(entry.seq, entry.bundle_count) for entry in answer.value]
+    return entries
 
 
 def drained(store: Store, name: str) -> list[int]:
@@ -240,14 +364,21 @@ def drained(store: Store, name: str) -> list[int]:
 
 
 def judge(found: Found, promises: Promises, *, power_cut: bool) -> None:
-    promised = promises.durable if power_cut else promises.logged
-    assert all(number < promises.attempted for number in found.sealed), f"invented {found.sealed}"
-    for who, name in enumerate(NAMES):
-        got = set(found.pending[who])
-        missing = set(range(promised)) - promises.asked[who] - got
-        assert not missing, f"{name} misses {sorted(missing)} of {promised}"
-        again = promises.kept[who] & got
-        assert not again, f"{name} gets {sorted(again)} again"
+    dropped = sum(count for _, count in found.dropped | promises.dropped)
+    lost = dict.fromkeys(NAMES, 0)
+    for core, promised in enumerate(promises.durable if power_cut else promises.logged):
+        sealed = found.sealed[core]
+        assert all(number < promises.attempted for number in sealed), f"invented {sealed}"
+        for who, name in enumerate(NAMES):
+            got = set(found.pending[core][who])
+            missing = promised - promises.asked[who] - got
+            newer = {number for number in missing if sealed and number > sealed[0]}
+            assert not newer, f"{name} misses {sorted(newer)} of {sorted(promised)}"
+            lost[name] += len(missing)
+            again = promises.kept[who] & got
+            assert not again, f"{name} gets {sorted(again)} again"
+    for name, count in lost.items():
+        assert count <= dropped, f"{name} misses {count} bundles, and {dropped} were dropped by policy"
 
 
 # ── the enumeration ─────────────────────────────────────────────────────────────────────────────────────
@@ -264,6 +395,8 @@ class Explored:
     distinct: int = 0
     in_recovery: int = 0
     """Of the states, those that a second crash during recovery left."""
+    dropped: int = 0
+    """Segments that policy gave up, in the workloads."""
 
     def __add__(self, other: Explored) -> Explored:
         return Explored(
@@ -276,14 +409,14 @@ class _Explorer:
     count: Explored = field(default_factory=Explored)
     known: dict[int, Found] = field(default_factory=dict)
 
-    def look(self, state: State, settings: Settings) -> bool:
+    def look(self, state: State, variant: Variant) -> bool:
         """Check one state; True when such a disk had not been met before."""
         self.count.states += 1
         key = digest(state.files)
         new = key not in self.known
         try:
             if new:
-                self.known[key] = examine(state.files.clone_after_kill(), settings)
+                self.known[key] = examine(state.files.clone_after_kill(), variant)
                 self.count.distinct += 1
             judge(self.known[key], state.promises, power_cut=state.power_cut)
         except BaseException as failure:
@@ -291,37 +424,40 @@ class _Explorer:
             raise
         return new
 
-    def look_into_recovery(self, state: State, settings: Settings, chance: random.Random) -> None:
+    def look_into_recovery(self, state: State, variant: Variant, chance: random.Random) -> None:
         """Cut off the recovery of *state* at a step in six, and recover from that."""
         files = state.files
         cut: list[State] = []
+        dropped = set(self.known[digest(files)].dropped | state.promises.dropped)
 
         def before(operation: str, path: str) -> None:
             if chance.random() < 1 / 6:
                 seed = chance.randrange(2**20)
                 label = f"{state.label}; then in recovery, step {files.steps} ({operation} {path}), seed {seed}"
-                cut.append(State(label, files.clone_after_crash(seed), state.promises, power_cut=True))
+                promises = dataclasses.replace(state.promises, dropped=frozenset(dropped))
+                cut.append(State(label, files.clone_after_crash(seed), promises, power_cut=True))
 
         files.on_step = before
         # A kill leaves unsynced bytes that a power cut may take only now: what counts is the weaker promise.
-        opened(files, settings)
+        variant.open(files, ManualClock(), _Drops(lambda *drop: dropped.add(drop)))
         files.on_step = None
         for again in cut:
             self.count.in_recovery += 1
-            self.look(again, settings)
+            self.look(again, variant)
 
 
-def explore(first_seed: int, states: int) -> Explored:
-    """Look at no fewer than *states*, in workloads from *first_seed* on."""
+def explore(first_seed: int, states: int, *, share: float = 1.0) -> Explored:
+    """Look at no fewer than *states*, in workloads from *first_seed* on; at a *share* of each, chosen by chance."""
     total = Explored()
     for seed in itertools.count(first_seed):
         explorer = _Explorer()
-        workload = Workload(seed)
+        workload = Workload(seed, share)
         chance = random.Random(-seed)
         for state in workload.states():
-            if explorer.look(state, workload.settings) and chance.random() < 1 / 8:
-                explorer.look_into_recovery(state, workload.settings, chance)
+            if explorer.look(state, workload.variant) and chance.random() < 1 / 8:
+                explorer.look_into_recovery(state, workload.variant, chance)
         explorer.count.workloads = 1
+        explorer.count.dropped = len(workload.promises.dropped)
         total += explorer.count
         if total.states >= states:
             return total

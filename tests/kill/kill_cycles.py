@@ -8,6 +8,7 @@ a promise and its record, and recording costs no system call.
 from __future__ import annotations
 
 import gc
+import logging
 import mmap
 import os
 import random
@@ -18,13 +19,17 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import AtCapacity, Bundle, BundleUnavailable, Settings, Store
 from quiver import open as open_store
 from quiver.bundle import BundleRef
+from quiver.observe import InMemoryObserver, Value
+from quiver.primitives.scan import Frame
+from quiver.store.format.drop_ledger import decode_drop_ledger
+from quiver.store.format.names import DROP_LEDGER
 from quiver.testing.crashfs import CrashFileSystem
 
 NAMES = ("one", "two")
@@ -43,6 +48,7 @@ OPENING_S_MAX = 0.02
 """A death this early meets the recovery of the one before."""
 STEPS_MAX = 12
 PATIENCE_MS = 20_000
+STAMPED_BY_CLOCK_NS = 10**18
 
 _ASKED = 1
 """The child is about to acknowledge: the bundle may come again or not."""
@@ -56,13 +62,16 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 64 + len(NAMES) * NUMBERS_MAX + NUMBERS_MAX)
+        self._memory = mmap.mmap(-1, 64 + (len(NAMES) + 2) * NUMBERS_MAX)
 
     def copy(self) -> Tally:
         """The same promises in memory of their own."""
         copy = Tally()
-        copy._memory[:] = self._memory[:]
+        copy.become(self)
         return copy
+
+    def become(self, other: Tally) -> None:
+        self._memory[:] = other._memory[:]
 
     def _word(self, index: int) -> int:
         return int.from_bytes(self._memory[8 * index : 8 * index + 8], "little")
@@ -80,11 +89,15 @@ class Tally:
         self._set_word(0, number + 1)
         return number
 
-    def accept(self, number: int) -> None:
-        self._memory[64 + number] = 1
+    def accept(self, number: int, core: int = 0) -> None:
+        self._memory[64 + number] = core + 1
 
     def accepted(self) -> set[int]:
         return self._where(64, 1)
+
+    def core_of(self, number: int) -> int:
+        """Where an accepted bundle went."""
+        return self._memory[64 + number] - 1
 
     def _base(self, name: str) -> int:
         return 64 + NUMBERS_MAX * (1 + NAMES.index(name))
@@ -94,6 +107,27 @@ class Tally:
 
     def keep(self, name: str, number: int) -> None:
         self._memory[self._base(name) + number] = _KEPT
+
+    def may_come_again(self, name: str) -> None:
+        """A rewind begins: nothing that was acknowledged is sure to stay away."""
+        for number in self.kept(name):
+            self._memory[self._base(name) + number] = _ASKED
+
+    def comes_again(self, name: str, number: int) -> None:
+        """A rewind has returned."""
+        self._memory[self._base(name) + number] = 0
+
+    def drop(self, segment: int, bundle_count: int) -> None:
+        """Policy gave up a segment; to be told of it twice changes nothing."""
+        self._memory[self._drops + segment] = bundle_count
+
+    @property
+    def _drops(self) -> int:
+        return 64 + NUMBERS_MAX * (1 + len(NAMES))
+
+    @property
+    def dropped_bundles(self) -> int:
+        return sum(self._memory[self._drops : self._drops + NUMBERS_MAX])
 
     def asked(self, name: str) -> set[int]:
         """Acknowledged, or about to be when the end came."""
@@ -118,8 +152,22 @@ def numbered(number: int) -> Bundle:
 def number_of(bundle: Bundle) -> int:
     number = bundle[30]["n"][0].as_py()
     assert bundle == numbered(number), f"bundle {number} came back changed"
-    assert bundle.ingested_at_ns == 10**9 + number
+    assert bundle.ingested_at_ns == 10**9 + number or bundle.ingested_at_ns > STAMPED_BY_CLOCK_NS
     return number
+
+
+class Listener(InMemoryObserver):
+    """
+    Writes down which segments the store says it gave up.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
+        if name == "quiver.segment.drop":
+            self._tally.drop(int(attributes["segment"] or 0), int(attributes["bundles"] or 0))
 
 
 class Child:
@@ -137,14 +185,23 @@ class Child:
         """Acknowledged since the last maintenance pass."""
 
     def open(self) -> None:
-        self.store = open_store(self.directory, self.settings, background=self.background)
+        self.store = self.open_store()
         self.subscribers = {name: self.store.register(name, start="earliest") for name in NAMES}
+
+    def open_store(self) -> Any:
+        listener = Listener(self.tally)
+        return open_store(self.directory, self.settings, background=self.background, observer=listener)
+
+    def steps(self) -> list[tuple[int, Callable[[], None]]]:
+        """What it does, and how often."""
+        return [(10, self.ingest), (5, self.deliver), (3, self.maintain), (1, self.flush), (1, self.reopen)]
+
+    def bundle(self, number: int) -> Bundle:
+        return numbered(number)
 
     def work(self) -> None:
         self.open()
-        steps: list[tuple[int, Callable[[], None]]] = [
-            (10, self.ingest), (5, self.deliver), (3, self.maintain), (1, self.flush), (1, self.reopen)
-        ]  # fmt: skip
+        steps = self.steps()
         weights = [weight for weight, _ in steps]
         while self.tally.attempted < NUMBERS_MAX - 1:
             self.chance.choices([step for _, step in steps], weights)[0]()
@@ -152,11 +209,11 @@ class Child:
     def ingest(self) -> None:
         number = self.tally.try_next()
         try:
-            self.store.ingest(numbered(number), durable=self.chance.random() < 0.2)
+            receipt = self.store.ingest(self.bundle(number), durable=self.chance.random() < 0.2)
         except AtCapacity:
             self.maintain()
             return
-        self.tally.accept(number)
+        self.tally.accept(number, getattr(receipt, "core", 0))
 
     def deliver(self) -> None:
         name = self.chance.choice(NAMES)
@@ -164,7 +221,10 @@ class Child:
             handle = self.subscribers[name].next_bundle(timeout=0)
             if handle is None:
                 return
-            number = number_of(handle.bundle)
+            try:
+                number = number_of(handle.bundle)
+            except BundleUnavailable:  # dropped while it was held
+                continue
             self.tally.ask(name, number)
             handle.ack()
             self.waiting.append((name, number))
@@ -187,8 +247,12 @@ class Child:
         self.open()
 
 
-def run_and_kill(work: Callable[[], None], tally: Tally, chance: random.Random) -> None:
-    """Fork, let the child *work*, and kill it while it opens or a moment later. A child that ends by itself failed."""
+def run_and_kill(work: Callable[[], None], tally: Tally | None, chance: random.Random) -> None:
+    """
+    Fork, let the child *work*, and kill it while it opens or a moment later. A child that ends by itself failed.
+
+    One without a *tally* takes no bundles: it dies after a time.
+    """
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of Arrow's pool are not needed over there
@@ -209,13 +273,13 @@ def run_and_kill(work: Callable[[], None], tally: Tally, chance: random.Random) 
         assert not ended, pipe.read().decode()
 
 
-def wait_for_the_moment(pipe: BinaryIO, tally: Tally, chance: random.Random) -> bool:
+def wait_for_the_moment(pipe: BinaryIO, tally: Tally | None, chance: random.Random) -> bool:
     """Return when the child is to die: after some milliseconds, or some bundles and a moment. True when it ended."""
 
     def ended_within(seconds: float) -> bool:
         return bool(select.select([pipe], [], [], seconds)[0])
 
-    if chance.random() < 0.3:
+    if tally is None or chance.random() < 0.3:
         return ended_within(chance.uniform(0.0, OPENING_S_MAX))
     target = tally.attempted + chance.randint(1, STEPS_MAX)
     for _ in range(PATIENCE_MS):
@@ -253,19 +317,52 @@ def pending(store: Store, name: str) -> list[int]:
 
 def check(directory: Path, tally: Tally, settings: Settings, label: str) -> None:
     """Open again, and hold what is there against what was promised."""
-    accepted = tally.accepted()
-    with open_store(directory, settings, background=False) as store:
+    read_ledger(directory, tally)
+    with open_store(directory, settings, background=False, observer=Listener(tally)) as store:
         store.flush()
         sealed = in_segments(store)
-        assert sealed == sorted(set(sealed)), f"{label}: out of order or twice in segments: {sealed}"
-        assert set(sealed) <= set(range(tally.attempted)), f"{label}: invented {sealed}"
-        for name in NAMES:
-            waiting = pending(store, name)
-            assert waiting == sorted(set(waiting)), f"{label}: {name} would get {waiting}"
-            missing = accepted - tally.asked(name) - set(waiting)
-            assert not missing, f"{label}: {name} never gets {sorted(missing)}"
-            again = tally.kept(name) & set(waiting)
-            assert not again, f"{label}: {name} would get {sorted(again)} again"
+        waiting = {name: pending(store, name) for name in NAMES}
+    assert sealed == sorted(set(sealed)), f"{label}: out of order or twice in segments: {sealed}"
+    for name, numbers in waiting.items():
+        assert numbers == sorted(numbers), f"{label}: {name} would get {numbers}"
+    judge(tally, tally.accepted(), set(sealed), waiting, label)
+    for name in NAMES:
+        lost = tally.accepted() - tally.asked(name) - set(waiting[name])
+        assert len(lost) <= tally.dropped_bundles, f"{label}: {name} never gets {sorted(lost)}"
+
+
+def judge(tally: Tally, accepted: set[int], sealed: set[int], waiting: dict[str, list[int]], label: str) -> None:
+    """What is not there was acknowledged, or is older than anything that is; nothing is there that may not be."""
+    assert sealed <= set(range(tally.attempted)), f"{label}: invented {sealed}"
+    oldest = min(sealed, default=tally.attempted)
+    for name, numbers in waiting.items():
+        assert len(numbers) == len(set(numbers)), f"{label}: {name} would get {numbers}"
+        missing = {number for number in accepted - tally.asked(name) - set(numbers) if number > oldest}
+        assert not missing, f"{label}: {name} never gets {sorted(missing)}"
+        again = tally.kept(name) & set(numbers)
+        assert not again, f"{label}: {name} would get {sorted(again)} again"
+
+
+def read_ledger(directory: Path, tally: Tally) -> None:
+    """Who died between writing down what it drops and saying so wrote it down."""
+    try:
+        answer = decode_drop_ledger(memoryview((directory / DROP_LEDGER).read_bytes()))
+    except FileNotFoundError:
+        return
+    assert isinstance(answer, Frame), f"the ledger is replaced whole, and reads {answer}"
+    for entry in answer.value:
+        tally.drop(entry.seq, entry.bundle_count)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """
+    What the children of a series do, and what is held against their promises.
+    """
+
+    settings: Settings = SETTINGS
+    child: type[Child] = Child
+    check: Callable[[Path, Tally, Settings, str], None] = check
 
 
 @dataclass
@@ -278,31 +375,35 @@ class Outcome:
     checks: int = 0
     accepted: int = 0
     acked: int = 0
+    dropped: int = 0
 
 
-def kill_cycles(directory: Path, count: int, seed: int, settings: Settings = SETTINGS) -> Outcome:
+def kill_cycles(directory: Path, count: int, seed: int, scenario: Scenario | None = None) -> Outcome:
     """*count* children, each killed; what is there is checked after every third on average, and at the end."""
-    warm_up(settings)
+    scenario = scenario or Scenario()
+    warm_up(scenario.settings)
     gc.collect()
     gc.freeze()  # or each child would copy what its collector looks at
     try:
-        return _kill_cycles(directory, count, seed, settings)
+        return _kill_cycles(directory, count, seed, scenario)
     finally:
         gc.unfreeze()
 
 
-def _kill_cycles(directory: Path, count: int, seed: int, settings: Settings) -> Outcome:
+def _kill_cycles(directory: Path, count: int, seed: int, scenario: Scenario) -> Outcome:
     chance = random.Random(seed)
     tally = Tally()
     outcome = Outcome()
     for cycle in range(count):
-        child = Child(directory, tally, chance.randrange(2**32), settings)
+        child = scenario.child(directory, tally, chance.randrange(2**32), scenario.settings)
         run_and_kill(child.work, tally, chance)
+        read_ledger(directory, tally)
         outcome.cycles += 1
         # Between two checks a child recovers from what another's death left, and may die while it does.
         if chance.random() < 0.34 or cycle == count - 1:
-            check(directory, tally, settings, f"seed {seed}, cycle {cycle}")
+            scenario.check(directory, tally, scenario.settings, f"seed {seed}, cycle {cycle}")
             outcome.checks += 1
     outcome.accepted = len(tally.accepted())
     outcome.acked = sum(len(tally.asked(name)) for name in NAMES)
+    outcome.dropped = tally.dropped_bundles
     return outcome

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import dataclasses
+import logging
 import os
 import re
 import shutil
@@ -21,11 +23,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from kill_cycles import NAMES, Tally, number_of, numbered
+from kill_cycles import NAMES, STAMPED_BY_CLOCK_NS, Listener, Tally, number_of, numbered
 
-from quiver import QuiverError, Settings, Store, Subscriber
+from quiver import Bundle, QuiverError, Settings, Store, Subscriber
 from quiver import open as open_store
+from quiver.bundle import BundleRef
+from quiver.observe import Value
+from quiver.store.segment.info import SegmentInfo
 from quiver.testing.clock import ManualClock
 
 SETTINGS = Settings(
@@ -36,6 +42,8 @@ SETTINGS = Settings(
     delete_grace_s=0.0,
     segment_open_s_max=3_600.0,
 )
+DROPPING = dataclasses.replace(SETTINGS, size_cap_bytes=24_000, size_cap_policy="drop_oldest")
+AGING = dataclasses.replace(SETTINGS, max_age_s=10.0)
 SYSCALLS = "%file,%desc"
 WRITERS = frozenset({
     "pwrite64", "pwritev", "pwritev2", "write", "ftruncate", "fallocate", "fsync", "fdatasync", "openat", "mkdir",
@@ -48,15 +56,28 @@ _ATTACH_S_MAX = 20.0
 _PR_SET_PTRACER = 0x59616D61
 
 
+class _Dies(Listener):
+    """
+    Ends the process once it is written down what is to be dropped, and before anything of it is gone.
+    """
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
+        super().event(name, level=level, **attributes)
+        if name == "quiver.segment.drop":
+            os._exit(0)
+
+
 class Script:
     """
     Append, finalize, deliver, acknowledge, free, close, recover; a call that fails is passed over, as callers do.
     """
 
-    def __init__(self, directory: Path, tally: Tally) -> None:
+    def __init__(self, directory: Path, tally: Tally, settings: Settings = SETTINGS) -> None:
         self.directory = directory
         self.tally = tally
-        self.clock = ManualClock()
+        self.settings = settings
+        self.clock = ManualClock(now_ns=2 * STAMPED_BY_CLOCK_NS)
+        self.observer = Listener(tally)
         self.store: Store | None = None
         self.waiting: list[tuple[str, int]] = []
 
@@ -73,6 +94,60 @@ class Script:
             self.try_to(lambda: self.deliver("two", 99 if turn else 7))
             self.try_to(self.maintain)
             self.try_to(self.close)
+
+    def drop(self) -> None:
+        """More than the cap holds, and nobody acknowledges it in time; then a clean end, and once more."""
+        for _ in range(2):
+            self.try_to(self.open)
+            for _ in range(3):
+                self.ingest(6)
+                self.try_to(self.maintain)
+            self.try_to(lambda: self.deliver("one", 3))
+            self.ingest(3)
+            self.try_to(self.close)
+
+    def expire(self) -> None:
+        """What nobody acknowledges grows too old; then a clean end, and once more."""
+        for _ in range(2):
+            self.try_to(self.open)
+            for _ in range(3):
+                self.ingest(3)
+                self.try_to(self.flush)
+                self.try_to(lambda: self.deliver("one", 2))
+                self.clock.advance(6.0)
+                self.try_to(self.maintain)
+            self.try_to(self.close)
+
+    def rewind(self) -> None:
+        """Acknowledge, go back, acknowledge again."""
+        self.try_to(self.open)
+        self.ingest(7)
+        self.try_to(self.flush)
+        self.try_to(lambda: self.deliver("one", 9))
+        self.try_to(self.maintain)
+        for to in ("earliest", 1):
+            self.try_to(lambda to=to: self.go_back("one", to))
+            self.try_to(lambda: self.deliver("one", 2))
+            self.try_to(self.maintain)
+        self.try_to(self.close)
+
+    def go_back(self, name: str, to: Literal["earliest"] | int) -> None:
+        if self.store is not None and name in self.subscribers:
+            self.tally.may_come_again(name)
+            position = self.subscribers[name].rewind(to).position
+            for ref in (BundleRef(one.seq, index) for one in self.segments() for index in range(one.bundle_count)):
+                if ref >= position and self.store is not None:
+                    self.tally.comes_again(name, number_of(self.store.catalog.bundle(ref)))
+
+    def segments(self) -> list[SegmentInfo]:
+        return [] if self.store is None else self.store.catalog.segments()
+
+    def leave_dropping(self) -> None:
+        """What a death in the middle of a drop leaves: the ledger, and what it names."""
+        self.observer = _Dies(self.tally)
+        self.open()
+        self.ingest(60)
+        raise AssertionError("nothing was dropped")
 
     def leave(self) -> None:
         """What a death in the middle of work leaves: rotated log files, segments, some of it acknowledged."""
@@ -99,7 +174,9 @@ class Script:
 
     def open(self) -> None:
         self.store = None
-        self.store = open_store(self.directory, SETTINGS, background=False, clock=self.clock)
+        self.store = open_store(
+            self.directory, self.settings, background=False, clock=self.clock, observer=self.observer
+        )
         self.subscribers: dict[str, Subscriber] = {}
         for name in NAMES:
             self.subscribers[name] = self.store.register(name, start="earliest")
@@ -110,10 +187,15 @@ class Script:
                 return
             number = self.tally.try_next()
             try:
-                self.store.ingest(numbered(number), durable=turn % 2 == 0)
+                self.store.ingest(self.bundle(number), durable=turn % 2 == 0)
             except (QuiverError, OSError):
                 continue
             self.tally.accept(number)
+
+    def bundle(self, number: int) -> Bundle:
+        if self.settings.max_age_s is None:
+            return numbered(number)
+        return Bundle({30: numbered(number)[30]}, ingested_at_ns=self.clock.now_ns())
 
     def deliver(self, name: str, most: int) -> None:
         if self.store is None or name not in self.subscribers:

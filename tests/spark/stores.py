@@ -16,6 +16,7 @@ from quiver.bundle import OTLP_SCHEMA
 from quiver.primitives.real_files import REAL_FILES
 from quiver.store.encode import SlotEncoder
 from quiver.store.segment.accumulator import OpenSegment
+from quiver.store.segment.compression import Compression
 from quiver.store.segment.writer import write_segment
 
 INGESTED_NS = 1_700_000_000_000_000_000
@@ -34,7 +35,7 @@ class StoreMaker:
         if identity is not None:
             (root / "quiver.id").write_text(identity + "\n")
 
-    def seal(self, bundles: Sequence[Mapping[int, pa.RecordBatch]]) -> str:
+    def seal(self, bundles: Sequence[Mapping[int, pa.RecordBatch]], compression: Compression = "none") -> str:
         """Seal *bundles* as the next segment and return its path."""
         segment, encoder = OpenSegment(streams_max=512), SlotEncoder()
         for number, slots in enumerate(bundles):
@@ -48,7 +49,14 @@ class StoreMaker:
                 wal_end=position + 100,
                 nbytes=encoded.nbytes,
             )
-        info = write_segment(REAL_FILES, f"{self.root}/segments", self.next_segment, segment.seal(), profile="spec")
+        info = write_segment(
+            REAL_FILES,
+            f"{self.root}/segments",
+            self.next_segment,
+            segment.seal(),
+            profile="spec",
+            compression=compression,
+        )
         self.next_segment += 1
         return info.path
 

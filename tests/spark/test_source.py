@@ -17,6 +17,7 @@ from quiver.bundle import OTLP_SCHEMA
 from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.otap import view_schema
 from quiver.spark.source import BatchReader, QuiverDataSource
+from quiver.store.segment.reader import SegmentReader
 
 
 def source(store, **options):
@@ -84,11 +85,27 @@ def test_segments_that_differ_share_a_schema(store):
     assert read(made) == [{"a": 1, "t": "x", "b": None}, {"a": 70_000, "t": None, "b": 2.5}]
 
 
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compressed_segments_are_read_in_the_workers(store, codec):
+    """Beside plain ones, in every mode; with some columns and with all."""
+    batches = [
+        pa.record_batch({"id": store.ids(500), "text": pa.array(["the same"] * 500).dictionary_encode()})
+        for _ in range(2)
+    ]
+    small = Path(store.seal([{30: batches[0]}], codec)).stat().st_size
+    assert small < Path(store.seal([{30: batches[1]}])).stat().st_size
+    rows = [{"id": number, "text": "the same"} for number in range(1000)]
+    assert read(source(store, slot="30")) == rows
+    assert read(source(store, slot="30", columns="text")) == [{"text": "the same"}] * 1000
+    blobs = [pa.ipc.open_stream(row["ipc"]).read_all() for row in read(source(store, mode="ipc"))]
+    assert blobs == [pa.Table.from_batches([batch]) for batch in batches]
+
+
 def test_a_conflict_between_segments_can_be_worked_around(store):
     """The error names the column; leaving it out, or declaring a schema, reads the rest."""
     store.seal([{30: pa.record_batch({"a": pa.array([1]), "b": pa.array(["1"])})}])
     store.seal([{30: pa.record_batch({"a": pa.array([2]), "b": pa.array([2])})}])
-    with pytest.raises(WrongUse, match="column b is string in one segment and int64 in another"):
+    with pytest.raises(WrongUse, match="column b is string in some bundles and int64 in others"):
         source(store, slot="30").schema()
     assert read(source(store, slot="30", columns="a")) == [{"a": 1}, {"a": 2}]
     declared = from_arrow_schema(pa.schema([("b", pa.string())]))
@@ -222,18 +239,51 @@ def test_descriptors_count_rows_on_request(store):
 
 
 def test_the_schema_needs_each_different_segment_once(store, monkeypatch):
-    """Segments without a new schema are left to the tasks, which check them before use."""
+    """Segments without a new schema are not opened for it, and of none the data is read: tasks check it before use."""
     paths = [store.rows(1), store.rows(1), store.seal([{30: pa.record_batch({"id": [1], "more": [2]})}])]
-    opened = []
-    original = quiver.spark.source.open_checked
+    asked = []
+    original = SegmentReader.schema
 
-    def watch(path, **options):
-        opened.append(path)
-        return original(path, **options)
+    def watch(reader, stream_id):
+        asked.append(reader.path)
+        return original(reader, stream_id)
 
-    monkeypatch.setattr("quiver.spark.source.open_checked", watch)
+    monkeypatch.setattr(SegmentReader, "schema", watch)
+    monkeypatch.setattr(SegmentReader, "verify", None)
     assert source(store, slot="30").schema().names == ["id", "text", "more"]
-    assert opened == [paths[0], paths[2]]
+    assert asked == [paths[0], paths[2]]
+
+
+def test_a_time_bounds_a_batch_read(store):
+    """`startingTimestamp` is inclusive, `endingTimestamp` exclusive; both count by the times of ingestion."""
+    store.rows(3, rows=1)
+    store.rows(3, rows=1)
+
+    def ids(**options):
+        return [row["id"] for row in read(source(store, slot="30", **options))]
+
+    # The bundles of a segment are ingested a microsecond apart, from the same time on in both segments.
+    instant = "2023-11-14T22:13:20.00000{}+00:00"
+    assert ids(startingTimestamp=instant.format(1)) == [1, 2, 3, 4, 5]
+    assert ids(startingTimestamp=instant.format(3)) == []
+    assert ids(startingTimestamp="1700000000000") == [0, 1, 2, 3, 4, 5]
+    assert ids(startingTimestamp="1700000000001") == []
+    assert ids(endingTimestamp=instant.format(2)) == [0, 1]
+    assert ids(startingOffsets='{"seq":0,"idx":1}', endingTimestamp=instant.format(2)) == [1]
+
+
+def test_a_stream_starts_at_a_time(store):
+    """For a subscriber that is new; one that exists goes on where it stands."""
+    store.rows(3, rows=1)
+    for instant in ("2023-11-14T22:13:20.000002Z", "1700000000000"):
+        made = source(store, slot="30", subscriber="exp", startingTimestamp=instant)
+        reader = made.streamReader(schema=made.schema())
+        assert (reader.initialOffset()["seq"], reader.initialOffset()["idx"]) == (0, 2)
+        reader.stop()
+    made = source(store, slot="30", subscriber="later", startingTimestamp="1700000000001")
+    reader = made.streamReader(schema=made.schema())
+    assert (reader.initialOffset()["seq"], reader.initialOffset()["idx"]) == (1, 0)
+    reader.stop()
 
 
 def test_files_that_are_gone_are_let_go(store):

@@ -18,7 +18,6 @@ from quiver import (
     DirectoryInUse,
     FormatUnsupported,
     Settings,
-    SettingsInvalid,
     Store,
     StoreClosed,
     StoreFailed,
@@ -27,6 +26,7 @@ from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver
 from quiver.primitives.files import FileSystem
+from quiver.store.admission import Full
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -129,12 +129,6 @@ def test_a_closed_store_refuses(files: CrashFileSystem) -> None:
         store.ingest(numbered(1))
     with pytest.raises(StoreClosed):
         store.register("s")
-
-
-def test_more_cores_are_refused_in_words(files: CrashFileSystem) -> None:
-    """One directory is one instance."""
-    with pytest.raises(SettingsInvalid, match="one directory per core"):
-        open_store(ROOT, files=files, cores=4)
 
 
 def test_segments_are_sealed_by_time_without_another_ingest(files: CrashFileSystem) -> None:
@@ -363,8 +357,8 @@ def test_a_claimed_bundle_survives_the_deletion_of_its_segment(files: CrashFileS
 def test_room_that_comes_with_the_end_of_the_store_is_not_used(files: CrashFileSystem, monkeypatch) -> None:
     """Whoever waited for room while the store was closed is told so; its bundle is not taken into memory and lost."""
     store = opened(files, durability="segment_only")
-    answers = iter(["full", None, None, None])
-    monkeypatch.setattr(store, "_cannot_take", lambda _nbytes: next(answers))
-    monkeypatch.setattr(store, "_make_room_inline", lambda _full: store.close())
+    answers = iter([Full("nothing", "cap"), None, None, None])
+    monkeypatch.setattr(store._admission, "why_full", lambda _nbytes: next(answers))
+    monkeypatch.setattr(store._admission, "_make_room", lambda _full, _nbytes: store.close())
     with pytest.raises(StoreClosed):
         store.ingest(numbered(1))

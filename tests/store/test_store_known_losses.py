@@ -1,14 +1,17 @@
 """
-Losses that were provoked on another engine with the same formats, each once more on this store.
+Losses that another engine with the same formats was reported for or was made to show, each once more on this store.
 
-The one about progress that outlives its segments is with the subscribers' tests.
+Each test says what happened there. These are about the log and the segments; what consumers saw is in the file beside
+this one, and progress that outlives its segments is with the tests of subscribers.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -389,3 +392,153 @@ def test_rotation_at_the_edge(rotate_bytes: int) -> None:
         files = files.clone_after_crash(0)
     with opened(files, wal_rotate_bytes=rotate_bytes, wal_files_max=2) as store:
         assert numbers(store) == [100 * turn + number for turn in range(3) for number in range(15)]
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_disk_without_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Upstream #2039: on a share that refuses chmod no segment could be finished, and everything stayed in the log."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(error, "not on this share")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    monkeypatch.setattr(os, "chmod", refuse)
+    settings = Settings(segment_bytes_max=4_000, wal_rotate_bytes=2_000, wal_bytes_max=80_000, delete_grace_s=0.0)
+    for turn in range(2):
+        with open_store(tmp_path, settings, background=False) as store:
+            for number in range(20):
+                store.ingest(numbered(20 * turn + number), durable=True)
+            assert numbers(store) == list(range(20 * turn, 20 * turn + 20))
+            store.maintain()
+            assert not len(store.catalog)
+
+
+def test_a_dictionary_that_is_replaced() -> None:
+    """Upstream #2557: a second dictionary in one stream kept the segment from being written; its data was gone."""
+    files = CrashFileSystem()
+    kind = pa.dictionary(pa.uint8(), pa.string())
+    bundles = [
+        Bundle({30: pa.record_batch({"tag": pa.array([f"{turn}-{row}" for row in range(40)]).cast(kind)})})
+        for turn in range(12)
+    ]
+    store = opened(files, segment_bytes_max=1_000_000)
+    for bundle in bundles:
+        store.ingest(bundle, durable=True)
+    store.flush()
+    assert len(store.catalog) == 1
+    with opened(files.clone_after_crash(0)) as again:
+        got = delivered(again)
+    # 480 words do not fit the keys: neither are keys widened nor is the dictionary given up for plain text.
+    assert [bundle[30].schema for bundle in got] == [bundle[30].schema for bundle in bundles]
+    assert [bundle[30].to_pylist() for bundle in got] == [bundle[30].to_pylist() for bundle in bundles]
+
+
+def test_schemas_that_a_lax_fingerprint_takes_for_one() -> None:
+    """Nullability, units and metadata did not count in the fingerprint, but did in the check: a poison for the log."""
+    field, seconds, nanos = pa.field("t", pa.timestamp("s")), pa.timestamp("s"), pa.timestamp("ns")
+    schemas = [
+        pa.schema([field]),
+        pa.schema([field.with_nullable(False)]),
+        pa.schema([field.with_type(nanos)]),
+        pa.schema([field.with_type(pa.timestamp("s", "UTC"))]),
+        pa.schema([field.with_metadata({"encoding": "delta"})]),
+        pa.schema([field], metadata={"k": "v"}),
+        pa.schema([field.with_type(seconds)]),
+    ]
+    bundles = [
+        Bundle({30: pa.record_batch([pa.array([7], schema.field(0).type)], schema=schema)}) for schema in schemas
+    ]
+    files = CrashFileSystem()
+    store = opened(files, segment_bytes_max=1_000_000)
+    for bundle in bundles:
+        store.ingest(bundle, durable=True)
+    with opened(files.clone_after_crash(0)) as again:
+        got = delivered(again)
+    for bundle, schema in zip(got, schemas, strict=True):
+        assert bundle[30].schema.equals(schema, check_metadata=True)
+
+
+def test_what_is_sealed_is_replayed_again() -> None:
+    """A crash between the segment's name and the cursor's put every bundle of the segment into a second one."""
+    files = CrashFileSystem()
+    between: list[CrashFileSystem] = []
+
+    def before(operation: str, path: str) -> None:
+        if "cursor" in path and any(name.endswith(".qseg") for name in files.list_dir(f"{ROOT}/segments")):
+            between.extend((files.clone_after_kill(), files.clone_after_crash(0), files.clone_after_crash(1)))
+
+    store = opened(files)
+    files.on_step = before
+    for number in range(30):
+        store.ingest(numbered(number), durable=True)
+    files.on_step = None
+    assert len(between) > 6
+    for survived in between:
+        with opened(survived) as again:
+            got = numbers(again)
+        assert got == list(range(len(got)))
+        assert got
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "zeros", "flipped"])
+def test_torn_segment_files_pile_up(how: str) -> None:
+    """Upstream #1792: a torn segment was passed over at each start, never reported, never removed, never counted."""
+    files = CrashFileSystem()
+    store = opened(files)
+    for number in range(30):
+        store.ingest(numbered(number), durable=True)
+    paths = [info.path for info in store.catalog.segments()]
+    assert len(paths) > 2
+    files = files.clone_after_kill()
+    data = contents(files, paths[1])
+    flipped = bytearray(data)
+    flipped[-20] ^= 1  # the footer: what opening looks at
+    torn = {"cut": data[:-30], "empty": b"", "zeros": bytes(len(data)), "flipped": bytes(flipped)}[how]
+    put(files, paths[1], torn)
+    name = paths[1].rpartition("/")[2]
+    for _ in range(2):
+        with opened(files):
+            assert name not in files.list_dir(f"{ROOT}/segments")
+            assert contents(files, f"{ROOT}/quarantine/{name}") == torn
+        files = files.clone_after_crash(0)
+
+
+def test_slots_are_logged_in_ascending_order() -> None:
+    """The document says so; the engine wrote them as they came, and a reader of the bitmap took one for the other."""
+    files = CrashFileSystem()
+    with opened(files) as store:
+        store.ingest(Bundle({45: batch(2), 3: batch(0), 30: batch(1)}), durable=True)
+        (entry_read,) = store.recent_wal_entries()
+        assert [slot.slot for slot in entry_read.slots] == [3, 30, 45]
+
+
+def test_a_cursor_that_survives_all_rotated_files() -> None:
+    """With no rotated file left a right cursor was cut down to the active file's length, and written back so."""
+    files = CrashFileSystem()
+    for turn in range(4):
+        store = opened(files, segment_bytes_max=600, wal_rotate_bytes=600)
+        for number in range(8):
+            store.ingest(numbered(8 * turn + number), durable=True)
+        store.flush()
+        store.maintain()
+        before = store.stats()["wal_position"]
+        files = files.clone_after_kill()
+        with opened(files) as again:
+            assert again._wal.cursor == before
+            assert again.stats()["open_bundles"] == 0
+        files = files.clone_after_kill()
+    with opened(files) as store:
+        assert numbers(store) == list(range(32))
+
+
+def test_reading_copies_the_payload(tmp_path: Path) -> None:
+    """Upstream #2703: each delivery cloned the bundle; here its buffers lie in the mapped file."""
+    table = pa.record_batch({"n": pa.array(range(200_000))})
+    with open_store(tmp_path, background=False) as store:
+        subscriber = store.register("s", start="earliest")
+        store.ingest(Bundle({30: table}))
+        store.flush()
+        before = pa.total_allocated_bytes()
+        with subscriber.next_bundle(timeout=0) as handle:
+            assert handle.bundle[30].num_rows == 200_000
+            assert pa.total_allocated_bytes() - before < 50_000

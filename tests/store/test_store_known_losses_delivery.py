@@ -294,6 +294,31 @@ def test_a_read_error_leaks_the_claim(files: CrashFileSystem) -> None:
         assert sorted(take(store)) == [0, 1, 2]
 
 
+def test_what_is_expired_under_its_reader_counts_as_damage(files: CrashFileSystem) -> None:
+    """Between the removal of the file and the end of the pass that removed it, it is gone, and not damaged."""
+    clock = ManualClock()
+    with opened(files, clock, max_age_s=5.0) as store:
+        subscriber = store.register("s", start="earliest")
+        fill(store, range(3))
+        store.flush()
+        handle = subscriber.next_bundle(timeout=0)
+        path = store.catalog.segments()[0].path
+        seen = []
+
+        def read_while_it_goes(_operation: str, _path: str) -> None:
+            if not files.exists(path) and not seen:
+                seen.append(handle.ref.segment in store.catalog)
+                with pytest.raises(BundleUnavailable):
+                    _ = handle.bundle
+
+        files.on_step = read_while_it_goes
+        clock.advance(6.0)
+        store.maintain()
+        files.on_step = None
+        assert seen == [True]
+        assert not counted(store, "quiver.segment.damaged_bundles_total")
+
+
 def test_a_permanent_refusal_is_delivered_for_ever(files: CrashFileSystem) -> None:
     """Upstream #1918: what can never be exported came again and again; a rejected bundle is done with, durably."""
     with opened(files) as store:
@@ -322,9 +347,10 @@ def test_retries_in_an_outage_grow_without_end(files: CrashFileSystem) -> None:
             while (handle := subscriber.next_bundle(timeout=0)) is not None:
                 handle.defer(1.0)
             clock.advance(1.5)
-        queue = store._registry._memberships["s"].queue
+        (membership,) = store._registry.members.listed()
+        queue = membership.queue
         assert queue is not None
-        assert len(queue._delayed) + len(queue._returned) + len(queue._due) < 200
+        assert len(queue._delayed) + len(queue._due) < 200
         assert take(store) == list(range(20))
 
 
@@ -442,6 +468,13 @@ def test_an_entry_that_is_accepted_and_cut_off_at_restart(files: CrashFileSystem
         fill(store, range(2))
         store.flush()
         assert take(store) == [0, 1]
+
+
+def test_more_bundles_than_progress_can_speak_of() -> None:
+    """A segment of small bundles passed 65,536, its progress could not be read again, and all was redelivered."""
+    assert Settings().segment_bundles_max == 65_536
+    with pytest.raises(SettingsInvalid, match="65536"):
+        Settings(segment_bundles_max=65_537)
 
 
 def test_time_based_sealing_needs_another_ingest(files: CrashFileSystem) -> None:

@@ -18,7 +18,7 @@ def disk():
     disk = CrashFileSystem()
     disk.create("/f").pwrite(b"12345678", 0)
     disk.open_write("/f").sync()
-    disk.sync_dir("/")
+    disk.make_dirs("/e")
     return disk
 
 
@@ -32,7 +32,9 @@ def every_operation(files):
         "create": [lambda: files.create("/new"), lambda: files.create_or_truncate("/newer")],
         "map": [lambda: files.map_read("/f")],
         "rename": [lambda: files.rename("/f", "/g")],
+        "link": [lambda: files.link("/f", "/h")],
         "remove": [lambda: files.remove("/f")],
+        "rmdir": [lambda: files.remove_dir("/e")],
         "sync_dir": [lambda: files.sync_dir("/")],
         "mkdir": [lambda: files.make_dirs("/d")],
         "list": [lambda: files.list_dir("/")],
@@ -51,7 +53,8 @@ def every_operation(files):
 
 
 def contents(disk):
-    return {name: disk.read_all(f"/{name}", size_max=99) for name in disk.list_dir("/")}
+    names = disk.list_dir("/")
+    return {name: disk.list_dir("/e") if name == "e" else disk.read_all(f"/{name}", size_max=99) for name in names}
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))

@@ -57,4 +57,4 @@ def retry(store: quiver.Store, bundle: quiver.Bundle) -> float:
 def wrong(store: quiver.Store) -> None:
     store.ingest({30: None})  # type: ignore[arg-type]
     store.register("name", start=1.5)  # type: ignore[arg-type]
-    quiver.open(b"bytes")  # type: ignore[arg-type]
+    quiver.open(b"bytes")  # type: ignore[call-overload]

@@ -12,6 +12,7 @@ file                    purpose
 `real_files.py`         the port on the real disk
 `platform_files.py`     what Windows and macOS do differently, chosen at import
 `atomic.py`             replace a small file: temp, fsync, rename, fsync directory
+`copying.py`            whole files from here to there, with their checksum; linked where that is enough
 `lock.py`               a lock the kernel releases, with the holder's pid for people
 `prealloc.py`           reserve blocks, or refuse
 `mapping.py`            mapped files with an owned lifetime

@@ -143,9 +143,22 @@ class FileSystem(Protocol):
         Rename, replacing *target*. Atomic for readers; durable only after `sync_dir`.
         """
 
+    def link(self, source: str, target: str) -> None:
+        """
+        Give the file *source*, which nobody writes to any more, the further name *target*.
+
+        FileExistsError when there is one; another OSError where files cannot have two names. Durable only after
+        `sync_dir`.
+        """
+
     def remove(self, path: str) -> None:
         """
         Unlink. Durable only after `sync_dir`.
+        """
+
+    def remove_dir(self, path: str) -> None:
+        """
+        Remove a directory; an OSError (ENOTEMPTY) when something is in it. Durable only after `sync_dir` of its parent.
         """
 
     def sync_dir(self, path: str) -> None:

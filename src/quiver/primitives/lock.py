@@ -9,8 +9,10 @@ from __future__ import annotations
 from quiver.errors import DirectoryInUse
 from quiver.primitives.files import FileSystem, Lock
 
-__all__ = ["hold"]
+__all__ = ["hold", "holder_of", "is_held"]
 
+_KERNEL_LOCKS = "/proc/locks"
+_KERNEL_LOCKS_BYTES_MAX = 16 * 1024 * 1024
 _NOTE_BYTES_MAX = 4096
 
 
@@ -24,14 +26,37 @@ def hold(fs: FileSystem, path: str, *, owner: str) -> Lock:
     """
     lock = fs.try_lock(path, note=owner)
     if lock is None:
-        raise DirectoryInUse(path, _holder(fs, path))
+        raise DirectoryInUse(path, holder_of(fs, path) or "another process")
     return lock
 
 
-def _holder(fs: FileSystem, path: str) -> str:
+def holder_of(fs: FileSystem, path: str) -> str | None:
+    """
+    Return what the last holder of the lock *path* wrote about itself, or None. It may have let go since.
+    """
     # The holder may be between taking the lock and writing its note, or be letting go right now.
     try:
         note = fs.read_all(path, size_max=_NOTE_BYTES_MAX)
     except OSError:
-        note = b""
-    return note.decode("utf-8", "replace").strip() or "another process"
+        return None
+    return note.decode("utf-8", "replace").strip() or None
+
+
+def is_held(fs: FileSystem, path: str) -> bool | None:
+    """
+    Say whether somebody holds the lock *path* at this moment, without touching it; None where that is not told.
+
+    Only Linux tells, in a list of all locks. Trying the lock would tell too, but an owner that starts at that very
+    moment would be refused.
+    """
+    try:
+        inode = fs.stat(path).inode
+    except FileNotFoundError:
+        return False
+    try:
+        listed = fs.read_all(_KERNEL_LOCKS, size_max=_KERNEL_LOCKS_BYTES_MAX).decode("ascii", "replace")
+    except OSError:
+        return None
+    # 1: FLOCK  ADVISORY  WRITE 708 08:01:1234 0 EOF
+    fields = (line.split() for line in listed.splitlines())
+    return any(len(one) > 5 and one[1] == "FLOCK" and one[5].rpartition(":")[2] == str(inode) for one in fields)

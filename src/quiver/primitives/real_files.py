@@ -20,6 +20,9 @@ __all__ = ["REAL_FILES", "RealFile", "RealFileSystem"]
 
 _LOCK_ATTEMPTS_MAX = 16
 
+_NO_MODES = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""How disks without permission bits answer a change of them, also by the owner of the file."""
+
 _CLOSED = 2**31 - 1
 """Stands for the descriptor after `close`: no descriptor is ever that high, so every call answers EBADF."""
 
@@ -190,11 +193,13 @@ class RealFile:
 
     def set_mode(self, mode: int) -> None:
         """
-        Set permission bits, whatever the umask.
+        Set permission bits, whatever the umask. A disk that keeps none (SMB, FAT) is left as it is.
         """
         try:
             self._platform.set_mode(self._fd, self.path, mode)
         except OSError as error:
+            if error.errno in _NO_MODES:
+                return
             error.filename = self.path
             raise
 
@@ -325,11 +330,25 @@ class RealFileSystem:
         """
         self._platform.rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        """
+        Give the file *source*, which nobody writes to any more, the further name *target*.
+
+        FileExistsError when there is one; another OSError where files cannot have two names.
+        """
+        os.link(source, target)
+
     def remove(self, path: str) -> None:
         """
         Unlink. Durable only after `sync_dir`.
         """
         self._platform.remove(path)
+
+    def remove_dir(self, path: str) -> None:
+        """
+        Remove an empty directory. Durable only after `sync_dir` of its parent.
+        """
+        os.rmdir(path)  # noqa: PTH106
 
     def sync_dir(self, path: str) -> None:
         """
@@ -365,6 +384,9 @@ class RealFileSystem:
                 os.chmod(directory, mode)  # noqa: PTH101 - the umask took bits away
             except FileExistsError:
                 pass  # another process made it just now; its name is synced below all the same
+            except OSError as error:
+                if error.errno not in _NO_MODES or not os.path.isdir(directory):  # noqa: PTH112
+                    raise
             self.sync_dir(os.path.dirname(directory))  # noqa: PTH120
         if not os.path.isdir(path):  # noqa: PTH112
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)

@@ -18,8 +18,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
-from quiver.spark.cast import cast_batch, spark_schema
-from quiver.spark.read_partition import coalesce, open_checked
+from quiver.spark.cast import spark_schema
+from quiver.spark.read_partition import open_checked
+from quiver.store.segment.conform import coalesce, conform
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,7 +91,7 @@ class _Task:
     fail_on_data_loss: bool
 
     def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from coalesce(self._results(descriptors))
+        yield from coalesce((None, batch) for batch in self._results(descriptors))
 
     def _results(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         opened = open_bundles(descriptors, adapter=self.adapter, fail_on_data_loss=self.fail_on_data_loss)
@@ -102,7 +103,7 @@ class _Task:
             if isinstance(batches, pa.Table):
                 batches = batches.to_batches()
             for batch in batches:
-                yield cast_batch(batch, self.target)
+                yield conform(batch, self.target)
 
 
 def _declared(schema: StructType | pa.Schema | str) -> StructType:

@@ -3,7 +3,7 @@ From any Arrow type to one that Spark takes. Pure.
 
 Spark checks every batch of a Python data source against one exact schema and knows neither dictionaries nor
 unsigned integers, fixed-size binaries, views, large types or nanoseconds. What is stored stays as it is;
-what crosses to Spark is cast here:
+what crosses to Spark is cast (`store/segment/conform.py`) to the type that stands here:
 
 =============================================  ==================================================
 stored                                         for Spark
@@ -30,11 +30,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from quiver.errors import WrongUse
+from quiver.store.segment.widest import is_any_list
 
-__all__ = ["cast_batch", "merge_schemas", "spark_schema"]
+__all__ = ["spark_schema"]
 
 _PLAIN = (
     pa.types.is_boolean, pa.types.is_signed_integer, pa.types.is_float32, pa.types.is_float64,
@@ -78,7 +78,7 @@ def _spark_type(kind: pa.DataType, where: str, nanos: bool) -> pa.DataType:  # n
         return pa.map_(
             _spark_type(kind.key_type, f"{where}.key", nanos), _spark_type(kind.item_type, f"{where}.value", nanos)
         )
-    if _is_any_list(kind):
+    if is_any_list(kind):
         return pa.list_(pa.field("element", _spark_type(kind.value_type, f"{where}.element", nanos)))
     raise WrongUse(f"column {where} is {kind}, which Spark cannot hold; leave it out with columns, or use mode bundles")
 
@@ -105,134 +105,3 @@ def _spark_scalar(kind: pa.DataType, nanos: bool) -> pa.DataType | None:  # noqa
     if pa.types.is_decimal(kind) and kind.precision <= _DECIMAL_DIGITS_MAX:
         return pa.decimal128(kind.precision, kind.scale)
     return None
-
-
-def merge_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """
-    Return the columns of all *schemas*, in order of first appearance, each wide enough for all of them.
-
-    The schemas are such as `spark_schema` returns. Integers widen to integers, integers and floats to double,
-    structs gain fields; anything else that differs is a conflict.
-
-    Raises:
-        WrongUse: a column has types that do not go together.
-    """
-    kinds: dict[str, pa.DataType] = {}
-    for schema in schemas:
-        for field in schema:
-            known = kinds.get(field.name)
-            kinds[field.name] = field.type if known is None else _wider(known, field.type, field.name)
-    return pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
-
-
-def _wider(left: pa.DataType, right: pa.DataType, where: str) -> pa.DataType:
-    if left.equals(right) or pa.types.is_null(right):
-        return left
-    if pa.types.is_null(left):
-        return right
-    if pa.types.is_struct(left) and pa.types.is_struct(right):
-        merged = merge_schemas([pa.schema(list(left)), pa.schema(list(right))])
-        return pa.struct(list(merged))
-    if pa.types.is_map(left) and pa.types.is_map(right):
-        key = _wider(left.key_type, right.key_type, f"{where}.key")
-        return pa.map_(key, _wider(left.item_type, right.item_type, f"{where}.value"))
-    if pa.types.is_list(left) and pa.types.is_list(right):
-        return pa.list_(pa.field("element", _wider(left.value_type, right.value_type, f"{where}.element")))
-    number = _wider_number(left, right)
-    if number is None:
-        raise WrongUse(
-            f"column {where} is {left} in one segment and {right} in another, and nothing holds both; "
-            "leave it out with columns, give a schema, or use mode bundles"
-        )
-    return number
-
-
-def _wider_number(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_signed_integer(left) and pa.types.is_signed_integer(right):
-        return left if left.bit_width >= right.bit_width else right
-    floats = [pa.types.is_floating(kind) for kind in (left, right)]
-    if all(floats) or (any(floats) and any(pa.types.is_signed_integer(kind) for kind in (left, right))):
-        return pa.float64()
-    digits = [_digits(kind) for kind in (left, right)]
-    if any(pa.types.is_decimal128(kind) for kind in (left, right)) and None not in digits:
-        scale = max(part[1] for part in digits if part is not None)
-        whole = max(part[0] for part in digits if part is not None)
-        if whole + scale <= _DECIMAL_DIGITS_MAX:
-            return pa.decimal128(whole + scale, scale)
-    return None
-
-
-def _digits(kind: pa.DataType) -> tuple[int, int] | None:
-    if pa.types.is_decimal128(kind):
-        return kind.precision - kind.scale, kind.scale
-    if pa.types.is_signed_integer(kind):
-        return {8: 3, 16: 5, 32: 10, 64: 19}[kind.bit_width], 0
-    return None
-
-
-def cast_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """
-    Return *batch* with exactly the schema *target*: order, types, nullability.
-
-    Columns that *batch* has not are null, columns that *target* has not are left out. Columns that fit are
-    taken over without copying.
-
-    Raises:
-        WrongUse: a value does not fit the declared type.
-    """
-    if batch.schema.equals(target) and all(field.nullable for field in target):
-        return batch
-    positions = {name: i for i, name in reversed(list(enumerate(batch.schema.names)))}
-    columns = []
-    for field in target:
-        position = positions.get(field.name)
-        column = (
-            pa.nulls(batch.num_rows, field.type)
-            if position is None
-            else _cast_column(batch.column(position), field.type, field.name)
-        )
-        if not field.nullable and column.null_count:
-            raise WrongUse(f"column {field.name} is declared not null, but {column.null_count} values are missing")
-        columns.append(column)
-    if not columns:
-        # Arrow would forget how many rows there are.
-        return batch.select([])
-    return pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def _cast_column(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
-    if array.type.equals(target):
-        return array
-    try:
-        # Only times may lose precision: everything else that does not fit is an error, never a wrong value.
-        return _plain(array).cast(options=pc.CastOptions(target_type=target, allow_time_truncate=True))
-    except pa.ArrowException as error:
-        raise WrongUse(f"column {name} is {array.type} and does not fit {target}: {error}") from error
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    """
-    Undo the encodings that Arrow's own cast does not undo, or gets wrong.
-    """
-    kind = array.type
-    if pa.types.is_run_end_encoded(kind):
-        return _plain(pc.run_end_decode(array))
-    if pa.types.is_dictionary(kind) and pa.types.is_nested(kind.value_type):
-        return _plain(array.dictionary.take(array.indices))
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        # Arrow's cast from a list view to a list returns empty lists.
-        lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int32())
-        ends = pc.cumulative_sum_checked(lengths)
-        offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-        return pa.ListArray.from_arrays(offsets, array.flatten(), mask=array.is_null())
-    return array
-
-
-def _is_any_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    )

@@ -5,7 +5,7 @@ Tasks open the bundles, decode them and write Parquet with pyarrow, next to wher
 commits the batch (`parquet_commit.py`). What goes where, below the output directory:
 
 ====================  =====================================================
-``logs/``             a row per log record, of raw OTLP requests
+``logs/``             a row per log record, of raw OTLP requests and of OTAP tables
 ``spans/``            a row per span
 ``metrics/``          a row per data point
 ``slots/<name>/``     every other slot, as it was stored
@@ -25,17 +25,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, schema_fingerprint
+from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, batch_bytes, schema_fingerprint
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, WrongUse
-from quiver.otap import VIEW_SLOTS, decode_groups, view_schema
+from quiver.otap import VIEWS, decode_groups, split_stored, view_schema
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles
-from quiver.spark.cast import cast_batch, spark_schema
+from quiver.spark.cast import spark_schema
 from quiver.spark.offsets import Position
 from quiver.spark.parquet_commit import ExportCommitter, Part, part_prefix
 from quiver.spark.segments import store_identity
 from quiver.spark.source import register
+from quiver.store.segment.conform import conform
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetExporter", "PartWriter", "run_exporter", "stop_query"]
 
-_VIEW_OF_SLOT = {slot: view for view, slot in VIEW_SLOTS.items()}
 
 _RESULT_SCHEMA = "table string, part string, rows bigint, bytes bigint, segment bigint, `index` bigint"
 
@@ -84,7 +84,7 @@ class _Table:
             return
         self.rows += batch.num_rows
         self.waiting.append(batch)
-        self.waiting_bytes += batch.nbytes
+        self.waiting_bytes += batch_bytes(batch)
         if self.waiting_bytes >= _ROW_GROUP_BYTES:
             self.flush()
 
@@ -138,19 +138,18 @@ class PartWriter:
         """
         task = _task_name()
         tables: dict[tuple[str, bytes], _Table] = {}
-        requests: dict[str, list[bytes]] = {view: [] for view in VIEW_SLOTS}
+        requests: dict[str, list[Any]] = {view: [] for view in VIEWS}
         through: BundleRef | None = None
         waiting = 0
         try:
             for ref, bundle in self._bundles(descriptors):
                 through = ref if through is None else max(through, ref)
-                for slot, batch in bundle.batches.items():
-                    view = _VIEW_OF_SLOT.get(slot)
-                    if view is None:
-                        self._slot(tables, task, slot, batch)
-                    else:
-                        requests[view].extend(batch.column("data").to_pylist())
-                        waiting += batch.nbytes
+                shown, rest = split_stored(bundle.batches)
+                for slot, batch in rest.items():
+                    self._slot(tables, task, slot, batch)
+                for view, stored in shown.items():
+                    requests[view].extend(stored)
+                waiting += sum(batch_bytes(batch) for slot, batch in bundle.batches.items() if slot not in rest)
                 if waiting >= _REQUESTS_BYTES_MAX:
                     self._decode(tables, task, requests)
                     waiting = 0
@@ -167,7 +166,7 @@ class PartWriter:
         opened = open_bundles(descriptors, adapter=self._adapter, fail_on_data_loss=self._fail)
         return ((ref, bundle) for ref, bundle in opened if Position(ref.segment, ref.index) >= self._exported_through)
 
-    def _decode(self, tables: dict[tuple[str, bytes], _Table], task: str, requests: dict[str, list[bytes]]) -> None:
+    def _decode(self, tables: dict[tuple[str, bytes], _Table], task: str, requests: dict[str, list[Any]]) -> None:
         for view, waiting in requests.items():
             if not waiting:
                 continue
@@ -187,7 +186,7 @@ class PartWriter:
         name = f"slots/{self._adapter.slots.get(slot, slot)}"
         # Parquet has fewer types than Arrow; what it cannot hold goes the way it goes to Spark.
         if any(_beyond_parquet(column.type) for column in batch.schema):
-            batch = cast_batch(batch, spark_schema(batch.schema))
+            batch = conform(batch, spark_schema(batch.schema))
         self._table(tables, task, name, batch.schema).add(batch)
 
     def _table(self, tables: dict[tuple[str, bytes], _Table], task: str, name: str, schema: pa.Schema) -> _Table:

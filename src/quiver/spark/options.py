@@ -15,7 +15,10 @@ option                      default    meaning
 ``subscriber``              required   streams only: the name whose progress this query owns
 ``startingOffsets``         earliest   earliest, latest or ``{"seq":12,"idx":3}``; for a stream it counts
                                        only when the subscriber is new
+``startingTimestamp``                  instead of it: the first bundle ingested at this time or later, given as
+                                       milliseconds since 1970 or as ``2026-01-31T12:00:00Z``
 ``endingOffsets``           latest     batch reads only, exclusive
+``endingTimestamp``                    instead of it, in the same forms: batch reads only, exclusive
 ``maxBundlesPerTrigger``               streams only; the first limit reached ends the batch
 ``maxRowsPerTrigger``                  streams only; counted as well as a segment's directory tells
 ``maxBytesPerTrigger``      256MiB     streams only; a batch always has at least one bundle
@@ -36,7 +39,7 @@ from typing import Literal, cast
 from quiver.bundle import OTAP
 from quiver.errors import QuiverError, WrongUse
 from quiver.settings import parse_size_bytes
-from quiver.spark.offsets import StartingOffsets, parse_starting
+from quiver.spark.offsets import StartingOffsets, parse_starting, parse_timestamp
 from quiver.spark.partitions import Limits
 
 __all__ = ["METADATA_COLUMNS", "VIEWS", "Mode", "SourceOptions", "View", "parse_options"]
@@ -53,8 +56,8 @@ _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 
 _NAMES = (
     "path", "mode", "view", "slot", "columns", "includeMetadata", "timestampsAs", "subscriber", "startingOffsets",
-    "endingOffsets", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "failOnDataLoss",
+    "startingTimestamp", "endingOffsets", "endingTimestamp", "maxBundlesPerTrigger", "maxRowsPerTrigger",
+    "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
 )  # fmt: skip
 
 _KNOWN = {name.lower(): name for name in _NAMES}
@@ -118,8 +121,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         include_metadata=_switch(given, "includeMetadata", default=False),
         nanos_as_bigint=_choice(given, "timestampsAs", ("timestamp", "bigint"), "timestamp") == "bigint",
         subscriber=given.get("subscriber"),
-        starting=parse_starting(given.get("startingoffsets", "earliest")),
-        ending=parse_starting(given.get("endingoffsets", "latest"), option="endingOffsets"),
+        starting=_bound(given, "starting", "earliest"),
+        ending=_bound(given, "ending", "latest"),
         limits=Limits(
             bundles_max=_count(given, "maxBundlesPerTrigger"),
             rows_max=_count(given, "maxRowsPerTrigger"),
@@ -128,6 +131,15 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         partitions_min=_count(given, "minPartitions") or 0,
         fail_on_data_loss=_switch(given, "failOnDataLoss", default=True),
     )
+
+
+def _bound(given: Mapping[str, str], which: str, default: str) -> StartingOffsets:
+    timestamp, offsets = given.get(f"{which}timestamp"), given.get(f"{which}offsets")
+    if timestamp is None:
+        return parse_starting(default if offsets is None else offsets, option=f"{which}Offsets")
+    if offsets is not None:
+        raise WrongUse(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
+    return parse_timestamp(timestamp, option=f"{which}Timestamp")
 
 
 def _choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str | None) -> str | None:

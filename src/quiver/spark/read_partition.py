@@ -17,11 +17,12 @@ import pyarrow as pa
 
 from quiver.bundle import BundleRef
 from quiver.errors import Damaged, DataLoss
-from quiver.otap import VIEW_SLOTS, decode_groups, view_schema
+from quiver.otap import StoredTables, decode_groups, slots_of_view, stored_requests, view_schema
 from quiver.primitives.real_files import REAL_FILES
-from quiver.spark.cast import cast_batch
+from quiver.primitives.scan import Damage
 from quiver.spark.options import METADATA_COLUMNS, Mode
 from quiver.spark.partitions import Span
+from quiver.store.segment.conform import coalesce, conform
 from quiver.store.segment.reader import SegmentReader
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
     "ROWS_FIELD",
     "PartitionReader",
     "StoredBundle",
-    "coalesce",
     "open_checked",
 ]
 
@@ -67,15 +67,12 @@ IPC_SCHEMA = pa.schema(
 )
 """Mode `ipc`: each slot of each bundle as one Arrow IPC stream, types untouched."""
 
-_COALESCE_ROWS = 8192
-"""Smaller batches are put together: each one that crosses to the JVM costs a fixed amount."""
-
-_COALESCE_BYTES = 16 * 1024 * 1024
-"""Large enough on its own, however few rows: a row may be a request of megabytes."""
-
 _IPC_BATCH_BYTES = 16 * 1024 * 1024
 _READERS_MAX = 64
 """Kept open, and known to be sound, for the next task of this process; those of deleted files are let go."""
+
+Stored = bytes | StoredTables | Damage
+"""What a bundle holds of a view, as `decode_groups` takes it."""
 
 _readers: OrderedDict[tuple[str, int, int, int], SegmentReader] = OrderedDict()
 
@@ -160,11 +157,13 @@ class StoredBundle:
         """
         return {slot: batch.num_rows for slot, batch in self.batches().items()}
 
-    def batches(self, slots: Iterable[int] | None = None) -> dict[int, pa.RecordBatch]:
+    def batches(
+        self, slots: Iterable[int] | None = None, columns: Sequence[str] | None = None
+    ) -> dict[int, pa.RecordBatch]:
         """
-        Return its batches, or those of *slots* only.
+        Return its batches, or those of *slots* only, with *columns* only.
         """
-        return self.reader.bundle(self.ref.index, None if slots is None else tuple(slots))
+        return self.reader.bundle(self.ref.index, None if slots is None else tuple(slots), columns)
 
 
 @dataclass(frozen=True)
@@ -200,9 +199,9 @@ class PartitionReader:
         elif self.mode == "ipc":
             yield from self._ipc(spans)
         elif self.view is not None:
-            yield from coalesce(self._view_rows(spans, self.view))
+            yield from coalesce((None, batch) for batch in self._view_rows(spans, self.view))
         else:
-            yield from coalesce(self._slot_rows(spans, self.slot or 0))
+            yield from coalesce((None, batch) for batch in self._slot_rows(spans, self.slot or 0))
 
     def _bundles(self, spans: Sequence[Span]) -> Iterator[StoredBundle]:
         for span in spans:
@@ -214,7 +213,7 @@ class PartitionReader:
 
     def _slot_rows(self, spans: Sequence[Span], slot: int) -> Iterator[pa.RecordBatch]:
         for bundle in self._bundles(spans):
-            batch = bundle.batches((slot,)).get(slot)
+            batch = bundle.batches((slot,), self.target.names).get(slot)
             if batch is not None and batch.num_rows:
                 yield self._finish(batch, [(bundle, batch.num_rows)])
 
@@ -222,7 +221,7 @@ class PartitionReader:
         columns = [name for name in self.target.names if name in view_schema(view).names]
         origins: deque[StoredBundle] = deque()
         taken = 0
-        for group in decode_groups(self._requests(spans, VIEW_SLOTS[view], origins), view, columns=columns):
+        for group in decode_groups(self._requests(spans, view, origins), view, columns=columns):
             while taken < group.first:
                 origins.popleft()
                 taken += 1
@@ -231,14 +230,12 @@ class PartitionReader:
             if group.batch.num_rows:
                 yield self._finish(group.batch, list(zip(origins, group.rows, strict=False)))
 
-    def _requests(self, spans: Sequence[Span], slot: int, origins: deque[StoredBundle]) -> Iterator[bytes]:
+    def _requests(self, spans: Sequence[Span], view: str, origins: deque[StoredBundle]) -> Iterator[Stored]:
+        slots = slots_of_view(view)
         for bundle in self._bundles(spans):
-            batch = bundle.batches((slot,)).get(slot)
-            if batch is None:
-                continue
-            for request in batch.column("data"):
+            for request in stored_requests(bundle.batches(slots), view):
                 origins.append(bundle)
-                yield request.as_py()
+                yield request
 
     def _refuse(self, bundle: StoredBundle, reason: str) -> None:
         problem = Damaged(bundle.reader.path, 0, f"a request of bundle {bundle.ref} cannot be decoded: {reason}")
@@ -257,7 +254,7 @@ class PartitionReader:
             for name in wanted:
                 if name not in batch.schema.names:
                     batch = batch.append_column(METADATA_SCHEMA.field(name), metadata.column(name))
-        return cast_batch(batch, self.target)
+        return conform(batch, self.target)
 
     def _descriptors(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         for span in spans:
@@ -274,7 +271,7 @@ class PartitionReader:
                 if ROWS_FIELD.name in self.target.names:
                     counts = [list(bundle.row_counts().items()) for bundle in found]
                     batch = batch.append_column(ROWS_FIELD, pa.array(counts, ROWS_FIELD.type))
-                yield cast_batch(batch, self.target)
+                yield conform(batch, self.target)
 
     def _ipc(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         rows: list[tuple[StoredBundle, int, bytes]] = []
@@ -297,7 +294,7 @@ class PartitionReader:
             pa.array([bundle.ingested_at_us for bundle, _, _ in rows], _TIME),
             pa.array([data for _, _, data in rows], pa.binary()),
         ]
-        return cast_batch(pa.RecordBatch.from_arrays(columns, schema=IPC_SCHEMA), self.target)
+        return conform(pa.RecordBatch.from_arrays(columns, schema=IPC_SCHEMA), self.target)
 
 
 def _metadata(origins: list[tuple[StoredBundle, int]], rows: int) -> pa.RecordBatch:
@@ -327,26 +324,3 @@ def _ipc_stream(batch: pa.RecordBatch) -> bytes:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
-
-
-def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """
-    Put neighbouring small batches together; larger ones pass as they are. The order of rows stays.
-    """
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        is_whole = batch.num_rows >= _COALESCE_ROWS or batch.num_columns == 0
-        nbytes = 0 if is_whole else batch.get_total_buffer_size()
-        is_whole = is_whole or nbytes >= _COALESCE_BYTES
-        if waiting and (is_whole or rows + batch.num_rows > _COALESCE_ROWS or size + nbytes > _COALESCE_BYTES):
-            yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
-            waiting, rows, size = [], 0, 0
-        if is_whole:
-            yield batch
-        else:
-            waiting.append(batch)
-            rows += batch.num_rows
-            size += nbytes
-    if waiting:
-        yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]

@@ -11,6 +11,9 @@ import logging
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+import pyarrow as pa
+
+from quiver.bundle import schema_fingerprint
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.primitives.files import FileSystem
@@ -115,6 +118,23 @@ class SegmentList:
         numbers = self.numbers()
         return max(start, Position(numbers[-1] + 1, 0)) if numbers else start
 
+    def ingested_from(self, time_ns: int) -> Position:
+        """
+        Return the first bundle that was ingested at *time_ns* or later; behind the last one when there is none.
+
+        A bundle whose time was not recorded counts as one of them.
+
+        Raises:
+            Damaged: a segment cannot be read, and that is to stop the reader.
+        """
+        for number in list(self.numbers()):
+            reader = self._open(self.path(number))
+            times = None if reader is None else reader.manifest.ingested_times_ns
+            if reader is None or (times is not None and not any(time >= time_ns for time in times)):
+                continue
+            return Position(number, 0 if times is None else next(i for i, time in enumerate(times) if time >= time_ns))
+        return self.end(Position(0, 0))
+
     def from_position(self, start: Position) -> Iterator[SegmentSummary]:
         """
         Yield the segments from *start* on, ascending, each opened only when it is asked for.
@@ -128,19 +148,52 @@ class SegmentList:
             if summary is not None:
                 yield summary
 
+    def schemas(self) -> Iterator[pa.Schema]:
+        """
+        Yield each different schema of the slots, those of the oldest segments first. The data is not read.
+
+        Raises:
+            Damaged: a segment cannot be read, and that is to stop the reader.
+        """
+        known: set[bytes] = set()
+        told: set[pa.Schema] = set()
+        for summary in self.from_position(Position(0, 0)):
+            if known >= summary.fingerprints:
+                continue
+            for fingerprint, schema in self._stream_schemas(summary.path):
+                # Another engine's fingerprint may stand for several schemas.
+                if schema_fingerprint(schema) == fingerprint:
+                    known.add(fingerprint)
+                if schema not in told:
+                    told.add(schema)
+                    yield schema
+
+    def _stream_schemas(self, path: str) -> list[tuple[bytes, pa.Schema]]:
+        try:
+            reader = SegmentReader.open(self._files, path)
+            return [
+                (entry.fingerprint, reader.schema(stream_id))
+                for stream_id, entry in reader.streams.items()
+                if entry.chunk_count and (self._slots is None or entry.slot in self._slots)
+            ]
+        except (FileNotFoundError, Damaged) as problem:
+            self._pass_over(path, problem)
+            return []
+
+    def _open(self, path: str) -> SegmentReader | None:
+        try:
+            return SegmentReader.open(self._files, path)
+        except (FileNotFoundError, Damaged) as problem:
+            self._pass_over(path, problem)
+            return None
+
     def _summary(self, number: int) -> SegmentSummary | None:
         known = self._summaries.get(number)
         if known is not None:
             return known
         path = self.path(number)
-        try:
-            reader = SegmentReader.open(self._files, path)
-        except (FileNotFoundError, Damaged) as problem:
-            if self._fail:
-                if isinstance(problem, Damaged):
-                    raise
-                raise DataLoss(path, 0, "the segment was deleted while it was being listed") from problem
-            _log.warning("quiver.spark.segment_skipped path=%s reason=%s", path, problem)
+        reader = self._open(path)
+        if reader is None:
             return None
         streams = [entry for entry in reader.streams.values() if self._slots is None or entry.slot in self._slots]
         summary = SegmentSummary(
@@ -153,6 +206,14 @@ class SegmentList:
         )
         self._summaries[number] = summary
         return summary
+
+    def _pass_over(self, path: str, problem: FileNotFoundError | Damaged) -> None:
+        if not self._fail:
+            _log.warning("quiver.spark.segment_skipped path=%s reason=%s", path, problem)
+            return
+        if isinstance(problem, Damaged):
+            raise problem
+        raise DataLoss(path, 0, "the segment was deleted while it was being listed") from problem
 
     def check_complete(self, start: Position, end: Position) -> None:
         """

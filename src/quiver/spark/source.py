@@ -21,10 +21,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
-from quiver.otap import VIEW_SLOTS, view_schema
+from quiver.otap import slots_of_view, view_schema
 from quiver.primitives.real_files import REAL_FILES
-from quiver.spark.cast import merge_schemas, spark_schema
-from quiver.spark.offsets import Position, StartingOffsets
+from quiver.spark.cast import spark_schema
+from quiver.spark.offsets import IngestedAt, Position, StartingOffsets
 from quiver.spark.options import SourceOptions, parse_options
 from quiver.spark.partitions import Span, pack, spans_between
 from quiver.spark.read_partition import (
@@ -33,10 +33,10 @@ from quiver.spark.read_partition import (
     METADATA_SCHEMA,
     ROWS_FIELD,
     PartitionReader,
-    open_checked,
 )
 from quiver.spark.segments import SegmentList
 from quiver.spark.subscription import Subscription
+from quiver.store.segment.widest import columns_of, representative
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,8 +159,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _subscription(self) -> Subscription:
         if self._made is None:
-            segments = _segment_list(self._options)
-            self._made = Subscription(REAL_FILES, self._options, segments, parallelism=_parallelism())
+            segments, options = _segment_list(self._options), self._options
+            if isinstance(options.starting, IngestedAt):
+                options = replace(options, starting=_resolve(options.starting, segments))
+            self._made = Subscription(REAL_FILES, options, segments, parallelism=_parallelism())
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -245,42 +247,25 @@ def _check_columns(columns: Iterable[str] | None, names: list[str]) -> None:
 
 def _slot_schema(options: SourceOptions) -> pa.Schema:
     """
-    Return the columns of a slot over all sealed segments, reading each different schema once.
+    Return the columns of a slot over all sealed segments, each under the widest type that one of them has it in.
 
-    Segments that bring no new schema are not read, so not checked either: a task does that before it uses them.
+    The data is not read: a task checks a segment before it uses it.
     """
-    segments = _segment_list(options)
-    schemas: dict[bytes, pa.Schema] = {}
-    for summary in segments.from_position(Position(0, 0)):
-        if schemas.keys() >= summary.fingerprints:
-            continue
-        reader = open_checked(summary.path, fail_on_data_loss=options.fail_on_data_loss)
-        if reader is None:
-            continue
-        for stream in reader.streams.values():
-            if stream.slot == options.slot and stream.chunk_count and stream.fingerprint not in schemas:
-                schemas[stream.fingerprint] = reader.batch(stream.stream_id, 0).schema
+    schemas = list(_segment_list(options).schemas())
     if not schemas:
         slot = OTAP.slots.get(options.slot or 0, "")
         raise WrongUse(
             f"no sealed segment of {options.path} holds slot {options.slot} {slot}; "
             "read again when there is data, or give a schema: .schema(...)"
         )
-    _check_columns(options.columns, list(dict.fromkeys(name for schema in schemas.values() for name in schema.names)))
-    return merge_schemas(
-        spark_schema(schema, columns=_present(options.columns, schema), nanos_as_bigint=options.nanos_as_bigint)
-        for schema in schemas.values()
-    )
-
-
-def _present(columns: Iterable[str] | None, schema: pa.Schema) -> list[str] | None:
-    return None if columns is None else [name for name in columns if name in schema.names]
+    _check_columns(options.columns, columns_of(schemas))
+    return spark_schema(representative(schemas, options.columns), nanos_as_bigint=options.nanos_as_bigint)
 
 
 def _segment_list(options: SourceOptions) -> SegmentList:
     slots = None
     if options.view is not None:
-        slots = frozenset({VIEW_SLOTS[options.view]})
+        slots = frozenset(slots_of_view(options.view))
     elif options.slot is not None:
         slots = frozenset({options.slot})
     return SegmentList(REAL_FILES, options.path, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
@@ -294,6 +279,8 @@ def _partition_reader(options: SourceOptions, schema: StructType) -> PartitionRe
 def _resolve(offsets: StartingOffsets, segments: SegmentList) -> Position:
     if isinstance(offsets, Position):
         return offsets
+    if isinstance(offsets, IngestedAt):
+        return segments.ingested_from(offsets.time_ns)
     return Position(0, 0) if offsets == "earliest" else segments.end(Position(0, 0))
 
 

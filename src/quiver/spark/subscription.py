@@ -10,6 +10,11 @@ When Spark calls what, and what is durable then:
 
 Acks only move forward, and each is on disk before the store may delete anything for it. The lock is taken at
 the first call, not when the object is made: Spark makes readers in other processes too, only to pickle them.
+
+What policy dropped stands in the store's drop ledger until every subscriber has taken note; what another core dropped
+stands in the record of evictions before it stands there. Each call looks there first: dropped bundles become resolved
+in the progress file, durably, are counted and reported, and then the query goes on or stops, as `failOnDataLoss` says.
+One that was read but not confirmed when it was dropped counts as dropped.
 """
 
 from __future__ import annotations
@@ -21,11 +26,17 @@ from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, DataLoss, DirectoryInUse, SubscriberUnknown, WrongUse
+from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
 from quiver.spark.offsets import Position, StreamOffset
 from quiver.spark.options import SourceOptions
 from quiver.spark.partitions import Limits, Span, pack, spans_between, take
 from quiver.spark.segments import SegmentList, store_identity
+from quiver.store.format.cores import EVICTED
+from quiver.store.format.cursor import decode_cursor
+from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, DroppedSegment, decode_drop_ledger
+from quiver.store.format.names import CURSOR_NAME, DROP_LEDGER, WAL_DIR
 from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, profile_in_use
 from quiver.store.subscribers.state import SegmentRef, Segments
 
@@ -35,6 +46,9 @@ LOCK_PATIENCE_S = 2.0
 """A query that was just stopped still holds the lock until its process has died."""
 
 _LOCK_RETRY_S = 0.1
+_CURSOR_BYTES_MAX = 1024 * 1024
+
+_Signature = tuple[int, int, int]
 
 _log = logging.getLogger("quiver")
 
@@ -49,6 +63,7 @@ class Subscription:
         segments: the store's sealed segments.
         parallelism: tasks that run at once.
         clock: for the patience with the lock.
+        observer: told what policy dropped.
 
     Raises:
         WrongUse: there is no subscriber, or its name is not valid.
@@ -62,6 +77,7 @@ class Subscription:
         *,
         parallelism: int,
         clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
     ) -> None:
         if options.subscriber is None:
             raise WrongUse(
@@ -73,6 +89,8 @@ class Subscription:
         self._segments = segments
         self._parallelism = parallelism
         self._clock = clock
+        self._observer = observer if observer is not None else InMemoryObserver()
+        self._drops_seen: dict[str, _Signature] = {}
         self._file = SubscriberFile(files, options.path, options.subscriber)
         self._acked = Position(0, 0)
         self._available: Position | None = None
@@ -190,7 +208,7 @@ class Subscription:
             return position
         reason = (
             f"the checkpoint is behind the subscriber: it asks for {position}, but {self._options.subscriber} has "
-            f"confirmed everything before {self._acked}, which may be deleted; "
+            f"confirmed everything before {self._acked}, or lost it to a policy; that may be deleted; "
             "start with a new checkpoint, or set failOnDataLoss=false to go on from there"
         )
         if self._options.fail_on_data_loss:
@@ -231,10 +249,93 @@ class Subscription:
 
     def _own(self) -> None:
         """
-        Take the lock and read the progress, once; patient with a query that is dying.
+        Take the lock and read the progress, once; patient with a query that is dying. Take note of what was dropped.
         """
-        if self._file.is_owned:
+        if not self._file.is_owned:
+            self._take_lock()
+        self._fold_drops()
+
+    def _fold_drops(self) -> None:
+        """
+        Resolve what policy dropped, durably; costs one `stat` while nothing was.
+
+        Raises:
+            DataLoss: something was, and that is to stop the query. It is resolved all the same.
+        """
+        entries = self._new_drops()
+        if not entries:
             return
+        lost = self._file.fold_drops(entries)
+        name = self._file.subscriber_id
+        for reason, bundles in lost.items():
+            self._observer.count("quiver.subscriber.dropped_bundles_total", bundles, subscriber=name, reason=reason)
+        try:
+            self._file.know(self._refs())
+            self._file.save()
+        except OSError:
+            self._drops_seen.clear()  # the next call saves it
+            raise
+        self._acked = max(self._acked, self._position())
+        if not lost:
+            return
+        bundles, why = sum(lost.values()), ", ".join(sorted(lost))
+        self._observer.event(
+            "quiver.subscriber.dropped", level=logging.WARNING, subscriber=name, bundles=bundles, reason=why
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLoss(
+                f"{self._options.path}/{DROP_LEDGER}",
+                0,
+                f"policy dropped {bundles} bundles that {name} had not confirmed ({why}); start with a new checkpoint, "
+                "or set failOnDataLoss=false to go on without them",
+            )
+
+    def _new_drops(self) -> list[DroppedSegment]:
+        """
+        Return what the ledger names, and what other cores gave up that the store did not note there yet.
+
+        Nothing of a file that has not changed since the last call; but of a segment that was never written the entry
+        comes as long as it stands there, once the log's cursor has passed it. Before, a crash would bring it back.
+        """
+        found: list[DroppedSegment] = []
+        # In this order: the store writes the ledger before it removes the record.
+        for name in (EVICTED, DROP_LEDGER):
+            found += self._changed_drops(name)
+        unwritten = [entry for entry in found if entry.wal_position_end]
+        if not unwritten:
+            return found
+        self._drops_seen.pop(DROP_LEDGER, None)
+        cursor = self._cursor()
+        return [entry for entry in found if entry.wal_position_end <= cursor]
+
+    def _changed_drops(self, name: str) -> tuple[DroppedSegment, ...]:
+        path = f"{self._options.path}/{name}"
+        try:
+            stat = self._files.stat(path)
+            seen = (stat.modified_ns, stat.inode, stat.size_bytes)
+            if seen == self._drops_seen.get(name):
+                return ()
+            data = self._files.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
+        except FileNotFoundError:
+            return ()
+        answer = decode_drop_ledger(memoryview(data))
+        if not isinstance(answer, Frame):
+            # The store copies it aside and begins it anew; what is gone shows as a segment that is missing.
+            _log.warning("quiver.spark.drop_ledger_damaged path=%s", path)
+            return ()
+        self._drops_seen[name] = seen
+        return answer.value
+
+    def _cursor(self) -> int:
+        try:
+            data = self._files.read_all(f"{self._options.path}/{WAL_DIR}/{CURSOR_NAME}", size_max=_CURSOR_BYTES_MAX)
+        except FileNotFoundError:
+            return 0
+        answer = decode_cursor(memoryview(data))
+        return answer.value if isinstance(answer, Frame) else 0
+
+    def _take_lock(self) -> None:
+        self._drops_seen = {}
         self._store = store_identity(self._files, self._options.path)
         deadline = self._clock.monotonic() + LOCK_PATIENCE_S
         condition = threading.Condition()
@@ -255,7 +356,7 @@ class Subscription:
             self._file.acquire()
         except Damaged as damage:
             # What was confirmed is unknown; the checkpoint says it again, and without one all is read again.
-            copy = self._file.recreate()
+            copy = self._file.recreate().copy
             _log.warning("quiver.spark.progress_recreated reason=%s copy=%s", damage, copy)
         except SubscriberUnknown as error:
             if self._options.fail_on_data_loss:

@@ -23,7 +23,8 @@ class Background:
     """
     Runs *flush* an interval after `mark_dirty`, *fill* after `ask_zeros`, and *maintain* each tick or when woken.
 
-    Without a log *flush* is None, and nobody marks or asks.
+    Without a log *flush* is None, and nobody marks or asks. A thread that ends by an error that nobody foresaw calls
+    *on_death* with it first: whoever waits for its work must be told.
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class Background:
         maintain_interval_s: float,
         clock: Clock,
         observer: Observer,
+        on_death: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._flush: Callable[[], None] = lambda: None
         self._fill = fill
         self._maintain = maintain
+        self._on_death = on_death
         self._flush_interval_s = flush_interval_s
         self._maintain_interval_s = maintain_interval_s
         self._clock = clock
@@ -51,11 +54,21 @@ class Background:
         self._log_wake = threading.Condition()
         self._zeros_wanted = False
         self.dirty = False
-        # Daemons: a program that forgets to close must still be able to end; what it ingested is in the log.
-        self._threads = [threading.Thread(target=self._run_maintain, name=f"quiver-maintain {name}", daemon=True)]
+        self._threads = [self._thread(self._run_maintain, f"quiver-maintain {name}")]
         if flush is not None:
             self._flush = flush
-            self._threads.append(threading.Thread(target=self._run_log, name=f"quiver-log {name}", daemon=True))
+            self._threads.append(self._thread(self._run_log, f"quiver-log {name}"))
+
+    def _thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        def until_told() -> None:
+            try:
+                run()
+            except BaseException as error:
+                self._on_death(error)
+                raise
+
+        # A daemon: a program that forgets to close must still be able to end; what it ingested is in the log.
+        return threading.Thread(target=until_told, name=name, daemon=True)
 
     def start(self) -> None:
         """

@@ -15,10 +15,12 @@ from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailable, Damaged
 from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.files import FileSystem
+from quiver.store.format.cores import EVICTED
 from quiver.store.format.floor import encode_floor
 from quiver.store.format.names import SEGMENT_FLOOR
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
+from quiver.store.segment.verified import VerifiedSegments
 
 __all__ = ["Catalog"]
 
@@ -44,8 +46,14 @@ class Catalog:
         self._on_damage = on_damage
         self._lock = threading.Lock()
         self._segments: dict[int, SegmentInfo] = {}
+        self._leaving: set[int] = set()
+        """Known still, while their files are being removed."""
         self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
+        self._latest: SegmentReader | None = None
+        """The one that was asked last, checked: bundles of one segment are taken one behind the other."""
         self.bytes = 0
+        self.verified = VerifiedSegments()
+        """Segments whose checksum was computed; whoever reads them beside the catalog need not do it again."""
 
     def add(self, info: SegmentInfo) -> None:
         """
@@ -62,6 +70,12 @@ class Catalog:
         with self._lock:
             return [self._segments[seq] for seq in sorted(self._segments)]
 
+    def get(self, seq: int) -> SegmentInfo | None:
+        """
+        Return what is known of segment *seq*, or None when there is none.
+        """
+        return self._segments.get(seq)
+
     def __len__(self) -> int:
         return len(self._segments)
 
@@ -76,17 +90,23 @@ class Catalog:
             BundleUnavailable: no such segment or index.
             Damaged: the segment's bytes are not what was written.
         """
-        with self._lock:
-            info = self._segments.get(ref.segment)
+        seq, index = ref
+        info = self._segments.get(seq)
         if info is None:
-            raise BundleUnavailable(f"segment {ref.segment} is not on disk any more")
-        try:
-            reader = self._reader(info)
-            reader.verify()
-        except Damaged as damage:
-            self._on_damage(info, damage)
-            raise
-        return Bundle(reader.bundle(ref.index), ingested_at_ns=reader.ingested_at_ns(ref.index), adapter=self._adapter)
+            raise BundleUnavailable(f"segment {seq} is not on disk any more")
+        reader = self._latest
+        if reader is None or reader.info.seq != seq:
+            try:
+                reader = self._reader(info)
+                reader.verify()
+            except Damaged as damage:
+                self._on_damage(info, damage)
+                raise
+            with self._lock:
+                if seq in self._segments:
+                    self._latest = reader
+        slots, times = reader.bundle(index), reader.manifest.ingested_times_ns
+        return Bundle.of_read(slots, None if times is None else times[index], self._adapter)
 
     def _reader(self, info: SegmentInfo) -> SegmentReader:
         with self._lock:
@@ -95,8 +115,13 @@ class Catalog:
                 self._readers.move_to_end(info.seq)
                 return reader
         try:
-            reader = SegmentReader.open(self._files, info.path)
+            reader = SegmentReader.open(self._files, info.path, verified=self.verified)
         except FileNotFoundError as error:
+            with self._lock:
+                is_leaving = info.seq in self._leaving or info.seq not in self._segments
+            # Another core may have evicted it; this one takes note at its next maintenance pass.
+            if is_leaving or self._files.exists(f"{self._directory.rpartition('/')[0]}/{EVICTED}"):
+                raise BundleUnavailable(f"segment {info.seq} is not on disk any more") from error
             raise Damaged(info.path, 0, "the segment file is gone") from error
         with self._lock:
             self._readers[info.seq] = reader
@@ -111,9 +136,13 @@ class Catalog:
         """
         with self._lock:
             self._readers.pop(seq, None)
+            if self._latest is not None and self._latest.info.seq == seq:
+                self._latest = None
+            self._leaving.discard(seq)
             info = self._segments.pop(seq, None)
             if info is not None:
                 self.bytes -= info.size_bytes
+                self.verified.forget(info.path)
 
     def keep_floor(self, floor: int) -> None:
         """
@@ -139,6 +168,7 @@ class Catalog:
         """
         with self._lock:
             gone = [self._segments[seq] for seq in seqs if seq in self._segments]
+            self._leaving.update(info.seq for info in gone)
         remove_durably(self._files, [info.path for info in gone])
         for info in gone:
             self.forget(info.seq)
@@ -150,3 +180,4 @@ class Catalog:
         """
         with self._lock:
             self._readers.clear()
+            self._latest = None

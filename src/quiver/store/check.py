@@ -7,7 +7,6 @@ the log it points into, because the log only grows.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,12 +14,16 @@ from typing import Any, NamedTuple
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.errors import Damaged, WrongUse
 from quiver.primitives.files import FileSystem
-from quiver.primitives.findings import Finding
+from quiver.primitives.findings import Finding, Kind
 from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
+from quiver.store.format.drop_ledger import decode_drop_ledger
 from quiver.store.format.floor import decode_floor
+from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
     CURSOR_NAME,
+    DROP_LEDGER,
     QUARANTINE_DIR,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
@@ -31,20 +34,21 @@ from quiver.store.format.names import (
     parse_segment_name,
 )
 from quiver.store.format.progress import decode_progress
+from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
 from quiver.store.wal.scan import WalFileScan
 
-__all__ = ["SMALL_FILE_BYTES_MAX", "StoreReport", "check_store", "require_store"]
+__all__ = ["SMALL_FILE_BYTES_MAX", "StoreReport", "check_store", "refuse_snapshot", "require_store"]
 
 SMALL_FILE_BYTES_MAX = 256 * 1024 * 1024
 
 HASH_BYTES_FLIPPED_MAX = 2
 """A configuration hash this close to a known one is a damaged one, not another adapter's."""
 
-IDENTITY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
 LOOKS_MAX = 5
+
+_BACKUP_SUFFIX = ".bak"
 
 POSITION_OFFSET = 30
 """Where a log file's head says at which stream position the file starts."""
@@ -98,9 +102,20 @@ def require_store(fs: FileSystem, root: str) -> None:
         raise WrongUse(f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/")
 
 
-def check_store(fs: FileSystem, root: str) -> StoreReport:
+def refuse_snapshot(fs: FileSystem, root: str) -> None:
     """
-    Read every file of the store at *root* and return what was found.
+    Return when *root* is no snapshot: whatever changed one would make it useless.
+
+    Raises:
+        WrongUse: it is one.
+    """
+    if fs.exists(f"{root}/{SNAPSHOT_LIST}"):
+        raise WrongUse(f"{root} is a snapshot and stays as it is; make a store of it: quiver restore {root} NEW")
+
+
+def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None] | None = None) -> StoreReport:
+    """
+    Read every file of the store at *root* and return what was found. *on_progress* hears of each segment in turn.
 
     Raises:
         WrongUse: *root* is not a store.
@@ -111,7 +126,7 @@ def check_store(fs: FileSystem, root: str) -> StoreReport:
     cursor_path = f"{root}/{WAL_DIR}/{CURSOR_NAME}"
     cursor = _check_small(fs, report, cursor_path, decode_cursor)
     spans = _check_log(fs, report)
-    segments_end = _check_segments(fs, report)
+    segments_end = _check_segments(fs, report, on_progress)
     end = max([segments_end, *(span.end for span in spans)])
     if cursor is not None and cursor > end:
         reason = f"the cursor says {cursor}, but log and segments end at {end}"
@@ -120,19 +135,15 @@ def check_store(fs: FileSystem, root: str) -> StoreReport:
         # Read again: it has passed every log file that was deleted before the others were read.
         _check_positions(report, spans, max(_cursor_now(fs, cursor_path), segments_end))
     _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
-    _check_small(fs, report, f"{root}/{STORE_ID}", _decode_identity)
+    _check_small(fs, report, f"{root}/{STORE_ID}", decode_identity)
+    for name in (DROP_LEDGER, EVICTED):
+        _check_small(fs, report, f"{root}/{name}", decode_drop_ledger)
     for name in _names(fs, root):
-        if parse_progress_name(name) is not None:
+        # A backup is a progress file too; the next writer of its subscriber may remove it meanwhile.
+        if parse_progress_name(name.removesuffix(_BACKUP_SUFFIX)) is not None:
             _check_small(fs, report, f"{root}/{name}", decode_progress)
     _note_leftovers(fs, report)
     return report
-
-
-def _decode_identity(view: memoryview) -> Answer[str]:
-    text = bytes(view).decode("ascii", "replace").strip()
-    if IDENTITY.fullmatch(text) is None:
-        return Damage(0, "the store's identity is not a UUID")
-    return Frame(text, len(view))
 
 
 def _names(fs: FileSystem, directory: str) -> list[str]:
@@ -255,6 +266,10 @@ def _check_hash(report: StoreReport, file: WalFileFound) -> None:
 
 
 def _check_tail(report: StoreReport, file: WalFileFound, scan: WalFileScan) -> None:
+    if scan.size_bytes == 0:
+        kind: Kind = "torn tail" if file.number is None else "damaged"
+        report.findings.append(Finding(file.path, 0, kind, "the file is empty: not even its head is there"))
+        return
     if scan.tail != "torn":
         return
     length = scan.size_bytes - scan.tail_offset
@@ -267,7 +282,7 @@ def _check_tail(report: StoreReport, file: WalFileFound, scan: WalFileScan) -> N
         report.findings.append(Finding(file.path, scan.tail_offset, "damaged", reason))
 
 
-def _check_segments(fs: FileSystem, report: StoreReport) -> int:
+def _check_segments(fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None) -> int:
     """
     Check every segment to its last byte; return the log position that the newest of them covers.
     """
@@ -277,6 +292,8 @@ def _check_segments(fs: FileSystem, report: StoreReport) -> int:
         if parse_segment_name(name) is None:
             continue
         path = f"{directory}/{name}"
+        if on_progress is not None:
+            on_progress(path)
         try:
             reader = SegmentReader.open(fs, path)
             reader.verify()
@@ -285,6 +302,10 @@ def _check_segments(fs: FileSystem, report: StoreReport) -> int:
         except Damaged as damage:
             report.files += 1
             report.findings.append(Finding(path, damage.offset, "damaged", damage.reason))
+            continue
+        except OSError as error:  # of this one file: the others are looked at all the same
+            report.files += 1
+            report.findings.append(Finding(path, 0, "damaged", f"it cannot be read: {error.strerror}"))
             continue
         report.files += 1
         report.bytes_read += reader.info.size_bytes

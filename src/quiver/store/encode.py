@@ -8,7 +8,8 @@ sends the same schema again and again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,13 +17,16 @@ import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
 from quiver.errors import BundleInvalid
-from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, SLOT_HEAD
+from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, SLOT_HEAD, WalSlot
 from quiver.store.segment.accumulator import EncodedSlot, StreamSchema, check_schema, self_contained
+from quiver.store.segment.ipc_file import is_one_batch_message
 
-__all__ = ["EncodedBundle", "SlotEncoder", "write_slots"]
+__all__ = ["EncodedBundle", "SlotEncoder", "slot_pieces", "write_slots"]
 
-END_OF_STREAM = pa.py_buffer(b"\xff\xff\xff\xff\x00\x00\x00\x00")
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+END_OF_STREAM = pa.py_buffer(_END_OF_STREAM)
 _SCHEMAS_PER_SLOT_MAX = 64
+_MESSAGE_HEAD = struct.Struct("<II")
 
 ROWS_MAX = 2**32 - 1
 _BYTES_MAX = ENTRY_BYTES_MAX - 4096
@@ -72,6 +76,19 @@ def write_slots(slots: list[EncodedSlot], region: memoryview, at: int) -> None:
             region[start:at] = END_OF_STREAM
 
 
+def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
+    """
+    Return what stands before the slot's message in an entry, after room for *head_bytes*, and what stands behind it.
+    """
+    stream = slot.stream_schema
+    schema_message = b"" if stream.has_dictionaries else stream.schema_message
+    start = head_bytes + SLOT_HEAD.size
+    head = bytearray(start + len(schema_message))
+    SLOT_HEAD.pack_into(head, head_bytes, slot.slot, stream.fingerprint, slot.row_count, slot.payload_bytes)
+    head[start:] = schema_message
+    return head, b"" if stream.has_dictionaries else _END_OF_STREAM
+
+
 class SlotEncoder:
     """
     Turns batches into encoded slots. Safe to call from several threads.
@@ -79,6 +96,7 @@ class SlotEncoder:
 
     def __init__(self) -> None:
         self._schemas: dict[int, list[StreamSchema]] = {}
+        self._adopted_last: tuple[int, StreamSchema, bytes] | None = None
 
     def encode(
         self, slots: Mapping[int, pa.RecordBatch], fingerprints: Mapping[int, bytes] | None = None
@@ -109,6 +127,46 @@ class SlotEncoder:
             bitmap |= 1 << slot
             encoded.append(EncodedSlot(slot, stream, rows, message, size))
         return _encoded_bundle((encoded, bitmap, total))
+
+    def adopt(self, slots: Sequence[WalSlot]) -> EncodedBundle | None:
+        """
+        Take over what a log entry has, nothing decoded and nothing copied: messages are views into it.
+
+        None where a slot is not laid out as `encode` does it, or of a schema with dictionaries.
+        """
+        encoded: list[EncodedSlot] = []
+        bitmap = 0
+        total = 0
+        for slot in slots:
+            payload = slot.payload
+            size = len(payload)
+            schema_end = _MESSAGE_HEAD.size
+            if size > schema_end:
+                schema_end += _MESSAGE_HEAD.unpack_from(payload)[1]
+            if not 0 < schema_end < size or payload[size - len(_END_OF_STREAM) :] != _END_OF_STREAM:
+                return None
+            stream = self._adopted(slot.slot, slot.fingerprint, payload[:schema_end])
+            message = payload[schema_end : size - len(_END_OF_STREAM)].cast("b")  # as the arena and pyarrow have it
+            if stream is None or not is_one_batch_message(message):
+                return None
+            bitmap |= 1 << slot.slot
+            total += SLOT_HEAD.size + size
+            encoded.append(EncodedSlot(slot.slot, stream, slot.row_count, message, size))
+        return _encoded_bundle((encoded, bitmap, total))
+
+    def _adopted(self, slot: int, fingerprint: bytes, schema_message: memoryview) -> StreamSchema | None:
+        last = self._adopted_last
+        if last is not None and last[0] == slot and last[1].fingerprint == fingerprint and last[2] == schema_message:
+            return last[1]
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
+            stream = self._stream_schema(slot, schema, fingerprint)
+        except (pa.ArrowException, OSError, BundleInvalid):
+            return None
+        if stream.has_dictionaries or stream.schema_message != schema_message:
+            return None
+        self._adopted_last = slot, stream, bytes(schema_message)
+        return stream
 
     def _stream_schema(self, slot: int, schema: pa.Schema, fingerprint: bytes | None) -> StreamSchema:
         known = self._schemas.get(slot)

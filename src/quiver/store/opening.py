@@ -1,5 +1,5 @@
 """
-`quiver.open`: make or recover a store in a directory.
+Making or recovering the one store of a directory. `quiver.open` does it, or opens several (`shard_opening`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import uuid
 
 from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import SettingsInvalid
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
+from quiver.store.capacity import Capacity
+from quiver.store.check import refuse_snapshot
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, WAL_DIR
 from quiver.store.store import Store
 
@@ -26,12 +27,12 @@ def open_store(
     path: str | os.PathLike[str],
     settings: Settings | None = None,
     *,
-    cores: int | None = None,
     files: FileSystem = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     observer: Observer | None = None,
     adapter: Adapter = OTAP,
     background: bool = True,
+    capacity: Capacity | None = None,
 ) -> Store:
     """
     Create or recover the store in directory *path*: one writer per directory.
@@ -41,21 +42,20 @@ def open_store(
     Args:
         path: the directory; created with its parents when missing.
         settings: how the store behaves.
-        cores: only 1 or None.
         files: the file system.
         clock: where time comes from.
         observer: where counts and events go; in memory and to the `quiver` logger when None.
         adapter: the slot table.
         background: run the flush and maintenance threads; without them the caller drives `maintain()`.
+        capacity: the size cap when others share it; that of the settings when None.
 
     Raises:
         DirectoryInUse: another process, or this one, has it open.
         FormatUnsupported: it was written by a newer version or under another adapter.
-        SettingsInvalid: more than one core.
+        WrongUse: it is a snapshot: make a store of it first.
     """
-    if cores not in {None, 1}:
-        raise SettingsInvalid(f"cores={cores}: a directory is written by one instance; open one directory per core")
     root = os.fspath(path).rstrip("/") or "/"
+    refuse_snapshot(files, root)
     files.make_dirs(root)
     lock = hold(files, f"{root}/{STORE_LOCK}", owner="quiver store")
     try:
@@ -73,6 +73,7 @@ def open_store(
             adapter=adapter,
             background=background,
             lock=lock,
+            capacity=capacity,
         )
     except BaseException:
         lock.release()

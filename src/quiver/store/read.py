@@ -16,12 +16,12 @@ for after 4. A segment that vanishes meanwhile was finished by every subscriber.
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 
@@ -29,32 +29,19 @@ from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.errors import Damaged, WrongUse
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
-from quiver.primitives.scan import Frame
-from quiver.store.format.cursor import decode_cursor
-from quiver.store.format.floor import decode_floor
-from quiver.store.format.names import (
-    CURSOR_NAME,
-    SEGMENT_FLOOR,
-    SEGMENTS_DIR,
-    WAL_ACTIVE,
-    WAL_DIR,
-    parse_segment_name,
-    parse_wal_rotated_name,
-    segment_name,
-    wal_rotated_name,
-)
-from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
-from quiver.store.segment.info import SegmentInfo
+from quiver.store.digests import SegmentDigests
+from quiver.store.directory import StoreDirectory
+from quiver.store.format.cores import core_directory, parse_core_directory
+from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
+from quiver.store.log_tail import LogFile, snapshot_log, uncovered
+from quiver.store.query import By, Moment, Scan
+from quiver.store.segment.info import SegmentInfo, SegmentStatistics
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.wal.replay import decode_slots, scan_file
-from quiver.store.wal.scan import ScannedEntry, WalFileScan
+from quiver.store.segment.verified import VerifiedSegments
+from quiver.store.wal.replay import decode_slots
+from quiver.store.wal.scan import ScannedEntry
 
 __all__ = ["StoreReader", "read"]
-
-_SIDECAR_BYTES_MAX = 64 * 1024
-
-_ATTEMPTS = 3
-"""What looks like damage in the active file may be a write seen half done: it is read again this often."""
 
 
 def read(
@@ -64,7 +51,7 @@ def read(
     Open the store in directory *path* for reading. Works beside a live writer, takes no lock, changes nothing.
 
     Args:
-        path: the directory.
+        path: the directory: of one store, or of several cores, which are read one after the other.
         fs: the file system.
         adapter: the slot table that slot names are looked up in.
         strict: raise at the first damage instead of collecting it in `StoreReader.problems`.
@@ -74,10 +61,10 @@ def read(
         OSError: it cannot be read.
     """
     root = os.fspath(path).rstrip("/") or "/"
-    names = fs.list_dir(root)
-    if SEGMENTS_DIR not in names and WAL_DIR not in names:
-        raise WrongUse(f"{root} holds no store: it has neither {SEGMENTS_DIR}/ nor {WAL_DIR}/")
-    return StoreReader(root, fs=fs, adapter=adapter, strict=strict)
+    reader = StoreReader(root, fs=fs, adapter=adapter, strict=strict)
+    if not reader.directories():
+        raise WrongUse(f"{root} holds no store: it has neither {SEGMENTS_DIR}/ nor {WAL_DIR}/, nor a core's directory")
+    return reader
 
 
 class StoreReader:
@@ -88,29 +75,91 @@ class StoreReader:
         problems: the damage met so far, each with path, offset and reason. Everything undamaged comes out.
     """
 
-    def __init__(self, root: str, *, fs: FileSystem, adapter: Adapter, strict: bool) -> None:
+    def __init__(
+        self,
+        root: str,
+        *,
+        fs: FileSystem,
+        adapter: Adapter,
+        strict: bool = False,
+        verified: VerifiedSegments | None = None,
+    ) -> None:
         self.path = root
-        self.problems: list[Damaged] = []
         self._fs = fs
         self._adapter = adapter
         self._strict = strict
+        self._verified = verified
+        self._lock = threading.Lock()
+        self._known: dict[str, SegmentDigests] = {}
+        self.problems: list[Damaged] = []
+
+    def directories(self) -> list[str]:
+        """
+        Return the stores that there are: the directory itself, or those of its cores.
+        """
+        names = self._fs.list_dir(self.path)
+        if SEGMENTS_DIR in names or WAL_DIR in names:
+            return [self.path]
+        cores = sorted(core for core in map(parse_core_directory, names) if core is not None)
+        return [f"{self.path}/{core_directory(core)}" for core in cores]
+
+    def _stores(self) -> list[SegmentDigests]:
+        """
+        Return what is known of each of them. A core may have come since the last look.
+        """
+        with self._lock:
+            found = self.directories()
+            self._known = {root: self._known.get(root) or self._digests(root) for root in found}
+            return list(self._known.values())
+
+    def _digests(self, root: str) -> SegmentDigests:
+        directory = StoreDirectory(
+            root, fs=self._fs, strict=self._strict, problems=self.problems, verified=self._verified
+        )
+        return SegmentDigests(directory)
 
     def segments(self) -> list[SegmentInfo]:
         """
-        Return what is known of every sealed segment, ascending. Their streams are not read.
+        Return what is known of every sealed segment, ascending; with cores, those of one core after the other.
+
+        Their streams are not read.
 
         Raises:
             Damaged: a segment is damaged, and the reader is strict.
         """
-        readers = (self._open_segment(seq) for seq in self._list_segments())
-        return [reader.info for reader in readers if reader is not None]
+        return [reader.info for _, reader in self._segment_readers()]
+
+    def statistics(self) -> list[SegmentStatistics]:
+        """
+        Return what is known of every sealed segment, stream by stream, in the order of `segments`.
+
+        Their data is not read.
+
+        Raises:
+            Damaged: a segment is damaged, and the reader is strict.
+        """
+        found = []
+        for directory, reader in self._segment_readers():
+            try:
+                found.append(reader.statistics())
+            except Damaged as damage:
+                directory.report(damage)
+        return found
+
+    def _segment_readers(self) -> Iterator[tuple[StoreDirectory, SegmentReader]]:
+        for digests in self._stores():
+            for seq in digests.directory.segments():
+                reader = digests.directory.open_segment(seq)
+                if reader is not None:
+                    yield digests.directory, reader
 
     def bundles(self, slots: Iterable[int | str] | None = None) -> Iterator[tuple[BundleRef, Bundle]]:
         """
         Yield every bundle once, in order: sealed segments, then what is only in the log.
 
         What is only in the log has no address yet. Its reference is provisional: the number the next segment
-        will get, counted from 0; the segment may end earlier than the log does now.
+        will get, counted from 0; the segment may end earlier than the log does now. With cores, those of one core come
+        after those of another, and references count in each.
 
         Args:
             slots: ids or names; bundles come with these slots only, and those with none of them are left out.
@@ -120,38 +169,49 @@ class StoreReader:
             Damaged: something is damaged, and the reader is strict.
         """
         wanted = None if slots is None else frozenset(self._adapter.slot(slot) for slot in slots)
-        return _Pass(self).run(wanted)
+        passes = (_Pass(digests.directory, self._adapter, wanted).run() for digests in self._stores())
+        return itertools.chain.from_iterable(passes)
 
-    def scan(self, slot: int | str, columns: Iterable[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def schema(self, slot: int | str, columns: Sequence[str] | None = None) -> pa.Schema:
         """
-        Yield the batches of one slot, in the order of their bundles.
+        Return the schema that `scan` has: every column of *slot*, under the widest type that some bundle has it in.
 
-        Batches may differ in schema. A column that a batch does not have is missing from what is yielded of it;
-        a batch with none of the columns is left out.
+        Raises:
+            WrongUse: as `scan`.
+            Damaged: something is damaged, and the reader is strict.
+        """
+        return self.scan(slot, columns).schema
+
+    def scan(
+        self,
+        slot: int | str,
+        columns: Sequence[str] | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        *,
+        by: By = "ingested",
+    ) -> Scan:
+        """
+        Return the rows of one slot as one table: sealed segments, then what is only in the log.
+
+        It is planned now, and holds the same bundles each time it is read. Schemas may have drifted: a column that a
+        bundle lacks is null there, and types are widened.
+
+        Args:
+            slot: id or name.
+            columns: these only, in this order; what is not named is not read.
+            start: rows of this time and later: an aware datetime, or nanoseconds since the epoch.
+            end: rows before this time.
+            by: whether the times are those of ingestion, which a bundle has, or of the events, which rows have. A
+                bundle without a recorded time of ingestion is in every range, a row without a time in none.
 
         Raises:
             BundleInvalid: no such slot.
-            WrongUse: (at the end) a column that no batch had.
+            WrongUse: a column that no bundle has, or in types that nothing holds together; a time without a zone;
+                event times where the slot has none.
             Damaged: something is damaged, and the reader is strict.
         """
-        wanted = self._adapter.slot(slot)
-        return self._scan(wanted, None if columns is None else list(columns))
-
-    def _scan(self, slot: int, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-        met: set[str] = set()
-        for _, bundle in self.bundles([slot]):
-            batch = bundle[slot]
-            if columns is None:
-                yield batch
-                continue
-            names = batch.schema.names
-            met.update(names)
-            chosen = [column for column in columns if column in names]
-            if chosen:
-                yield batch.select(chosen)
-        unknown = [column for column in columns or () if column not in met]
-        if unknown and met:
-            raise WrongUse(f"slot {slot} has no column {unknown[0]!r}; it has {', '.join(sorted(met))}")
+        return Scan(self._stores(), self._adapter.slot(slot), columns, start=start, end=end, by=by)
 
     def __enter__(self) -> Self:
         return self
@@ -163,111 +223,42 @@ class StoreReader:
         Nothing is held between two passes.
         """
 
-    # What a pass uses.
-
-    def _report(self, damage: Damaged) -> None:
-        if self._strict:
-            raise damage
-        told = {(known.path, known.offset, known.reason) for known in self.problems}
-        if (damage.path, damage.offset, damage.reason) not in told:
-            self.problems.append(damage)
-
-    def _list(self, directory: str) -> list[str]:
-        try:
-            return self._fs.list_dir(f"{self.path}/{directory}")
-        except FileNotFoundError:
-            return []
-
-    def _list_segments(self) -> list[int]:
-        found = (parse_segment_name(name) for name in self._list(SEGMENTS_DIR))
-        return sorted(seq for seq in found if seq is not None)
-
-    def _open_segment(self, seq: int) -> SegmentReader | None:
-        try:
-            return SegmentReader.open(self._fs, f"{self.path}/{SEGMENTS_DIR}/{segment_name(seq)}")
-        except FileNotFoundError:
-            return None
-        except Damaged as damage:
-            self._report(damage)
-            return None
-
-    def _small_file(self, name: str) -> memoryview | None:
-        try:
-            return memoryview(self._fs.read_all(f"{self.path}/{name}", size_max=_SIDECAR_BYTES_MAX))
-        except FileNotFoundError:
-            return None
-
-    def _sidecar(self, name: str, decode: Any) -> int:
-        """
-        Return the number in a sidecar file; 0 when it is missing or damaged, which only means more to look at.
-        """
-        view = self._small_file(name)
-        if view is None:
-            return 0
-        answer = decode(view)
-        if isinstance(answer, Frame):
-            return int(answer.value)
-        offset, reason = getattr(answer, "offset", len(view)), getattr(answer, "reason", "the file is cut short")
-        self._report(Damaged(f"{self.path}/{name}", offset, reason))
-        return 0
-
-    def _cursor(self) -> int:
-        return self._sidecar(f"{WAL_DIR}/{CURSOR_NAME}", decode_cursor)
-
-    def _floor(self) -> int:
-        return self._sidecar(f"{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
-
-    def _scan_wal(self, name: str) -> WalFileScan | None:
-        path = f"{self.path}/{WAL_DIR}/{name}"
-        scan: WalFileScan | None = None
-        for _ in range(_ATTEMPTS if name == WAL_ACTIVE else 1):
-            try:
-                again = scan_file(self._fs, path)
-            except FileNotFoundError:
-                # Renamed a moment ago, or purged because segments hold all of it.
-                return scan
-            if scan is None or len(again.damage) < len(scan.damage):
-                scan = again
-            if not again.damage:
-                return again
-        return scan
-
 
 class _Pass:
     """
     One pass over a directory: which segments were met, and what they cover of the log.
     """
 
-    def __init__(self, reader: StoreReader) -> None:
-        self._reader = reader
+    def __init__(self, directory: StoreDirectory, adapter: Adapter, slots: frozenset[int] | None) -> None:
+        self._directory = directory
+        self._adapter = adapter
+        self._slots = slots
         self._seen: set[int] = set()
         self._sequence_sealed = -1
         """Segments are sealed in the order of the log: whatever has this sequence or a lower one was sealed."""
-        self._slots: frozenset[int] | None = None
 
-    def run(self, slots: frozenset[int] | None) -> Iterator[tuple[BundleRef, Bundle]]:
-        self._slots = slots
+    def run(self) -> Iterator[tuple[BundleRef, Bundle]]:
         while new := self._new_segments():
             for seq in new:
                 yield from self._segment(seq)
-        log = self._snapshot_log()
-        cursor = self._reader._cursor()  # noqa: SLF001 - a pass is a part of its reader
+        log = snapshot_log(self._directory, sequence_sealed=self._sequence_sealed)
+        cursor = self._directory.cursor()
         for seq in self._new_segments():
             yield from self._segment(seq)
         yield from self._tail(log, cursor)
 
     def _new_segments(self) -> list[int]:
-        return [seq for seq in self._reader._list_segments() if seq not in self._seen]  # noqa: SLF001
+        return [seq for seq in self._directory.segments() if seq not in self._seen]
 
     def _segment(self, seq: int) -> Iterator[tuple[BundleRef, Bundle]]:
         self._seen.add(seq)
-        source = self._reader._open_segment(seq)  # noqa: SLF001
+        source = self._directory.open_segment(seq)
         if source is None:
             return
         try:
             source.verify()
         except Damaged as damage:
-            self._reader._report(damage)  # noqa: SLF001
+            self._directory.report(damage)
             return
         self._sequence_sealed = max(
             self._sequence_sealed, -1 if source.info.sequence_last is None else source.info.sequence_last
@@ -277,7 +268,7 @@ class _Pass:
                 try:
                     batches = source.bundle(index, self._slots)
                 except Damaged as damage:
-                    self._reader._report(damage)  # noqa: SLF001
+                    self._directory.report(damage)
                     continue
                 if batches or self._slots is None:
                     yield BundleRef(seq, index), self._bundle(batches, source.ingested_at_ns(index))
@@ -285,100 +276,20 @@ class _Pass:
             source.close()
 
     def _bundle(self, batches: dict[int, pa.RecordBatch], ingested_at_ns: int | None) -> Bundle:
-        return Bundle(batches, ingested_at_ns=ingested_at_ns, adapter=self._reader._adapter)  # noqa: SLF001
+        return Bundle(batches, ingested_at_ns=ingested_at_ns, adapter=self._adapter)
 
-    def _snapshot_log(self) -> list[_LogFile]:
-        reader = self._reader
-        # The active file first. If it is retired while we look, the listing below has it under its new name.
-        active = reader._scan_wal(WAL_ACTIVE)  # noqa: SLF001
-        numbers = (parse_wal_rotated_name(name) for name in reader._list(WAL_DIR))  # noqa: SLF001
-        files: list[_LogFile] = []
-        for number in sorted(number for number in numbers if number is not None):
-            scan = reader._scan_wal(wal_rotated_name(number))  # noqa: SLF001
-            if scan is not None:
-                files.append(self._log_file(scan))
-                if scan.tail == "torn":
-                    reason = "the end of a retired file is not an entry"
-                    reader._report(Damaged(scan.path, scan.tail_offset, reason))  # noqa: SLF001
-        if active is not None and _position_start(active) not in {file.start for file in files} - {None}:
-            files.append(self._log_file(active))
-        # The one read first may have been retired, purged and followed by others since. Sequences are checksummed,
-        # positions are not; a file without entries keeps its place at the end.
-        return sorted(files, key=lambda file: file.first_sequence)
-
-    def _log_file(self, scan: WalFileScan) -> _LogFile:
-        for damage in scan.damage:
-            self._reader._report(damage)  # noqa: SLF001
-        entries = [
-            scanned
-            for scanned in scan.entries
-            if scanned.entry.entry_type == ENTRY_TYPE_BUNDLE and scanned.entry.sequence > self._sequence_sealed
-        ]
-        ends = frozenset(scanned.end for scanned in scan.entries)
-        start = _position_start(scan)
-        sequences = (one.entry.sequence for one in scan.entries if one.entry.entry_type == ENTRY_TYPE_BUNDLE)
-        first_sequence = next(sequences, math.inf)
-        return _LogFile(scan.path, start, scan.position_end, first_sequence, ends, entries)
-
-    def _tail(self, log: list[_LogFile], cursor: int) -> Iterator[tuple[BundleRef, Bundle]]:
-        number = max(self._reader._floor(), max(self._seen, default=-1) + 1)  # noqa: SLF001
-        index = 0
-        told: set[int] = set()
-        for file, following in zip(log, [*log[1:], None], strict=False):
-            covered_to = cursor if file.agrees_with(cursor, following) else 0
-            for scanned in file.entries:
-                entry = scanned.entry
-                if entry.sequence <= self._sequence_sealed or scanned.end <= covered_to or entry.sequence in told:
-                    continue
-                told.add(entry.sequence)
-                batches = self._decode(scanned, file.path)
-                if batches is not None and (batches or self._slots is None):
-                    yield BundleRef(number, index), self._bundle(batches, entry.ingested_at_ns)
-                index += 1
+    def _tail(self, log: list[LogFile], cursor: int) -> Iterator[tuple[BundleRef, Bundle]]:
+        number = max(self._directory.floor(), max(self._seen, default=-1) + 1)
+        unsealed = (one for one in uncovered(log, cursor) if one[1].entry.sequence > self._sequence_sealed)
+        for index, (path, scanned) in enumerate(unsealed):
+            batches = self._decode(scanned, path)
+            if batches is not None and (batches or self._slots is None):
+                yield BundleRef(number, index), self._bundle(batches, scanned.entry.ingested_at_ns)
 
     def _decode(self, scanned: ScannedEntry, path: str) -> dict[int, pa.RecordBatch] | None:
         try:
             batches = decode_slots(scanned.entry, path=path, position=scanned.start)
         except Damaged as damage:
-            self._reader._report(damage)  # noqa: SLF001
+            self._directory.report(damage)
             return None
         return {slot: batch for slot, batch in batches.items() if self._slots is None or slot in self._slots}
-
-
-def _position_start(scan: WalFileScan) -> int | None:
-    return scan.header.position_start if scan.header is not None and scan.header_sound else None
-
-
-@dataclass(frozen=True, slots=True)
-class _LogFile:
-    """
-    What a pass keeps of one log file.
-
-    Attributes:
-        path: where it lies.
-        start: the position its header claims, None when the header is damaged.
-        end: the position behind its last entry.
-        first_sequence: that of its first entry; infinite without entries.
-        ends: the positions behind each entry.
-        entries: those that no segment holds, as far as was known when it was read.
-    """
-
-    path: str
-    start: int | None
-    end: int
-    first_sequence: float
-    ends: frozenset[int]
-    entries: list[ScannedEntry]
-
-    def agrees_with(self, cursor: int, following: _LogFile | None) -> bool:
-        """
-        Say whether the positions of this file and the cursor can both be true.
-
-        A header has no checksum. A wrong position there could make entries look older than the cursor, and they
-        would be left out; so it must fit either an entry's end or the beginning of the file that follows.
-        """
-        if self.start is None:
-            return False
-        if cursor <= self.start or cursor in self.ends:
-            return True
-        return following is not None and following.start == self.end and cursor >= self.end

@@ -13,18 +13,26 @@ Recovering twice equals recovering once: no step depends on what an earlier reco
 
 from __future__ import annotations
 
+import errno
 import logging
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter
+from quiver.clock import Clock
 from quiver.errors import Damaged, FormatUnsupported
 from quiver.observe import Observer
 from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.checksum import crc32
+from quiver.primitives.copying import keep_as, keep_damaged
+from quiver.primitives.files import File, FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.catalog import Catalog
 from quiver.store.format.cursor import decode_cursor
-from quiver.store.format.floor import decode_floor
+from quiver.store.format.floor import decode_floor, encode_floor
 from quiver.store.format.names import (
     CURSOR_NAME,
     QUARANTINE_DIR,
@@ -38,12 +46,16 @@ from quiver.store.format.names import (
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, encode_entry
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
-from quiver.store.wal.scan import ScannedEntry, WalFileScan
+from quiver.store.segment.tail import read_info
+from quiver.store.segment.verified import VerifiedSegments
+from quiver.store.wal.replay import WalFileFound, find_wal_files, read_file, scan_file
+from quiver.store.wal.scan import ScannedEntries, ScannedEntry, WalFileScan
 from quiver.store.wal.writer import RotatedFile, WalLimits, WalWriter
 
 __all__ = [
+    "Coverage",
     "LogFound",
+    "Replay",
     "continue_log",
     "keep_undecodable",
     "load_cursor",
@@ -55,6 +67,8 @@ __all__ = [
 ]
 
 _SMALL_FILE_BYTES_MAX = 1024 * 1024
+_UNREACHED = 1_767_225_600_000
+_NO_BYTES = memoryview(b"")
 _HASH_BYTES_FLIPPED_MAX = 2
 """A configuration hash this close to ours is a damaged one, not another adapter's."""
 
@@ -81,7 +95,7 @@ def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:
     path = f"{root}/{WAL_DIR}/{CURSOR_NAME}"
     if not files.exists(path):
         return 0
-    answer = decode_cursor(memoryview(files.read_all(path, size_max=_SMALL_FILE_BYTES_MAX)))
+    answer = decode_cursor(memoryview(_head(files, path)))
     if isinstance(answer, Frame):
         return answer.value
     observer.event("quiver.wal.cursor.load", level=logging.WARNING, path=path, problem="damaged; starting from 0")
@@ -89,15 +103,40 @@ def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:
     return 0
 
 
-def load_floor(files: FileSystem, root: str) -> int:
+def _head(files: FileSystem, path: str) -> bytes:
+    """
+    Return a small file, or the beginning of what has taken its place.
+    """
+    file = files.open_read(path)
+    try:
+        return file.pread(_SMALL_FILE_BYTES_MAX, 0)
+    finally:
+        file.close()
+
+
+def load_floor(files: FileSystem, root: str, *, observer: Observer, clock: Clock) -> int:
     """
     Return the lowest number the next segment may get, as far as the sidecar knows.
+
+    A damaged one is copied to quarantine and written anew, durably, with a number that no store has reached: one
+    segment for each millisecond since 1970. To count as 0 would be wrong: whoever remembers a number outside of this
+    directory (a Spark checkpoint) would take a new segment for one that it has read. A clock that was never set makes
+    it no lower than the number of the year 2026.
     """
     path = f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
     if not files.exists(path):
         return 0
-    answer = decode_floor(memoryview(files.read_all(path, size_max=_SMALL_FILE_BYTES_MAX)))
-    return answer.value if isinstance(answer, Frame) else 0
+    found = _head(files, path)
+    answer = decode_floor(memoryview(found))
+    if isinstance(answer, Frame):
+        return answer.value
+    floor = max(clock.now_ns() // 1_000_000, _UNREACHED)
+    # The copy first: after a crash between the two the damaged file is still there, and this happens once more.
+    keep_damaged(files, f"{root}/{QUARANTINE_DIR}", SEGMENT_FLOOR, found)
+    replace_file(files, path, encode_floor(floor))
+    observer.event("quiver.segment.floor.damaged", level=logging.ERROR, path=path, next_segment=floor)
+    observer.count("quiver.recovery.damaged_files_total", kind="floor")
+    return floor
 
 
 def load_segments(
@@ -119,9 +158,11 @@ def load_segments(
         next_number = max(next_number, seq + 1)
         path = f"{directory}/{name}"
         try:
-            reader = SegmentReader.open(files, path)
-            if (reader.info.wal_position_end or 0) > cursor:
-                reader.verify()
+            info = read_info(files, path)
+            if (info.wal_position_end or 0) > cursor:
+                info = _verified(files, path, catalog.verified)
+        except FileNotFoundError:
+            continue  # another core evicted it between the listing and now; its record says so
         except FormatUnsupported:
             raise
         except Damaged as damage:
@@ -130,11 +171,20 @@ def load_segments(
             observer.event("quiver.segment.quarantined", level=logging.ERROR, path=path, reason=damage.reason)
             observer.count("quiver.recovery.damaged_files_total", kind="segment")
             continue
-        catalog.add(reader.info)
+        catalog.add(info)
     if files.exists(f"{root}/{QUARANTINE_DIR}"):
         seen = (parse_segment_name(name) for name in files.list_dir(f"{root}/{QUARANTINE_DIR}"))
         next_number = max(next_number, *(seq + 1 for seq in seen if seq is not None), 0)
     return next_number, quarantined
+
+
+def _verified(files: FileSystem, path: str, verified: VerifiedSegments) -> SegmentInfo:
+    reader = SegmentReader.open(files, path, verified=verified)
+    try:
+        reader.verify()
+        return reader.info
+    finally:
+        reader.close()
 
 
 def quarantine_file(files: FileSystem, root: str, path: str) -> None:
@@ -157,9 +207,7 @@ def keep_undecodable(files: FileSystem, root: str, scanned: ScannedEntry, *, obs
     observer.event("quiver.wal.entry.decode", level=logging.ERROR, position=scanned.start, reason=reason)
     observer.count("quiver.recovery.damaged_files_total", kind="entry")
     copy = f"{root}/{QUARANTINE_DIR}/wal-{scanned.start:016}-{scanned.end - scanned.start}.damaged"
-    if not files.exists(copy):
-        files.make_dirs(f"{root}/{QUARANTINE_DIR}")
-        replace_file(files, copy, encode_entry(scanned.entry))
+    keep_as(files, copy, encode_entry(scanned.entry))
 
 
 @dataclass(slots=True)
@@ -177,7 +225,7 @@ class LogFound:
         torn_bytes: bytes behind the last good entry of the active file.
     """
 
-    replay: list[tuple[str, ScannedEntry]] = field(default_factory=list)
+    replay: Replay
     rotated: list[RotatedFile] = field(default_factory=list)
     active: WalFileScan | None = None
     active_sound: bool = False
@@ -186,30 +234,118 @@ class LogFound:
     torn_bytes: int = 0
 
 
-class _Coverage:
+class Coverage:
     """
     Which entries the sealed segments hold: by sequence number, which the entry's own checksum protects.
     """
 
-    def __init__(self, segments: list[SegmentInfo], cursor: int) -> None:
+    def __init__(self, segments: Sequence[SegmentInfo], cursor: int) -> None:
         self.cursor = cursor
-        self.segments = [segment for segment in segments if segment.sequence_first is not None]
+        self.segments = sorted(
+            (segment for segment in segments if segment.sequence_first is not None),
+            key=lambda segment: segment.sequence_first or 0,
+        )
+        self._firsts = [segment.sequence_first or 0 for segment in self.segments]
+        # The highest sequence of the segments up to each: where it is too low, no earlier one has to be asked.
+        self._reach = list(accumulate((segment.sequence_last or 0 for segment in self.segments), max))
         self.position_end = max([cursor, *(segment.wal_position_end or 0 for segment in segments)])
-        self.sequence_end = max((segment.sequence_last or 0 for segment in self.segments), default=-1) + 1
+        self.sequence_end = (self._reach[-1] if self._reach else -1) + 1
 
     def holds(self, scanned: ScannedEntry, *, trust_position: bool) -> bool:
+        """
+        Say whether a segment has the entry, or the cursor has passed it; both go by position only if it is trusted.
+        """
         if trust_position and scanned.end <= self.cursor:
             return True
-        sequence = scanned.entry.sequence
-        return any(
-            (segment.sequence_first or 0) <= sequence <= (segment.sequence_last or 0)
-            and (not trust_position or scanned.end <= (segment.wal_position_end or 0))
-            for segment in self.segments
-        )
+        sequence = scanned.sequence
+        at = bisect_right(self._firsts, sequence) - 1
+        while at >= 0 and self._reach[at] >= sequence:
+            segment = self.segments[at]
+            if sequence <= (segment.sequence_last or 0) and (
+                not trust_position or scanned.end <= (segment.wal_position_end or 0)
+            ):
+                return True
+            at -= 1
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _LoggedFile:
+    """
+    A log file with entries to replay: where they lie, and how far the file's positions are off.
+    """
+
+    path: str
+    shift: int
+    entries: ScannedEntries
+    wanted: array[int]
+    """Places among the entries."""
+
+    checksum: int | None
+    """Of all bytes of the file, which is read again; None for the active one, whose bytes are kept: it may be cut or
+    renamed before it is replayed."""
+
+
+class Replay:
+    """
+    The entries that no segment holds, in order, with the file they came from. Iterate once.
+
+    A log may be larger than memory, so entries are not kept: while one file is iterated over, no other is in memory
+    but the active one.
+    """
+
+    def __init__(self, files: FileSystem, coverage: Coverage) -> None:
+        self._files = files
+        self._coverage = coverage
+        self._logged: list[_LoggedFile] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, scan: WalFileScan, *, shift: int, trusted: bool, is_active: bool) -> None:
+        """
+        Take note of what *scan* has to replay.
+        """
+        wanted = array("Q")
+        for at, scanned in enumerate(scan.entries):
+            if scanned.entry_type != ENTRY_TYPE_BUNDLE:
+                continue  # a later version's; skipped by its length
+            moved = scanned.moved(shift) if shift else scanned
+            if not self._coverage.holds(moved, trust_position=trusted):
+                wanted.append(at)
+        if wanted:
+            entries = scan.entries if is_active else scan.entries.within(_NO_BYTES)
+            checksum = None if is_active else crc32(scan.entries.view)
+            self._logged.append(_LoggedFile(scan.path, shift, entries, wanted, checksum))
+            self._count += len(wanted)
+
+    def __iter__(self) -> Iterator[tuple[str, ScannedEntry]]:
+        """
+        Yield what to replay.
+
+        Raises:
+            OSError: a file cannot be read, or reads otherwise than a moment ago (EIO).
+        """
+        logged, self._logged = self._logged[::-1], []
+        while logged:
+            file = logged.pop()
+            entries = file.entries
+            if file.checksum is not None:
+                view = memoryview(read_file(self._files, file.path))
+                # In place of the checksum of each entry once more.
+                if crc32(view) != file.checksum:
+                    raise OSError(errno.EIO, "the disk does not say what it said a moment ago", file.path)
+                entries = entries.within(view)
+                del view
+            for at in file.wanted:
+                scanned = entries[at]
+                yield file.path, scanned.moved(file.shift) if file.shift else scanned
+            del file, entries  # before the next one is read
 
 
 def scan_log(
-    files: FileSystem, root: str, *, adapter: Adapter, cursor: int, segments: list[SegmentInfo], observer: Observer
+    files: FileSystem, root: str, *, adapter: Adapter, cursor: int, segments: Sequence[SegmentInfo], observer: Observer
 ) -> LogFound:
     """
     Scan every WAL file and decide which entries are still needed.
@@ -218,8 +354,8 @@ def scan_log(
         FormatUnsupported: a file was written under another adapter's slot table.
         OSError: a file cannot be read.
     """
-    found = LogFound()
-    coverage = _Coverage(segments, cursor)
+    coverage = Coverage(segments, cursor)
+    found = LogFound(Replay(files, coverage))
     previous_end: int | None = None
     for file in find_wal_files(files, f"{root}/{WAL_DIR}"):
         _check_adapter(file, adapter)
@@ -229,13 +365,8 @@ def scan_log(
         start, trusted = _position_start(scan, coverage, previous_end)
         header_bytes = scan.header.header_size if scan.header else 0
         shift = start - (scan.header.position_start if scan.header else 0)
-        for scanned in scan.entries:
-            if scanned.entry.entry_type != ENTRY_TYPE_BUNDLE:
-                continue  # a later version's; skipped by its length
-            moved = ScannedEntry(scanned.start + shift, scanned.end + shift, scanned.entry)
-            found.next_sequence = max(found.next_sequence, scanned.entry.sequence + 1)
-            if not coverage.holds(moved, trust_position=trusted):
-                found.replay.append((file.path, moved))
+        found.replay.add(scan, shift=shift, trusted=trusted, is_active=file.number is None)
+        found.next_sequence = max(found.next_sequence, scan.entries.sequence_end)
         end = start + max(0, scan.tail_offset - header_bytes)
         _report(files, root, scan, start, rotated=file.number is not None, observer=observer)
         if file.number is None:
@@ -247,6 +378,7 @@ def scan_log(
             found.rotated.append(RotatedFile(file.path, file.number, end, scan.size_bytes))
         previous_end = end
         found.position_end = max(found.position_end, end)
+        del scan  # before the next one is read
     found.next_sequence = max(found.next_sequence, coverage.sequence_end)
     found.position_end = max(found.position_end, coverage.position_end)
     return found
@@ -269,7 +401,7 @@ def _check_adapter(file: WalFileFound, adapter: Adapter) -> None:
     )
 
 
-def _position_start(scan: WalFileScan, coverage: _Coverage, previous_end: int | None) -> tuple[int, bool]:
+def _position_start(scan: WalFileScan, coverage: Coverage, previous_end: int | None) -> tuple[int, bool]:
     """
     Return the stream position of the file's first data byte, and whether it can be believed.
 
@@ -279,12 +411,15 @@ def _position_start(scan: WalFileScan, coverage: _Coverage, previous_end: int | 
     """
     claimed = scan.header.position_start if scan.header and scan.header_sound else None
     header_bytes = scan.header.header_size if scan.header else 0
-    if scan.header is not None and scan.entries:
+    if scan.header is not None and scan.entries and coverage.segments:
         shift = header_bytes - scan.header.position_start
-        ends = {scanned.entry.sequence: scanned.end + shift for scanned in scan.entries}
+        ends = {sequence: end + shift for sequence, end in scan.entries.ends_by_sequence().items()}
         for segment in coverage.segments:
             if segment.sequence_last in ends and segment.wal_position_end:
-                return segment.wal_position_end - (ends[segment.sequence_last] - header_bytes), True
+                start = segment.wal_position_end - (ends[segment.sequence_last] - header_bytes)
+                # Files follow each other in the log: one that seems to begin inside the one before it would be taken
+                # for delivered, and purged, before its entries were replayed. Then the sequences decide.
+                return (start, True) if start >= (previous_end or 0) else (previous_end or 0, False)
     limit = coverage.position_end
     if previous_end is not None:
         if claimed is not None and previous_end <= claimed <= max(limit, previous_end):
@@ -313,19 +448,23 @@ def _report(files: FileSystem, root: str, scan: WalFileScan, start: int, *, rota
             "quiver.wal.damaged", level=logging.ERROR, path=scan.path, offset=offset, bytes=length, reason=reason
         )
         observer.count("quiver.recovery.damaged_files_total", kind="wal")
-        target = f"{root}/{QUARANTINE_DIR}"
-        copy = f"{target}/wal-{start + max(0, offset - header_bytes):016}-{length}.damaged"
-        if not files.exists(copy):
-            files.make_dirs(target)
-            source = files.open_read(scan.path)
-            try:
-                replace_file(files, copy, source.pread(length, offset))
-            finally:
-                source.close()
+        copy = f"{root}/{QUARANTINE_DIR}/wal-{start + max(0, offset - header_bytes):016}-{length}.damaged"
+        source = files.open_read(scan.path)
+        try:
+            keep_as(files, copy, source.pread(length, offset))
+        finally:
+            source.close()
 
 
 def continue_log(
-    files: FileSystem, root: str, found: LogFound, *, config_hash: bytes, limits: WalLimits, cursor: int
+    files: FileSystem,
+    root: str,
+    found: LogFound,
+    *,
+    config_hash: bytes,
+    limits: WalLimits,
+    cursor: int,
+    sync_data: Callable[[File], None],
 ) -> WalWriter:
     """
     Return the writer, ready to append behind everything that survived.
@@ -345,7 +484,15 @@ def continue_log(
         files.rename(path, target)
         files.sync_dir(directory)
         rotated.append(RotatedFile(target, number, found.position_end, scan.tail_offset))
-    writer = WalWriter(files, directory, config_hash=config_hash, limits=limits, rotated=rotated, cursor=cursor)
+    writer = WalWriter(
+        files,
+        directory,
+        config_hash=config_hash,
+        limits=limits,
+        rotated=rotated,
+        cursor=cursor,
+        sync_data=sync_data,
+    )
     if scan is None or retire:
         writer.start(found.position_end)
         return writer

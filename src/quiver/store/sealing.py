@@ -8,8 +8,10 @@ stays, keeps its number and is tried again; until it is on disk the log's cursor
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from quiver.bundle import Adapter
 from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
@@ -21,6 +23,7 @@ from quiver.store.encode import EncodedBundle
 from quiver.store.segment.accumulator import OpenSegment, SealedSegment
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.writer import write_segment
+from quiver.store.wal.reread import LogReader
 
 __all__ = ["LAG_SEGMENTS", "Pending", "Sealing"]
 
@@ -35,11 +38,20 @@ LAG_SEGMENTS = 8
 class Pending:
     """
     A segment that takes no more bundles and is not yet on disk.
+
+    Attributes:
+        seq: the number that it will have.
+        sealed: its bundles.
+        arena: the memory that they are in.
+        log: reads the large ones, which stayed in the log.
+        born_s: when the newest of them came, in monotonic seconds; never before it did.
     """
 
     seq: int
     sealed: SealedSegment
     arena: Arena
+    log: LogReader
+    born_s: float
 
 
 class Sealing:
@@ -51,8 +63,16 @@ class Sealing:
     """
 
     def __init__(
-        self, files: FileSystem, directory: str, settings: Settings, clock: Clock, observer: Observer, next_seq: int
+        self,
+        files: FileSystem,
+        directory: str,
+        settings: Settings,
+        clock: Clock,
+        observer: Observer,
+        next_seq: int,
+        adapter: Adapter,
     ) -> None:
+        self._adapter = adapter
         self._files = files
         self._directory = directory
         self._settings = settings
@@ -65,13 +85,17 @@ class Sealing:
         # Two segments' worth: the open one's memory is what the one written before it gave back.
         self._pool = BlockPool(keep_bytes_max=2 * settings.segment_bytes_max)
         self.arena = Arena(self._pool)
+        self.log = LogReader(files)
         self.pending: Pending | None = None
         self.failure: OSError | None = None
         self._opened_at: float | None = None
+        self._opened_wall_ns = 0
         self._retry_at = 0.0
 
     def _new_segment(self) -> OpenSegment:
-        return OpenSegment(streams_max=self._settings.segment_streams_max, bytes_max=self._settings.segment_bytes_max)
+        settings = self._settings
+        self._bundles_left = settings.segment_bundles_max
+        return OpenSegment(streams_max=settings.segment_streams_max, bytes_max=settings.segment_bytes_max)
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +110,10 @@ class Sealing:
         """
         if self._opened_at is None:
             self._opened_at = self._clock.monotonic()
-        self.full = full = self.open.append(encoded.slots, ingested_at_ns, sequence, wal_start, wal_end, encoded.nbytes)
+            self._opened_wall_ns = self._clock.now_ns()
+        full = self.open.append(encoded.slots, ingested_at_ns, sequence, wal_start, wal_end, encoded.nbytes)
+        self._bundles_left -= 1
+        self.full = full = full or self._bundles_left <= 0
         return full
 
     def is_old(self) -> bool:
@@ -103,21 +130,47 @@ class Sealing:
         """
         if self.pending is not None or self.open.is_empty:
             return False
-        self.pending = Pending(self.next_seq, self.open.seal(), self.arena)
+        sealed = self.open.seal()
+        self.pending = Pending(self.next_seq, sealed, self.arena, self.log, self._born_s(sealed.ingested_max_ns))
         self.next_seq += 1
         self.arena = Arena(self._pool)
+        self.log = LogReader(self._files)
         self.open = self._new_segment()
         self._opened_at = None
         self.full = False
         return True
 
+    def open_born_s(self) -> float | None:
+        """
+        Return when the open segment's first bundle came, in monotonic seconds; None when there is none.
+        """
+        return self._opened_at
+
+    def _born_s(self, newest_ns: int | None) -> float:
+        """
+        Return when the newest bundle came, in monotonic seconds; a wall clock that stepped makes nothing older.
+
+        A caller may say when a bundle was ingested, and what a recovery replays is old already.
+        """
+        now_s, now_ns = self._clock.monotonic(), self._clock.now_ns()
+        passed_ns = round((now_s - (now_s if self._opened_at is None else self._opened_at)) * 1e9)
+        stepped_ns = max(0, now_ns - self._opened_wall_ns - passed_ns)
+        return now_s - max(0, now_ns - stepped_ns - (now_ns if newest_ns is None else newest_ns)) / 1e9
+
     def done(self) -> None:
         """
-        Forget the pending segment, which is on disk, and use its memory again.
+        Forget the pending segment, which is on disk or given up, and use its memory again.
         """
+        self.failure = None
         if self.pending is not None:
             pending, self.pending = self.pending, None
             pending.arena.release()
+
+    def try_now(self) -> None:
+        """
+        Let a segment that found the disk full be tried at once: room was made.
+        """
+        self._retry_at = 0.0
 
     def may_write(self) -> bool:
         """
@@ -125,9 +178,11 @@ class Sealing:
         """
         return self.pending is not None and (self.failure is None or self._clock.monotonic() >= self._retry_at)
 
-    def write(self) -> SegmentInfo | None:
+    def write(self, open_log: Callable[[LogReader], None]) -> SegmentInfo | None:
         """
         Write the pending segment; durable and named on return. None when the disk is full: try again later.
+
+        *open_log* opens the files of the log that the segment's large messages are in.
 
         Raises:
             StoreFailed: the disk failed otherwise.
@@ -136,8 +191,15 @@ class Sealing:
         if pending is None:
             return None
         try:
+            open_log(pending.log)
             info = write_segment(
-                self._files, self._directory, pending.seq, pending.sealed, profile=self._settings.format_profile
+                self._files,
+                self._directory,
+                pending.seq,
+                pending.sealed,
+                profile=self._settings.format_profile,
+                compression=self._settings.segment_compression,
+                adapter=self._adapter,
             )
         except OSError as error:
             self._observer.event("quiver.segment.flush", level=logging.ERROR, segment=pending.seq, problem=str(error))
@@ -147,5 +209,7 @@ class Sealing:
             self.failure = error
             self._retry_at = self._clock.monotonic() + RETRY_S
             return None
+        finally:
+            pending.log.close()
         self.failure = None
         return info

@@ -11,41 +11,52 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
 from quiver.clock import Clock
-from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreClosed, StoreFailed
+from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreClosed
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably
 from quiver.primitives.checksum import crc32
-from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import FileSystem, Lock
 from quiver.settings import Settings
 from quiver.store import recovery
+from quiver.store.admission import Admission
 from quiver.store.background import Background
+from quiver.store.capacity import AloneCapacity, Capacity, DeletionPause
 from quiver.store.catalog import Catalog
-from quiver.store.encode import EncodedBundle, SlotEncoder, write_slots
-from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
+from quiver.store.cleanup import Cleanup
+from quiver.store.drops import DropLedger
+from quiver.store.encode import EncodedBundle, SlotEncoder, slot_pieces, write_slots
+from quiver.store.format.drop_ledger import DroppedSegment
+from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, WAL_DIR
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD, WalEntry
+from quiver.store.parts import Parts
+from quiver.store.query import By, Moment, Scan
+from quiver.store.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
-from quiver.store.retention import Retention
+from quiver.store.sealer import Sealer
 from quiver.store.sealing import LAG_SEGMENTS, Sealing
 from quiver.store.segment.info import SegmentInfo
-from quiver.store.subscribers.handle import Subscriber
+from quiver.store.segment.logged import LoggedMessage
+from quiver.store.subscribers.calls import SubscriberCalls
 from quiver.store.subscribers.registry import Registry
-from quiver.store.subscribers.state import SegmentRef, Start
+from quiver.store.subscribers.state import SegmentRef
 from quiver.store.wal.replay import decode_slots, logged_entries
 from quiver.store.wal.scan import ScannedEntry
-from quiver.store.wal.writer import WalLimits, WalWriter
+from quiver.store.wal.timing import timed_sync
+from quiver.store.wal.writer import ZERO_AHEAD_BYTES, WalLimits, WalWriter
 
 __all__ = ["Store"]
 
 _ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
 _LENGTH_BYTES = 4
+
+REREAD_BYTES_MIN = 128 * 1024
+"""Entries of one slot from this size on are not kept in memory: their segment reads them back from the log."""
 _STAMP_NS_MAX = 2**63 - 1
 _UNCOUNTED = _LENGTH_BYTES + CRC.size
 """An entry's length counts neither itself nor the checksum."""
@@ -55,9 +66,20 @@ _receipt = partial(tuple.__new__, BundleReceipt)
 """`BundleReceipt(*pair)` at a third of the price: it is made for every bundle."""
 
 
-class Store:
+class Store(SubscriberCalls):
     """
     One writer's view of one directory. Thread-safe. Made by `quiver.open`.
+
+    Args:
+        root: the directory; it exists, and *lock* is held on it.
+        settings: how the store behaves.
+        files: the file system.
+        clock: where time comes from.
+        observer: takes counts and events.
+        adapter: the slot table.
+        background: run the two threads of `Background`.
+        lock: let go when the store is closed.
+        capacity: the size cap when others share it; that of the settings when None.
     """
 
     def __init__(
@@ -71,6 +93,7 @@ class Store:
         adapter: Adapter,
         background: bool,
         lock: Lock,
+        capacity: Capacity | None = None,
     ) -> None:
         self.path = root
         self.settings = settings
@@ -86,12 +109,16 @@ class Store:
         self._room = threading.Condition(self._lock)
         self._maintenance = threading.RLock()
         self._closed = False
-        # Set when ingest has to look closer before each bundle: a size cap, no log, or the end.
-        self._needs_care = settings.size_cap_bytes is not None or not self._logging
-        self._encode = SlotEncoder().encode
+        self._capacity = AloneCapacity(settings.size_cap_bytes) if capacity is None else capacity
+        self._is_limited = settings.segments_max is not None or not self._logging
+        # Set when ingest has to look closer before each bundle: a cap, no log, a full disk, or the end. The size cap is
+        # asked for some bytes at a time; the log knows how many are left of them.
+        self._needs_care = self._is_limited
+        self._encoder = SlotEncoder()
+        self._encode = self._encoder.encode
         self._segments_dir = f"{root}/{SEGMENTS_DIR}"
         self.catalog = Catalog(files, self._segments_dir, adapter, on_damage=self._quarantine)
-        self._retention = Retention(grace_s=settings.delete_grace_s)
+        self._reader = StoreReader(root, fs=files, adapter=adapter, verified=self.catalog.verified)
         self._sequence = 0
         self._background: Background | None = None
         self._recover()
@@ -99,13 +126,15 @@ class Store:
             self._background = Background(
                 name=root,
                 flush=self.sync if self._logging else None,
-                fill=self._wal.fill_ahead,
+                fill=self._fill_ahead,
                 maintain=self.maintain,
+                on_death=self._poison,
                 flush_interval_s=settings.wal_flush_interval_s,
                 maintain_interval_s=settings.maintain_interval_s,
                 clock=clock,
                 observer=observer,
             )
+            self._admission.wake = self._background.wake
             self._background.start()
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────
@@ -123,54 +152,114 @@ class Store:
         hash_written = OTAP_CONFIG_HASH if self.settings.format_profile == "otap" else self.adapter.config_hash
         limits = WalLimits(self.settings.wal_bytes_max, self.settings.wal_rotate_bytes, self.settings.wal_files_max)
         self._wal: WalWriter = recovery.continue_log(
-            files, root, found, config_hash=hash_written, limits=limits, cursor=cursor
+            files,
+            root,
+            found,
+            config_hash=hash_written,
+            limits=limits,
+            cursor=cursor,
+            sync_data=timed_sync(self._clock, observer),
         )
         self._sequence = found.next_sequence
-        next_seq = max(next_seq, recovery.load_floor(files, root))
+        next_seq = max(next_seq, recovery.load_floor(files, root, observer=observer, clock=self._clock))
         self._registry = Registry(
             files,
             root,
-            segments=[_ref(info) for info in segments],
+            segments=map(SegmentRef.of, segments),
             next_seq=next_seq,
             profile=self.settings.format_profile,
             load=self.catalog.bundle,
             clock=self._clock,
             observer=observer,
+            progress_damage=self.settings.progress_damage,
+            orphan_age_s=self.settings.orphan_age_s,
+            audit_bytes_max=self.settings.audit_bytes_max,
+            deleting=DeletionPause(self._capacity, self._maintenance),
         )
-        next_seq = max(next_seq, self._registry.floor() + 1)
-        self._sealing = Sealing(files, self._segments_dir, self.settings, self._clock, observer, next_seq)
-        for path, scanned in found.replay:
+        ledger = DropLedger.load(files, root, observer)
+        next_seq = max(next_seq, self._registry.floor() + 1, ledger.highest + 1)
+        self._sealing = Sealing(files, self._segments_dir, self.settings, self._clock, observer, next_seq, self.adapter)
+        self._furnish(ledger)
+        self._cleanup.take_back()
+        for info in segments:
+            self._cleanup.know(info)
+        for number, (path, scanned) in enumerate(found.replay):
+            if number == 0:
+                # Up to here segments hold everything: none of it comes back when they are deleted.
+                self._sealer.forget_log(scanned.start)
             self._replay(path, scanned)
-        if not self._logging:
-            self.flush()
-        elif not found.replay:
+        if not found.replay:
             # Everything logged is in segments: say so, or the next open would look again.
-            self._advance_cursor(found.position_end)
+            self._sealer.forget_log(found.position_end)
+        if not self._logging:
+            self._leave_log()
+        with contextlib.suppress(OSError):  # maintenance goes on with it, and says so
+            self._cleanup.continue_drops()
+        self._cleanup.side.measure()
+        self._cleanup.reserve.keep()
+        self._cleanup.side.measure(now=True)
+        seconds = self._clock.monotonic() - started
+        observer.record("quiver.recovery.duration", seconds)
         observer.event(
             "quiver.engine.init",
             path=root,
             segments=len(self.catalog),
             replayed=len(found.replay),
             torn_bytes=found.torn_bytes,
-            seconds=round(self._clock.monotonic() - started, 3),
+            seconds=round(seconds, 3),
         )
+
+    def _furnish(self, ledger: DropLedger) -> None:
+        parts = Parts(
+            path=self.path,
+            settings=self.settings,
+            files=self._files,
+            clock=self._clock,
+            observer=self._observer,
+            lock=self._lock,
+            room=self._room,
+            maintenance=self._maintenance,
+            catalog=self.catalog,
+            registry=self._registry,
+            wal=self._wal,
+            sealing=self._sealing,
+        )
+        self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
+        self._sealer = Sealer(parts, self._cleanup)
+        self._admission = Admission(parts, self._cleanup, self._capacity, self._sealer)
+        if self._capacity.cap_bytes is not None:
+            self._wal.grant(0)
+
+    def _leave_log(self) -> None:
+        """
+        Seal what the log of an earlier run held, so that nothing is in it any more.
+        """
+        with contextlib.suppress(AtCapacity):  # the log keeps it until there is room; nothing goes on before
+            self.flush()
+            self._wal.retire_covered()
+            self._sealer.forget_log()
 
     def _replay(self, path: str, scanned: ScannedEntry) -> None:
         entry = scanned.entry
-        try:
-            batches = decode_slots(entry, path=path, position=scanned.start)
-            encoded = self._encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
-        except (Damaged, BundleInvalid) as error:
-            recovery.keep_undecodable(self._files, self.path, scanned, observer=self._observer, reason=str(error))
-            return
+        sealing = self._sealing
+        encoded = self._encoder.adopt(entry.slots)
+        copied = encoded is None
+        if encoded is None:
+            try:
+                batches = decode_slots(entry, path=path, position=scanned.start)
+                encoded = self._encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
+            except (Damaged, BundleInvalid) as error:
+                recovery.keep_undecodable(self._files, self.path, scanned, observer=self._observer, reason=str(error))
+                return
+        if sealing.full:
+            with self._lock:
+                sealing.swap()
+        if sealing.pending is not None:
+            self._sealer.seal_pending()
         with self._lock:
-            if self._sealing.full:
-                self._sealing.swap()
-        if self._sealing.pending is not None:
-            self._seal_pending()
-        with self._lock:
-            write_slots(encoded.slots, self._sealing.arena.take(encoded.nbytes), 0)
-            self._sealing.add(encoded, entry.ingested_at_ns, entry.sequence, scanned.start, scanned.end)
+            if copied:
+                write_slots(encoded.slots, sealing.arena.take(encoded.nbytes), 0)
+            sealing.add(encoded, entry.ingested_at_ns, entry.sequence, scanned.start, scanned.end)
 
     # ── taking in ────────────────────────────────────────────────────────────────────────────────────
 
@@ -201,15 +290,18 @@ class Store:
         with self._lock:
             nbytes = encoded.nbytes + _ENTRY_OVERHEAD
             if self._needs_care or not self._wal.has_room(nbytes) or self._sealing.full:
-                self._make_room(nbytes, timeout)
+                self._admission.make_room(nbytes, self._clock.monotonic() + (timeout or 0.0))
             stamp = bundle.ingested_at_ns
             if stamp is None:
                 stamp = self._now_ns()
             elif not (isinstance(stamp, int) and 0 <= stamp <= _STAMP_NS_MAX):
                 raise BundleInvalid(f"ingested_at_ns={stamp} is not a whole number from 1970 to 2262")
+            try:
+                end = self._log(encoded, stamp, nbytes, zero_ahead=durable)
+            except AtCapacity as full:
+                end = self._log_when_there_is_room(encoded, stamp, nbytes, full, timeout)
+            start = end - nbytes if self._logging else end
             sequence = self._sequence
-            start = self._wal.written
-            end = self._log(encoded, stamp, sequence, nbytes, zero_ahead=durable)
             sealing = self._sealing
             swapped = sealing.add(encoded, stamp, sequence, start, end) and sealing.swap()
             self._sequence = sequence + 1
@@ -223,141 +315,74 @@ class Store:
             self._background.mark_dirty()
         return _receipt((sequence, end))
 
-    def _log(self, encoded: EncodedBundle, stamp: int, sequence: int, nbytes: int, *, zero_ahead: bool) -> int:
+    def _log(self, encoded: EncodedBundle, stamp: int, nbytes: int, *, zero_ahead: bool) -> int:
+        if nbytes >= REREAD_BYTES_MIN and self._logging and len(encoded.slots) == 1:
+            return self._log_large(encoded, stamp, nbytes, zero_ahead=zero_ahead)
         arena = self._sealing.arena
         entry = arena.take(nbytes)
-        ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, sequence, encoded.bitmap)
+        ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
         write_slots(encoded.slots, entry, ENTRY_HEAD.size)
         if not self._logging:
             self._wal.require_sound()
             return self._wal.written
         CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
         try:
-            return self._wal.append(entry, nbytes, zero_ahead=zero_ahead)
+            return self._wal.append((entry,), nbytes, zero_ahead=zero_ahead)
         except AtCapacity:
             arena.untake(entry)
             raise
 
-    # ── room ─────────────────────────────────────────────────────────────────────────────────────────
+    def _log_large(self, encoded: EncodedBundle, stamp: int, nbytes: int, *, zero_ahead: bool) -> int:
+        """
+        Log a bundle of one slot from where it was serialised; the segment reads it back from the log.
+        """
+        slot = encoded.slots[0]
+        message = slot.message
+        head, tail = slot_pieces(slot, ENTRY_HEAD.size)
+        ENTRY_HEAD.pack_into(head, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
+        checksum = crc32(tail, crc32(message, crc32(memoryview(head)[_LENGTH_BYTES:])))
+        end = self._wal.append((head, message, tail + CRC.pack(checksum)), nbytes, zero_ahead=zero_ahead)
+        log = self._sealing.log
+        log.note(end - nbytes, end)
+        prefix = bytes(memoryview(message)[:8])
+        slot.message = LoggedMessage(log, end - nbytes, nbytes, len(head), len(message), prefix)
+        return end
 
-    def _cannot_take(self, nbytes: int) -> str | None:
-        """
-        Return what is full, or None. Called under the lock, for each bundle that does not plainly fit.
-        """
-        if self._sealing.full:
-            return "the open segment: the one before it is still being written"
-        if self._logging:
-            full = self._wal.room_for(nbytes)
-            if full is not None:
-                return full
-        cap = self.settings.size_cap_bytes
-        if cap is not None and self.disk_bytes + self._sealing.nbytes + nbytes > cap:
-            return f"retention.size_cap ({cap} bytes)"
-        return None
-
-    def _make_room(self, nbytes: int, timeout: float | None) -> None:
-        """
-        Return when a bundle of *nbytes* fits, with the lock held; it is let go while waiting.
-        """
+    def _log_when_there_is_room(
+        self, encoded: EncodedBundle, stamp: int, nbytes: int, refused: AtCapacity, timeout: float | None
+    ) -> int:
         deadline = self._clock.monotonic() + (timeout or 0.0)
-        if self._logging and nbytes + 64 > self.settings.wal_bytes_max:
-            raise BundleInvalid(f"the bundle takes {nbytes} bytes in the log; wal.max_size is less")
-        if nbytes + 64 > (self.settings.size_cap_bytes or nbytes + 64):
-            raise BundleInvalid(f"the bundle takes {nbytes} bytes; retention.size_cap is less")
         while True:
-            if self._closed:
-                raise StoreClosed(f"{self.path} is closed")
-            # What failed makes no room any more: waiting for it would have no end.
-            self._wal.require_sound()
-            full = self._cannot_take(nbytes)
-            if full is None:
-                return
-            # A segment that is being written makes room by itself: that is a pause, not a refusal.
-            if not self._sealing.swap() and self._sealing.pending is None:
-                self._wal.retire_covered()
-            pause = self._sealing.pending is not None and self._sealing.failure is None
-            self._room.release()
+            self._admission.wait_for_disk(refused, nbytes, deadline)
+            self._admission.make_room(nbytes, deadline)
             try:
-                if pause and self._background is not None:
-                    self._background.wake()
-                else:
-                    self._make_room_inline(full)
-            finally:
-                self._room.acquire()
-            if self._cannot_take(nbytes) is None:
-                continue  # there is room; but the store may have been closed while the lock was let go
-            left = deadline - self._clock.monotonic()
-            if not pause and left <= 0:
-                self._refuse(full)
-            if self._background is not None or not pause:
-                self._clock.wait(self._room, 0.05 if pause else min(left, 0.05))
+                return self._log(encoded, stamp, nbytes, zero_ahead=False)
+            except AtCapacity as again:
+                refused = again
 
-    def _make_room_inline(self, full: str) -> None:
-        with self._maintenance:
-            self._require_open()
-            self._seal_pending()
-            with contextlib.suppress(OSError):  # maintenance tries again, and says so; here it is one refusal more
-                self._write_progress()
-                self._free_finished(ignore_grace="size_cap" in full)
-            self._advance_cursor()
+    def _on_reserve(self, is_lacking: bool) -> None:  # noqa: FBT001 - a callback
+        self._needs_care = is_lacking or self._is_limited or self._closed
 
-    def _refuse(self, full: str) -> None:
-        failure = self._sealing.failure
-        if failure is not None:
-            full = f"{full}; the disk refuses the next segment: {failure.strerror}"
-        self._observer.count("quiver.ingest.throttle_total")
-        raise AtCapacity(full, held_by=self._registry.slowest())
+    def _fill_ahead(self) -> None:
+        # A byte of zeros becomes a byte of log and one of a segment.
+        spare = self._admission.spare_bytes()
+        self._wal.fill_ahead(ZERO_AHEAD_BYTES if spare is None else max(0, spare // 2))
 
-    # ── sealing ──────────────────────────────────────────────────────────────────────────────────────
+    def _poison(self, error: BaseException) -> None:
+        """
+        Refuse everything from now on: a thread that others wait for has ended.
+        """
+        failure = OSError(f"a background thread of the store ended by {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self._wal.poison(failure)
+        with self._lock:
+            self._room.notify_all()
 
     def _sealing_wanted(self) -> None:
         if self._background is None:
-            self._seal_pending()
+            self._sealer.seal_pending()
         else:
             self._background.wake()
-
-    def _seal_pending(self) -> int:
-        """
-        Write the pending segment, if there is one, and make it known. Returns how many were written.
-        """
-        with self._maintenance:
-            if not self._sealing.may_write():
-                return 0
-            try:
-                info = self._sealing.write()
-            except StoreFailed as failure:
-                self._wal.poison(failure.__cause__ if isinstance(failure.__cause__, OSError) else OSError(str(failure)))
-                raise
-            if info is None:
-                return 0
-            self._advance_cursor(info.wal_position_end or 0)
-            self.catalog.add(info)
-            self._registry.sealed(_ref(info))
-            with self._lock:
-                self._sealing.done()
-                if self._sealing.full:
-                    self._sealing.swap()
-                self._room.notify_all()
-            self._observer.count("quiver.segment.sealed_total")
-            return 1
-
-    def _advance_cursor(self, position: int = 0) -> int:
-        """
-        Let the log forget what is durable elsewhere; how many files went. What the disk refuses is tried again.
-        """
-        try:
-            self._wal.advance_cursor(position)
-            with self._lock:
-                gone = self._wal.purgeable()
-            if gone:
-                remove_durably(self._files, [file.path for file in gone])
-                with self._lock:
-                    self._wal.forget(gone)
-                    self._room.notify_all()
-        except OSError as error:
-            self._observer.event("quiver.wal.cursor", level=logging.WARNING, problem=str(error))
-            return 0
-        return len(gone)
 
     # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -381,142 +406,114 @@ class Store:
         """
         with self._maintenance:
             self._require_open()
-            self._seal_everything()
-
-    def _seal_everything(self) -> None:
-        for _ in range(2):  # the one being written, then the open one
-            with self._lock:
-                self._sealing.swap()
-            if self._sealing.pending is None:
-                return
-            if not self._seal_pending() and self._sealing.failure is not None:
-                raise AtCapacity(f"the disk of {self.path} is full: segment {self._sealing.pending.seq} waits")
+            self._sealer.seal_everything()
 
     def maintain(self) -> MaintenanceReport:
         """
-        One maintenance pass: sync, seal what is due, write progress, delete what everyone has finished.
+        One maintenance pass: sync, seal what is due, write progress, delete what is finished or over age.
 
-        The background thread calls it; without one, the caller does. Never waits.
+        The background thread calls it; without one, the caller does. Never waits. What a full disk refuses is
+        reported, and tried again by the next pass.
 
         Raises:
             StoreFailed: the disk failed; reopen to recover.
             StoreClosed: the store was closed.
+            OSError: the disk failed where nothing that was promised depends on it; call again.
         """
         with self._maintenance:
             self._require_open()
             if self._background is None:
                 self.sync()
-                self._wal.fill_ahead()
+                self._fill_ahead()
             with self._lock:
-                if self._sealing.full or (self._sealing.is_old() and not self._everyone_lags()):
+                if self._sealing.full or self._is_due():
                     self._sealing.swap()
             sealed = 0
-            while self._sealing.may_write() and self._seal_pending():
+            while self._sealing.may_write() and self._sealer.seal_pending():
                 sealed += 1
-            written = self._write_progress()
-            deleted = self._free_finished(ignore_grace=False)
-            return MaintenanceReport(sealed, written, deleted, self._advance_cursor())
+            cleanup = self._cleanup
+            written, deleted = cleanup.upkeep()
+            gone = self._sealer.forget_log()
+            cleanup.reserve.keep()
+            cleanup.side.measure()
+            return MaintenanceReport(sealed, written, deleted, gone)
 
-    def _write_progress(self) -> int:
-        try:
-            return self._registry.flush()
-        except OSError as error:
-            # A file can only be replaced where there is room for the new one: delete what may go, then once more.
-            if not (is_full_disk(error) and self._free_finished(ignore_grace=True)):
-                raise
-            return self._registry.flush()
+    def _is_due(self) -> bool:
+        born_s = self._sealing.open_born_s()
+        if born_s is not None and self._cleanup.retention.is_over_age(born_s, now_s=self._clock.monotonic()):
+            return True
+        return self._sealing.is_old() and self._registry.least_lag_segments() < LAG_SEGMENTS
 
-    def _everyone_lags(self) -> bool:
-        return self._registry.least_lag_segments() >= LAG_SEGMENTS
-
-    def _free_finished(self, *, ignore_grace: bool) -> int:
+    def reclaim(self, bytes_wanted: int) -> int:
         """
-        Delete the segments that every subscriber has resolved, durably recorded as resolved.
-        """
-        with self._maintenance:
-            if not len(self.catalog):
-                return 0
-            self._registry.refresh()
-            finished = self._registry.complete_segments()
-            seqs = self._retention.deletable(
-                finished, now_s=self._clock.monotonic(), grace_s=0.0 if ignore_grace else None
-            )
-            if not seqs:
-                return 0
-            try:
-                self.catalog.keep_floor(max(seqs) + 1)
-            except OSError as error:
-                if not is_full_disk(error) or len(seqs) == 1:
-                    raise
-                seqs.remove(max(seqs))  # the highest name keeps the number until there is room to write it down
-            self.catalog.delete(seqs)
-            self._registry.removed(seqs)
-            with self._lock:
-                self._room.notify_all()
-            self._observer.count("quiver.gc.evictions_total", len(seqs), reason="finished")
-            return len(seqs)
+        Delete the oldest segments that every subscriber has finished, grace period or not, until *bytes_wanted* are
+        free; return the bytes freed. What was acknowledged a moment ago counts.
 
-    def _quarantine(self, info: SegmentInfo, damage: Damaged) -> None:
-        """
-        Take a segment that turned out damaged out of everybody's way: the others go on, the loss is counted.
+        Raises:
+            StoreClosed: the store was closed.
+            OSError: the disk refused.
         """
         with self._maintenance:
-            if self._closed or info.seq not in self.catalog:
-                return
-            self.catalog.keep_floor(info.seq + 1)
-            with contextlib.suppress(FileNotFoundError):
-                recovery.quarantine_file(self._files, self.path, info.path)
-            self.catalog.forget(info.seq)
-            self._registry.removed([info.seq])
-        self._observer.event(
-            "quiver.segment.quarantined",
-            level=logging.ERROR,
-            path=info.path,
-            bundles=info.bundle_count,
-            reason=damage.reason,
-        )
-        self._observer.count("quiver.segment.damaged_bundles_total", info.bundle_count)
+            self._require_open()
+            self._cleanup.write_progress()
+            return self._cleanup.evict(bytes_wanted).size_bytes
 
-    # ── subscribers ──────────────────────────────────────────────────────────────────────────────────
-
-    def register(self, subscriber_id: str, start: Start = "latest") -> Subscriber:
+    def note_evicted(self, dropped: Sequence[DroppedSegment]) -> bool:
         """
-        Register a subscriber, durably; a known one resumes where it was, whatever *start* says.
+        Take note that another process removed segment files of this store; False when the record of it must stay.
 
         Args:
-            subscriber_id: 1 to 64 of ``A-Za-z0-9_-``.
-            start: "latest" (what is sealed from now on), "earliest", a segment number, or an aware datetime.
+            dropped: those of them that not every subscriber had resolved. They are resolved as dropped.
 
         Raises:
-            WrongUse: the id or the start is not lawful.
+            StoreClosed: the store was closed.
+            OSError: the disk refused; call again.
         """
-        self._require_open()
-        return self._registry.register(subscriber_id, start)
+        with self._maintenance:
+            self._require_open()
+            return self._cleanup.note_evicted(dropped)
 
-    def unregister(self, subscriber_id: str) -> None:
-        """
-        Remove a subscriber for good: what it had not resolved counts as dropped. Durable on return.
-
-        Raises:
-            SubscriberUnknown: not registered.
-        """
-        self._require_open()
-        self._registry.unregister(subscriber_id)
-
-    def activate(self) -> None:
-        """
-        End the registration phase. The first `next_bundle` does it too.
-        """
-        self._registry.activate()
+    def _quarantine(self, info: SegmentInfo, damage: Damaged) -> None:
+        with self._maintenance:
+            if not self._closed:
+                self._cleanup.quarantine(info, damage)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def disk_bytes(self) -> int:
         """
-        Bytes of log and segments on disk.
+        Bytes on disk: log, segments, and everything beside them.
         """
-        return self.catalog.bytes + self._wal.disk_bytes
+        return self._admission.disk_bytes
+
+    def claimed_bytes(self) -> int:
+        """
+        Return what counts for the size cap: `disk_bytes`, and what is in memory and will be a segment.
+        """
+        return self._admission.used_bytes
+
+    def scan(
+        self,
+        slot: int | str,
+        columns: Sequence[str] | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        *,
+        by: By = "ingested",
+    ) -> Scan:
+        """
+        Return the rows of one slot as one table, for whatever speaks Arrow; see `StoreReader.scan`.
+
+        Resolves nothing. Bundles that are not in the log (`segment_only`) are there once they are sealed.
+
+        Raises:
+            BundleInvalid: no such slot.
+            StoreClosed: the store is closed.
+            WrongUse: as `StoreReader.scan`.
+        """
+        self._require_open()
+        return self._reader.scan(slot, columns, start, end, by=by)
 
     def recent_wal_entries(self) -> Iterator[WalEntry]:
         """
@@ -538,6 +535,12 @@ class Store:
                 "next_sequence": self._sequence,
                 "next_segment": self._sealing.next_seq,
             }
+        quarantine = f"{self.path}/{QUARANTINE_DIR}"
+        figures |= {
+            "disk_bytes": self.disk_bytes,
+            "incomplete_segments": figures["segments"] - len(self._registry.complete_segments()),
+            "quarantined_files": len(self._files.list_dir(quarantine)) if self._files.exists(quarantine) else 0,
+        }
         return figures | {"subscribers": self._registry.stats()}
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────
@@ -559,7 +562,7 @@ class Store:
         with self._lock:
             if self._closed:
                 return
-            self._closed = self._needs_care = True
+            self._closed = self._needs_care = self._admission.is_closed = True
             self._room.notify_all()
         if self._background is not None:
             self._background.stop()
@@ -576,9 +579,10 @@ class Store:
 
     def _close_cleanly(self) -> None:
         try:
-            self._seal_everything()
-            self._registry.flush()
-            self._free_finished(ignore_grace=False)
+            self._sealer.seal_everything()
+            self._cleanup.write_progress()
+            self._cleanup.continue_drops()
+            self._cleanup.free_finished()
         except AtCapacity:
             if not self._logging:
                 raise
@@ -592,7 +596,3 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _ref(info: SegmentInfo) -> SegmentRef:
-    return SegmentRef(info.seq, info.bundle_count, info.ingested_max_ns)

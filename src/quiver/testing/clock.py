@@ -83,9 +83,11 @@ class ManualClock:
         notified = condition.wait(0)
         if notified or timeout_s is None:
             return True
+        # At least something: a caller whose deadline is a rounding error away would wait for ever.
+        passed_ns = max(1 if timeout_s > 0 else 0, round(timeout_s * _NS))
         with self._state:
-            self._passed_ns += round(timeout_s * _NS)
-            self._wall_ns += round(timeout_s * _NS)
+            self._passed_ns += passed_ns
+            self._wall_ns += passed_ns
         return False
 
     def _hold(self, condition: threading.Condition, timeout_s: float | None) -> bool:

@@ -178,6 +178,22 @@ class FileSystemContract:
         files.rename(f"{root}/target", f"{root}/target")
         _require(files.list_dir(root) == ["target"], "renaming to itself changes nothing")
 
+    def test_link_gives_a_second_name(self, files: FileSystem, root: str) -> None:
+        """
+        Both names lead to one file, until the last is removed. A name that is taken stays what it is.
+        """
+        _write(files, f"{root}/first", b"same")
+        _write(files, f"{root}/taken", b"other")
+        files.link(f"{root}/first", f"{root}/second")
+        _require(files.stat(f"{root}/second").inode == files.stat(f"{root}/first").inode, "both are one file")
+        with _refused(FileExistsError, f"{root}/first"):
+            files.link(f"{root}/first", f"{root}/taken")
+        with _refused(FileNotFoundError, f"{root}/nothing"):
+            files.link(f"{root}/nothing", f"{root}/third")
+        files.remove(f"{root}/first")
+        _require(files.read_all(f"{root}/second", size_max=9) == b"same", "the contents stay under the other name")
+        _require(files.list_dir(root) == ["second", "taken"], "nothing else was made")
+
     def test_rename_between_directories(self, files: FileSystem, root: str) -> None:
         """
         A file moves with its contents.
@@ -256,6 +272,21 @@ class FileSystemContract:
             _write(files, f"{root}/f", b"new")
             _require(file.pread(9, 0) == b"old", "the handle keeps its file")
             _require(files.read_all(f"{root}/f", size_max=9) == b"new", "the name is another file's")
+
+    def test_an_empty_directory_can_be_removed(self, files: FileSystem, root: str) -> None:
+        """
+        One that holds anything cannot, and stays as it is.
+        """
+        files.make_dirs(f"{root}/d")
+        _write(files, f"{root}/d/f", b"kept")
+        with _refused(OSError, f"{root}/d", errno.ENOTEMPTY):
+            files.remove_dir(f"{root}/d")
+        _require(files.read_all(f"{root}/d/f", size_max=9) == b"kept", "nothing was removed")
+        files.remove(f"{root}/d/f")
+        files.remove_dir(f"{root}/d")
+        _require(not files.exists(f"{root}/d"), "it is gone")
+        with _refused(FileNotFoundError, f"{root}/d"):
+            files.remove_dir(f"{root}/d")
 
     def test_locks_exclude(self, files: FileSystem, root: str) -> None:
         """

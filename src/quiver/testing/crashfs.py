@@ -163,9 +163,9 @@ class CrashFileSystem:
 
     Attributes:
         on_step: called as ``on_step(op, path)`` before each operation that changes anything: ``create``, ``pwrite``
-            (gathered ones too), ``truncate``, ``reserve``, ``set_mode``, ``sync`` (both kinds), ``rename`` (with the
-            target's path), ``remove``, ``mkdir``, ``sync_dir``, ``lock``. It may clone, block, or raise: then the
-            operation does not happen. It runs outside the file system's lock.
+            (gathered ones too), ``truncate``, ``reserve``, ``set_mode``, ``sync`` (both kinds), ``rename`` and
+            ``link`` (with the target's path), ``remove``, ``rmdir``, ``mkdir``, ``sync_dir``, ``lock``. It may clone,
+            block, or raise: then the operation does not happen. It runs outside the file system's lock.
         steps: how many such operations there were.
         clock: stamps modification times.
         free: what `free_bytes` answers; nothing here ever fills up (`FaultFileSystem` does ENOSPC).
@@ -326,6 +326,18 @@ class CrashFileSystem:
                 raise _error(errno.EISDIR, target)
             self._tree.move(from_directory, from_name, to_directory, to_name)
 
+    def link(self, source: str, target: str) -> None:
+        """
+        Give a file a further name. Durable after a sync of that name's directory.
+        """
+        self.step("link", target)
+        with self.guard:
+            inode = self._find_file(source)
+            directory, name = self._parent(target)
+            if name in directory.children:
+                raise _error(errno.EEXIST, source)
+            self._tree.add(directory, name, inode)
+
     def remove(self, path: str) -> None:
         """
         Unlink. Durable after a sync of its directory. Open handles and mappings go on.
@@ -333,6 +345,16 @@ class CrashFileSystem:
         self.step("remove", path)
         with self.guard:
             self._find_file(path)
+            self._tree.take(*self._parent(path))
+
+    def remove_dir(self, path: str) -> None:
+        """
+        Remove an empty directory. Durable after a sync of its parent.
+        """
+        self.step("rmdir", path)
+        with self.guard:
+            if self._find_directory(path).children:
+                raise _error(errno.ENOTEMPTY, path)
             self._tree.take(*self._parent(path))
 
     def sync_dir(self, path: str) -> None:

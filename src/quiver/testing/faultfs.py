@@ -21,8 +21,8 @@ from quiver.primitives.prealloc import reserve_blocks
 __all__ = ["OPERATIONS", "FaultFile", "FaultFileSystem"]
 
 OPERATIONS = frozenset({
-    "open", "create", "map", "rename", "remove", "sync_dir", "mkdir", "list", "stat", "read_all", "lock", "free",
-    "pread", "pwrite", "truncate", "reserve", "size", "sync", "set_mode",
+    "open", "create", "map", "rename", "link", "remove", "rmdir", "sync_dir", "mkdir", "list", "stat", "read_all",
+    "lock", "free", "pread", "pwrite", "truncate", "reserve", "size", "sync", "set_mode",
 })  # fmt: skip
 """What can fail. ``pwrite`` is also the gathered write, ``sync`` both kinds, ``create`` also `create_or_truncate`."""
 
@@ -238,12 +238,26 @@ class FaultFileSystem:
         self.may_fail("rename", target)
         self._inner.rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        """
+        Give a file a further name, whose path is the one that counts.
+        """
+        self.may_fail("link", target)
+        self._inner.link(source, target)
+
     def remove(self, path: str) -> None:
         """
         Unlink. Durable only after `sync_dir`.
         """
         self.may_fail("remove", path)
         self._inner.remove(path)
+
+    def remove_dir(self, path: str) -> None:
+        """
+        Remove an empty directory. Durable only after `sync_dir` of its parent.
+        """
+        self.may_fail("rmdir", path)
+        self._inner.remove_dir(path)
 
     def sync_dir(self, path: str) -> None:
         """

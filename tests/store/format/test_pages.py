@@ -2,11 +2,13 @@
 The pages in docs/formats say what the code does: offsets, sizes, types, limits, columns, examples.
 """
 
+import base64
 import dataclasses
 import importlib
 import json
 import re
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,19 @@ import pytest
 
 from quiver.primitives.scan import Frame
 from quiver.store.format.describe import describe
+from quiver.store.format.event_times import (
+    EVENT_COLUMNS_KEY,
+    EVENT_TIMES_KEY,
+    EventStream,
+    decode_event_columns,
+    decode_event_times,
+    encode_event_streams,
+)
 from quiver.store.format.manifest import INGESTED_AT_KEY
 from quiver.store.format.segment_file import DIRECTORY_SCHEMA, decode_segment_footer
 
 PAGES = Path(__file__).parents[3] / "docs" / "formats"
-KINDS = ["wal", "cursor", "segment", "progress", "floor"]
+KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores"]
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 STRUCTS = {
     "wal": ["WAL_HEADER", "ENTRY_HEAD", "SLOT_HEAD", "CRC"],
@@ -28,9 +38,11 @@ STRUCTS = {
     "segment": ["SEGMENT_FOOTER", "SEGMENT_TRAILER"],
     "progress": ["PROGRESS_HEADER", "PROGRESS_ENTRY"],
     "floor": ["SIDECAR"],
+    "drops": ["DROP_HEADER", "DROP_ENTRY"],
+    "cores": ["SIDECAR"],
 }
-LIMITS = {"wal": 2, "cursor": 0, "segment": 5, "progress": 2, "floor": 0}
-EXAMPLES = {"wal": 1, "cursor": 1, "segment": 0, "progress": 2, "floor": 1}
+LIMITS = {"wal": 2, "cursor": 0, "segment": 5, "progress": 2, "floor": 0, "drops": 2, "cores": 1}
+EXAMPLES = {"wal": 1, "cursor": 1, "segment": 0, "progress": 2, "floor": 1, "drops": 0, "cores": 1}
 
 
 def page_of(kind: str) -> str:
@@ -107,15 +119,38 @@ def test_segment_example():
     assert int.from_bytes(data[-4:], "little") == code_of("quiver.primitives.checksum.crc32")(data[:-4])
 
 
+def test_event_times_example():
+    """The two texts are what is written for the values below them, and are read as these values."""
+    page = page_of("event-times")
+    texts = dict(re.findall(r"^```text (\S+)\n(.*?)\n```", page, re.MULTILINE))
+    raw = {key.encode(): text.encode() for key, text in texts.items()}
+    said = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
+    columns = decode_event_columns(raw, 0)
+    assert [list(column) for column in columns] == said["streams"]
+    counts = {int(stream_id): len(chunks) for stream_id, chunks in said["chunks"].items()}
+    times = decode_event_times(raw[EVENT_TIMES_KEY], columns, counts, 0)
+    flat = {
+        int(stream_id): [time for chunk in chunks for time in chunk] for stream_id, chunks in said["chunks"].items()
+    }
+    assert {stream_id: list(found) for stream_id, found in times.items()} == flat
+    streams = [EventStream(stream_id, column, flat[stream_id]) for stream_id, column, *_ in said["streams"]]
+    written = encode_event_streams(streams)
+    assert list(written) == [EVENT_COLUMNS_KEY, EVENT_TIMES_KEY] == list(raw)
+    for key, text in written.items():  # one zlib packs tighter than another
+        assert zlib.decompress(base64.b64decode(text)) == zlib.decompress(base64.b64decode(raw[key]))
+    for part in ("## Versions", "## Profiles", "## Where the format is silent"):
+        assert page.count(part) == 1
+
+
 def test_directory_and_manifest_columns():
     """Names, types, nullability and order are those that are written."""
     page = page_of("segment")
     rows = rows_under(page, "| column | type | nullable | meaning |")
     written = [[field.name, str(field.type), "yes" if field.nullable else "no"] for field in DIRECTORY_SCHEMA]
     builder = segments.manifest_builder(item_counts=(1, 2, 3))
-    schemas = {
-        profile: pa.ipc.open_file(builder.encode(segments.METADATA, profile)).schema for profile in ("spec", "otap")
-    }
+    builder.events = [EventStream(0, 0, (1, 2, 3, 4))]
+    metadata = dataclasses.replace(segments.METADATA, directory_crc32=1)
+    schemas = {profile: pa.ipc.open_file(builder.encode(metadata, profile)).schema for profile in ("spec", "otap")}
     refs = schemas["spec"].field("slot_refs").type.value_type
     written += [[child.name, str(child.type), "yes" if child.nullable else "no"] for child in refs]
     assert [row[:3] for row in rows] == written
@@ -133,6 +168,7 @@ def test_directory_and_manifest_columns():
 
 @pytest.mark.parametrize(("kind", "dotted"), [
     ("wal", "wal_file.WAL_MAGIC"), ("cursor", "cursor.CURSOR_MAGIC"), ("floor", "floor.FLOOR_MAGIC"),
+    ("drops", "drop_ledger.DROP_MAGIC"), ("cores", "cores.CLAIM_MAGIC"),
     ("segment", "segment_file.SEGMENT_MAGIC"), ("progress", "progress.PROGRESS_MAGIC"),
 ])  # fmt: skip
 def test_magics(kind, dotted):

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quiver.bundle import BundleRef
-from quiver.errors import BundleUnavailable
-from quiver.store.subscribers.delivery import DeliveryQueue
+from quiver.errors import BundleUnavailable, WrongUse
+from quiver.store.subscribers.delivery import BACKFILL_EVERY, DeliveryQueue, Order, check_order
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
 
 class _DeliveryMachine(RuleBasedStateMachine):
     """
-    Take, claim, resolve, release, defer, fail to read, seal, delete: the oldest free bundle goes out.
+    Take, claim, resolve, release, defer, fail to read, seal, delete, drop, rewind, in any order that is asked for.
     """
 
     def __init__(self) -> None:
@@ -29,20 +29,54 @@ class _DeliveryMachine(RuleBasedStateMachine):
         self.delayed: dict[BundleRef, float] = {}
         self.unreadable: list[BundleRef] = []
         self.used: set[int] = set()
+        self.taken = 0
+        self.last = -1
 
     def _existing(self) -> list[BundleRef]:
         return [BundleRef(segment.seq, index) for segment in self.segments for index in range(segment.bundle_count)]
 
-    def _expected(self) -> BundleRef | None:
+    def _free(self) -> list[BundleRef]:
         for ref in [ref for ref, due in self.delayed.items() if due <= self.now]:
             del self.delayed[ref]
         busy = self.resolved | self.claimed | set(self.delayed) | set(self.unreadable)
-        free = [ref for ref in self._existing() if ref not in busy]
-        if free:
-            return free[0]
-        existing = set(self._existing())
-        again = [ref for ref in self.unreadable if ref in existing]
-        return again[0] if again else None
+        return [ref for ref in self._existing() if ref not in busy]
+
+    def _expected(self) -> BundleRef | None:
+        free = self._free()
+        if not free:
+            pending = set(self._existing()) - self.resolved
+            return next((ref for ref in self.unreadable if ref in pending), None)
+        if self.queue.order == "newest" and self.taken % BACKFILL_EVERY != BACKFILL_EVERY - 1:
+            return free[-1]
+        if self.queue.order == "round_robin":
+            return next((ref for ref in free if ref.segment > self.last), free[0])
+        return free[0]
+
+    @rule(order=st.sampled_from(["oldest", "newest", "round_robin"]))
+    def change_the_order(self, order: Order) -> None:
+        self.queue.order = order
+
+    @precondition(lambda self: self._existing())
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        to = data.draw(st.sampled_from(self._existing()))
+        back = {ref for ref in self.resolved if ref >= to and ref in self._existing()}
+        assert self.state.rewind(to, self.segments) == len(back)
+        self.queue.rewound(to)
+        self.resolved -= back
+
+    @precondition(lambda self: len(self.segments))
+    @rule(data=st.data())
+    def drop_by_policy(self, data: st.DataObject) -> None:
+        segment = data.draw(st.sampled_from(list(self.segments)))
+        refs = {BundleRef(segment.seq, index) for index in range(segment.bundle_count)}
+        assert self.state.resolve_all(segment) == len(refs - self.resolved)
+        self.queue.withheld(segment.seq)
+        self.resolved |= refs
+
+    @invariant()
+    def it_is_known_whether_anything_is_free(self) -> None:
+        assert self.queue.has_free(self.now) == bool(self._free())
 
     @rule(count=st.integers(0, 4))
     def seal(self, count: int) -> None:
@@ -67,12 +101,26 @@ class _DeliveryMachine(RuleBasedStateMachine):
     @rule(times=st.integers(1, 4))
     def take(self, times: int) -> None:
         for _ in range(times):
-            expected = self._expected()
+            expected = self._take_of_the_model()
             assert self.queue.take(self.now) == expected
-            if expected is not None:
-                if expected in self.unreadable:
-                    self.unreadable.remove(expected)
-                self.claimed.add(expected)
+
+    @rule(count=st.integers(1, 7))
+    def take_many(self, count: int) -> None:
+        """At once comes what would come one by one."""
+        expected = [self._take_of_the_model() for _ in range(count)]
+        assert self.queue.take_many(self.now, count) == [ref for ref in expected if ref is not None]
+
+    def _take_of_the_model(self) -> BundleRef | None:
+        was_free = self._free()
+        expected = self._expected()
+        if expected is not None:
+            if was_free:
+                self.taken += 1
+                self.last = expected.segment
+            if expected in self.unreadable:
+                self.unreadable = self.unreadable[self.unreadable.index(expected) + 1 :]
+            self.claimed.add(expected)
+        return expected
 
     @precondition(lambda self: self._existing())
     @rule(data=st.data())
@@ -127,6 +175,7 @@ class _DeliveryMachine(RuleBasedStateMachine):
     def delete_segment(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(list(self.segments))).seq
         self.segments.discard(seq)
+        self.queue.removed([seq])
         # Nobody asks for these again: numbers are never given out twice.
         self.unreadable = [ref for ref in self.unreadable if ref.segment != seq]
 
@@ -175,27 +224,57 @@ def test_deferring_without_end_does_not_grow_without_end():
         queue.claim(ref)
         queue.release(ref, due_s=1e9 + turn)
     assert len(queue._due) < 200
-    for _ in range(2_000):
-        queue.claim(ref)
-        queue.release(ref)
-    assert len(queue._returned) < 200
 
 
 def test_taking_does_not_look_at_every_bundle_each_time():
-    """With 20,000 claims open, each take looks at a handful of bundles."""
-    queue, state = _queue(20_000)
+    """With 20,000 claims open, what is resolved is looked up once a segment, not once a bundle."""
     looked = 0
-    real = state.is_resolved
 
     class Counting(SubscriberState):
-        def is_resolved(self, ref):
+        def unresolved(self, segment):
             nonlocal looked
             looked += 1
-            return real(ref)
+            return super().unresolved(segment)
 
-    counting = Counting()
-    queue = DeliveryQueue(counting, Segments([SegmentRef(0, 20_000)]))
-    for _ in range(20_000):
-        assert queue.take(0.0) is not None
-    assert queue.take(0.0) is None
-    assert looked <= 2 * 20_000
+        is_resolved = None
+
+    for order in ("oldest", "newest", "round_robin"):
+        looked = 0
+        queue = DeliveryQueue(Counting(), Segments([SegmentRef(0, 20_000), SegmentRef(1, 1)]), order=order)
+        for _ in range(20_001):
+            assert queue.take(0.0) is not None
+        assert queue.take(0.0) is None
+        assert looked == 2
+
+
+def test_the_newest_first_and_every_fourth_from_the_old_end():
+    """So that a backlog goes on even when new bundles come faster than they are taken."""
+    queue, _ = _queue(3, 3, 3)
+    queue.order = "newest"
+    order = [queue.take(0.0) for _ in range(9)]
+    assert [str(ref) for ref in order] == ["2:2", "2:1", "2:0", "0:0", "1:2", "1:1", "1:0", "0:1", "0:2"]
+
+
+def test_round_robin_takes_one_of_each_segment_in_turn():
+    queue, _ = _queue(3, 1, 2)
+    queue.order = "round_robin"
+    order = [queue.take(0.0) for _ in range(6)]
+    assert [str(ref) for ref in order] == ["0:0", "1:0", "2:0", "0:1", "2:1", "0:2"]
+
+
+def test_an_order_that_there_is_not_is_refused_with_those_there_are():
+    with pytest.raises(WrongUse, match="'fifo' is not one of oldest, newest, round_robin"):
+        check_order("fifo")
+    assert check_order("newest") == "newest"
+
+
+def test_a_bundle_that_is_given_back_after_it_was_dropped_stays_away():
+    """Claimed or deferred when policy dropped its segment, or when the segment went."""
+    queue, state = _queue(2, 1)
+    claimed, deferred = queue.take(0.0), queue.take(0.0)
+    queue.release(deferred, due_s=5.0)
+    state.resolve_all(SegmentRef(0, 2))
+    queue.withheld(0)
+    queue.release(claimed)
+    assert queue.take(9.0) == BundleRef(1, 0)
+    assert queue.take(9.0) is None

@@ -159,7 +159,7 @@ def test_a_file_too_large_to_be_one_is_damage(disk, monkeypatch):
     monkeypatch.setattr(progress_store, "PROGRESS_BYTES_MAX", 40)
     with pytest.raises(Damaged, match="never this large"):
         load_progress(disk, ROOT, "a")
-    assert progress_store.recreate_damaged(disk, ROOT, "a", profile="spec") is None
+    assert progress_store.recreate_damaged(disk, ROOT, "a", profile="spec").copy is None
     assert load_progress(disk, ROOT, "a") == Progress(0, {})
 
 
@@ -239,7 +239,7 @@ def test_a_damaged_file_is_not_owned_until_somebody_decides(disk):
     with pytest.raises(Damaged):
         file.acquire()
     assert not file.is_owned
-    copy = file.recreate()
+    copy = file.recreate().copy
     assert file.is_owned
     assert disk.exists(copy)
     file.know([SegmentRef(0, 1)])

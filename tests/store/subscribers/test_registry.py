@@ -5,10 +5,10 @@ Subscribers of an open store: claims, waiting, what is durable, who owns what. N
 import gc
 import threading
 
-import pyarrow as pa
 import pytest
+from registry_rig import ROOT, Bench, names
 
-from quiver.bundle import Bundle, BundleRef
+from quiver.bundle import BundleRef
 from quiver.errors import (
     BundleUnavailable,
     Damaged,
@@ -17,71 +17,12 @@ from quiver.errors import (
     SubscriberUnknown,
     WrongUse,
 )
-from quiver.observe import InMemoryObserver
 from quiver.primitives.checksum import crc32c
 from quiver.store.format.progress import Progress, SegmentProgress
 from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, load_progress, save_progress
-from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef, Segments
-from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
-
-ROOT = "/store"
-
-
-class Observed(InMemoryObserver):
-    """Keeps the names of events, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[str] = []
-
-    def event(self, name, *, level=20, **attributes):
-        self.events.append(name)
-
-
-class Bench:
-    """A registry over a disk in memory, with segments that exist only as numbers."""
-
-    def __init__(self, disk=None, *, waits="skip", segments=(), next_seq=0, profile="spec"):
-        self.disk = disk or CrashFileSystem()
-        if not self.disk.exists(ROOT):
-            self.disk.make_dirs(ROOT)
-        self.clock = ManualClock(waits=waits)
-        self.observer = Observed()
-        self.unreadable: set[BundleRef] = set()
-        self.reads: list[BundleRef] = []
-        self.registry = Registry(
-            self.disk,
-            ROOT,
-            segments=segments,
-            next_seq=next_seq,
-            load=self.load,
-            profile=profile,
-            clock=self.clock,
-            observer=self.observer,
-        )
-
-    def load(self, ref):
-        self.reads.append(ref)
-        if ref in self.unreadable:
-            raise Damaged(f"{ROOT}/segments/{ref.segment}", 0, "checksum mismatch")
-        return Bundle({60: pa.record_batch({"data": pa.array([str(ref).encode()])})})
-
-    def seal(self, seq, count):
-        self.registry.sealed(SegmentRef(seq, count))
-
-    def refs(self, subscriber):
-        """Take everything that is pending and keep the claims."""
-        handles = []
-        while (handle := subscriber.next_bundle(timeout=0)) is not None:
-            handles.append(handle)
-        return handles
-
-
-def _names(handles):
-    return [str(handle.ref) for handle in handles]
 
 
 def test_two_subscribers_do_not_know_of_each_other():
@@ -90,10 +31,10 @@ def test_two_subscribers_do_not_know_of_each_other():
     bench.seal(0, 2)
     handle = first.next_bundle(timeout=0)
     handle.ack()
-    assert _names(bench.refs(second)) == ["0:0", "0:1"]
-    assert _names(bench.refs(first)) == ["0:1"]
-    assert first.pending_count() == 1
-    assert second.pending_count() == 2
+    assert names(bench.refs(second)) == ["0:0", "0:1"]
+    assert names(bench.refs(first)) == ["0:1"]
+    assert first.pending_bundle_count() == 1
+    assert second.pending_bundle_count() == 2
 
 
 def test_a_bundle_is_read_when_asked_for_and_once():
@@ -123,8 +64,8 @@ def test_latest_is_what_is_sealed_from_now_on():
     bench = Bench(segments=[SegmentRef(0, 1)])
     late, early = bench.registry.register("late"), bench.registry.register("early", start="earliest")
     bench.seal(1, 1)
-    assert _names(bench.refs(late)) == ["1:0"]
-    assert _names(bench.refs(early)) == ["0:0", "1:0"]
+    assert names(bench.refs(late)) == ["1:0"]
+    assert names(bench.refs(early)) == ["0:0", "1:0"]
 
 
 def test_a_known_subscriber_resumes_whatever_start_says():
@@ -132,8 +73,9 @@ def test_a_known_subscriber_resumes_whatever_start_says():
     bench.registry.register("a", start="earliest").next_bundle(timeout=0).ack()
     bench.registry.close()
     again = Bench(bench.disk, segments=[SegmentRef(0, 2)])
-    assert again.registry.orphans() == ["a"]
-    assert _names(again.refs(again.registry.register("a", start="latest"))) == ["0:1"]
+    again.registry.activate()
+    assert [orphan.id for orphan in again.registry.orphans()] == ["a"]
+    assert names(again.refs(again.registry.register("a", start="latest"))) == ["0:1"]
     assert again.registry.orphans() == []
 
 
@@ -142,7 +84,7 @@ def test_registering_twice_is_one_subscriber():
     first, second = bench.registry.register("a"), bench.registry.register("a")
     bench.seal(0, 2)
     handles = [first.next_bundle(timeout=0), second.next_bundle(timeout=0)]
-    assert _names(handles) == ["0:0", "0:1"]
+    assert names(handles) == ["0:0", "0:1"]
 
 
 def test_bad_ids_and_starts_leave_nothing_behind():
@@ -167,10 +109,10 @@ def test_a_deferred_bundle_comes_back_in_its_turn_and_holds_up_nothing():
     bench.seal(0, 3)
     subscriber.next_bundle(timeout=0).defer(10)
     others = bench.refs(subscriber)
-    assert _names(others) == ["0:1", "0:2"]
+    assert names(others) == ["0:1", "0:2"]
     bench.seal(1, 1)
     bench.clock.advance(10)
-    assert _names(bench.refs(subscriber)) == ["0:0", "1:0"]
+    assert names(bench.refs(subscriber)) == ["0:0", "1:0"]
 
 
 def test_waiting_ends_when_a_deferral_does():
@@ -608,7 +550,7 @@ def test_a_subscriber_of_another_process_counts_the_same():
     elsewhere.ack_through(0, 1)
     elsewhere.save()
     bench.registry.refresh()
-    assert subscriber.pending_count() == 1
+    assert subscriber.pending_bundle_count() == 1
     assert not bench.registry.complete(0, 2)
     elsewhere.ack_through(1, 0)
     bench.registry.refresh()
@@ -673,7 +615,7 @@ def test_a_damaged_progress_file_means_delivery_again_never_skipping():
     assert again.observer.total("quiver.recovery.damaged_files_total") == 1
     assert "quiver.subscriber.progress.recreated" in again.observer.events
     assert not again.registry.complete(0, 2)
-    assert _names(again.refs(again.registry.register("a"))) == ["0:0", "0:1"]
+    assert names(again.refs(again.registry.register("a"))) == ["0:0", "0:1"]
 
 
 def test_damage_to_the_file_of_another_process_blocks_deletion_until_it_is_written_again():
@@ -741,7 +683,7 @@ def test_stale_progress_after_restart(profile):
     subscriber = again.registry.register("a")
     again.seal(next_seq, 3)
     assert not again.registry.complete(next_seq, 3)
-    assert _names(again.refs(subscriber)) == ["5:0", "5:1", "5:2"]
+    assert names(again.refs(subscriber)) == ["5:0", "5:1", "5:2"]
 
 
 def test_stale_entries_left_by_another_engine():
@@ -828,7 +770,7 @@ def test_a_crash_at_any_step_redelivers_at_most_and_skips_nothing(profile):
         found = load_progress(state, ROOT, "a")
         assert found is not None or not was_registered
         again = Bench(state, segments=segments, profile=profile)
-        delivered = _names(again.refs(again.registry.register("a", start="earliest")))
+        delivered = names(again.refs(again.registry.register("a", start="earliest")))
         assert set(everything) - were_acked <= set(delivered) <= set(everything) - were_flushed
         assert delivered == sorted(delivered)
     assert flushed == set(everything)
@@ -837,7 +779,9 @@ def test_a_crash_at_any_step_redelivers_at_most_and_skips_nothing(profile):
 def test_status_and_stats_tell_how_everybody_stands():
     bench = Bench()
     subscriber = bench.registry.register("a")
-    bench.seal(0, 3)
+    bench.clock.set_wall_ns(bench.disk.stat(f"{ROOT}/quiver.sub.a").modified_ns + 10 * 10**9)
+    begun_ns = bench.clock.now_ns() - 7 * 10**9
+    bench.registry.sealed(SegmentRef(0, 3, begun_ns + 1, begun_ns, 900))
     handles = bench.refs(subscriber)
     handles[1].ack()
     handles[2].defer(5)
@@ -845,9 +789,16 @@ def test_status_and_stats_tell_how_everybody_stands():
         "a": {
             "registered": True,
             "owned": True,
+            "orphan": False,
             "oldest_incomplete": 0,
             "pending_bundles": 2,
             "claimed_bundles": 1,
+            "deferred_bundles": 1,
+            "dropped_bundles": 0,
+            "lag_bytes": 600,
+            "lag_seconds": 7.0,
+            "idle_seconds": 0.0,
+            "progress_age_seconds": 10.0,
         }
     }
     assert repr(subscriber) == "Subscriber('a')"

@@ -8,11 +8,12 @@ with its offset, and what can still be read is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore, is_zero
 from quiver.store.format.cursor import CURSOR_MAGIC, decode_cursor
+from quiver.store.format.describe_side import SIDE_DESCRIBERS, side_kind_by_head, side_kind_by_name
 from quiver.store.format.floor import FLOOR_MAGIC, decode_floor
 from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.format.names import (
@@ -38,13 +39,14 @@ from quiver.store.format.segment_file import (
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry, decode_entry, find_entry
 from quiver.store.format.wal_file import WAL_MAGIC, WalHeader, decode_wal_header
 
-__all__ = ["FileKind", "describe"]
+__all__ = ["describe"]
 
-FileKind = Literal["wal", "cursor", "segment", "floor", "progress", "unknown"]
 Row = dict[str, Any]
 
 ROWS_MAX = 1000
 _ARROW_MAGIC = b"ARROW1"
+_BACKUP_SUFFIX = ".bak"
+_HEAD_BYTES = 64
 _FRAME_BYTES = 8
 """The length before an entry and the checksum behind it."""
 
@@ -66,28 +68,30 @@ def describe(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Descri
     return description
 
 
-def _kind_of(name: str, view: memoryview) -> FileKind:
+def _kind_of(name: str, view: memoryview) -> str:
     head = bytes(view[: len(WAL_MAGIC)])
     if head == WAL_MAGIC:
         return "wal"
-    by_magic: dict[bytes, FileKind] = {CURSOR_MAGIC: "cursor", FLOOR_MAGIC: "floor", PROGRESS_MAGIC: "progress"}
-    kind = by_magic.get(head[: len(CURSOR_MAGIC)])
+    by_magic = {CURSOR_MAGIC: "cursor", FLOOR_MAGIC: "floor", PROGRESS_MAGIC: "progress"}
+    kind = by_magic.get(head[: len(CURSOR_MAGIC)]) or side_kind_by_head(bytes(view[:_HEAD_BYTES]))
     if kind is not None:
         return kind
     trailer = bytes(view[-SEGMENT_TRAILER.size :])
     return "segment" if trailer[4:12] == SEGMENT_MAGIC else _kind_by_name(name)
 
 
-def _kind_by_name(name: str) -> FileKind:
+def _kind_by_name(name: str) -> str:
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
-    exact: dict[str, FileKind] = {WAL_ACTIVE: "wal", CURSOR_NAME: "cursor", SEGMENT_FLOOR: "floor"}
+    exact = {WAL_ACTIVE: "wal", CURSOR_NAME: "cursor", SEGMENT_FLOOR: "floor"}
     if base in exact:
         return exact[base]
     if parse_wal_rotated_name(base) is not None:
         return "wal"
     if parse_segment_name(base) is not None:
         return "segment"
-    return "progress" if parse_progress_name(base) is not None else "unknown"
+    if parse_progress_name(base.removesuffix(_BACKUP_SUFFIX)) is not None:
+        return "progress"
+    return side_kind_by_name(base) or "unknown"
 
 
 def _u16_at(view: memoryview, offset: int) -> int | None:
@@ -285,13 +289,28 @@ def _describe_manifest(
         return
     if directory is not None:
         to.note(check_manifest(manifest, directory, at=at))
+    events = [one for one in manifest.event_columns if one.min_ns <= one.max_ns]
     to.fields |= {
         "wal_position_start": manifest.wal_position_start,
         "wal_position_end": manifest.wal_position_end,
         "sequence_first": manifest.sequence_first,
         "sequence_last": manifest.sequence_last,
         "item_count": None if manifest.item_counts is None else sum(manifest.item_counts),
+        "ingested_min_ns": None if not manifest.ingested_times_ns else min(manifest.ingested_times_ns),
+        "ingested_max_ns": None if not manifest.ingested_times_ns else max(manifest.ingested_times_ns),
+        "event_min_ns": min((one.min_ns for one in events), default=None),
+        "event_max_ns": max((one.max_ns for one in events), default=None),
     }
+    if manifest.event_columns:
+        to.tables["event times"] = [
+            {
+                "stream_id": one.stream_id,
+                "column": one.column,
+                "event_min_ns": one.min_ns if one.min_ns <= one.max_ns else None,
+                "event_max_ns": one.max_ns if one.min_ns <= one.max_ns else None,
+            }
+            for one in manifest.event_columns[:rows_max]
+        ]
     to.tables["bundles"] = [_bundle_row(manifest, index) for index in range(min(rows_max, manifest.bundle_count))]
 
 
@@ -306,10 +325,11 @@ def _bundle_row(manifest: Manifest, index: int) -> Row:
     }
 
 
-_DESCRIBERS: dict[FileKind, Callable[[Description, memoryview, int], None]] = {
+_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
     "wal": _describe_wal,
     "cursor": _describe_cursor,
     "segment": _describe_segment,
     "floor": _describe_floor,
     "progress": _describe_progress,
+    **SIDE_DESCRIBERS,
 }

@@ -8,6 +8,7 @@ it reads, and a checksum is not always known to be good when a table is looked a
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow as pa
 from quiver.primitives.files import Buffer
 from quiver.primitives.scan import Damage
 
-__all__ = ["column_of", "decode_table", "encode_table", "view_of"]
+__all__ = ["column_of", "decode_table", "decode_table_head", "encode_table", "fixed_width", "view_of"]
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError, OverflowError)
 """All that pyarrow raises on bytes that are not what they say; ValueError covers names that are not UTF-8."""
@@ -48,6 +49,19 @@ def decode_table(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> pa.Record
     return batch
 
 
+def decode_table_head(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> tuple[dict[bytes, bytes], int] | Damage:
+    """
+    Return the schema's metadata and the number of rows, without looking at a value.
+    """
+    try:
+        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(buffer)))
+        if reader.num_record_batches < 1:
+            return Damage(at, f"the {what} has no record batch")
+        return reader.schema.metadata or {}, reader.get_batch(0).num_rows
+    except _ARROW_ERRORS as error:
+        return Damage(at, f"the {what} is not a sound Arrow IPC file: {_first_line(error)}")
+
+
 def column_of(batch: pa.RecordBatch, name: str, kind: pa.DataType, *, what: str, at: int) -> pa.Array | Damage:
     """
     Return column *name* of *batch* when it is there once, has exactly the type *kind* and no nulls.
@@ -61,6 +75,15 @@ def column_of(batch: pa.RecordBatch, name: str, kind: pa.DataType, *, what: str,
     if column.null_count:
         return Damage(at, f"column {name} of the {what} has nulls")
     return column
+
+
+def fixed_width(values: array[int], kind: pa.DataType) -> pa.Array:
+    """
+    Return *values* as a column of *kind*, which has their width. Nothing is copied.
+
+    `pa.array` would load pandas where that is installed: most of a second for a process that has no use for it.
+    """
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def view_of(column: pa.Array, code: Literal["H", "i", "I", "Q"]) -> memoryview:

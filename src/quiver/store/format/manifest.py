@@ -10,9 +10,13 @@ metadata, where other readers ignore it:
 ``quiver.wal_position_end``    decimal: where the last of them ends; replay goes on there
 ``quiver.sequence_first``      decimal: sequence number of the first bundle
 ``quiver.sequence_last``       decimal: of the last
+``quiver.directory_crc32``     decimal: CRC-32 of the stream directory
 ``quiver.ingested_at_ns``      base64 of zlib of little-endian int64: the first time, then differences
+``quiver.event_columns``       which streams have event times: `store/format/event_times.py`
+``quiver.event_times``         the earliest and the latest of each chunk
 =============================  ====================================================================
 
+The checksum of the directory lets a reader trust it before it has read the whole file for the segment's own.
 All of it stays in columns: no object is made for a bundle that nobody asks for.
 """
 
@@ -22,7 +26,7 @@ import base64
 import sys
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
@@ -33,7 +37,15 @@ import pyarrow as pa
 from quiver.errors import BundleUnavailable, WrongUse
 from quiver.primitives.files import Buffer
 from quiver.primitives.scan import Damage
-from quiver.store.format.ipc_table import column_of, decode_table, encode_table, view_of
+from quiver.store.format.event_times import (
+    EVENT_TIMES_KEY,
+    EventColumn,
+    EventStream,
+    decode_event_columns,
+    decode_event_times,
+    encode_event_streams,
+)
+from quiver.store.format.ipc_table import column_of, decode_table, decode_table_head, encode_table, fixed_width, view_of
 from quiver.store.format.names import U64_MAX
 from quiver.store.format.segment_file import BUNDLES_READ_MAX, BUNDLES_WRITTEN_MAX, StreamEntry
 from quiver.store.format.wal_entry import SLOTS_MAX
@@ -43,9 +55,11 @@ __all__ = [
     "Manifest",
     "ManifestBuilder",
     "ManifestMetadata",
+    "ManifestSummary",
     "SlotRef",
     "check_manifest",
     "decode_manifest",
+    "decode_manifest_summary",
 ]
 
 INGESTED_AT_KEY = b"quiver.ingested_at_ns"
@@ -54,6 +68,7 @@ _NUMBER_KEYS = (
     b"quiver.wal_position_end",
     b"quiver.sequence_first",
     b"quiver.sequence_last",
+    b"quiver.directory_crc32",
 )
 _WHAT = "batch manifest"
 
@@ -82,7 +97,7 @@ class SlotRef(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ManifestMetadata:
     """
-    What part of the log a segment covers; None where it was never logged.
+    What part of the log a segment covers, None where it was never logged; and the checksum of its directory.
 
     Positions run from the first byte of the first entry to the byte behind the last. Sequences are inclusive.
     """
@@ -91,6 +106,7 @@ class ManifestMetadata:
     wal_position_end: int | None = None
     sequence_first: int | None = None
     sequence_last: int | None = None
+    directory_crc32: int | None = None
 
 
 class ManifestBuilder:
@@ -98,7 +114,7 @@ class ManifestBuilder:
     Collects the manifest of the open segment. Not thread-safe: the store's lock is held around it.
     """
 
-    __slots__ = ("_chunks", "_ends", "_ingested", "_items", "_slots", "_streams")
+    __slots__ = ("_chunks", "_ends", "_ingested", "_items", "_slots", "_streams", "events")
 
     def __init__(self) -> None:
         self._slots = array("H")
@@ -107,6 +123,8 @@ class ManifestBuilder:
         self._ends = array("i", (0,))
         self._ingested = array("q")
         self._items = array("Q")
+        self.events: Sequence[EventStream] = ()
+        """Of the streams that have a column of event times: when their chunks begin and end."""
 
     @property
     def bundle_count(self) -> int:
@@ -151,13 +169,16 @@ class ManifestBuilder:
         count = self.bundle_count
         if count > BUNDLES_WRITTEN_MAX:
             raise WrongUse(f"{count} bundles in one segment; {BUNDLES_WRITTEN_MAX} is the limit")
-        refs = [_array(values, field.type) for values, field in zip(self._columns(), _REF_FIELDS, strict=True)]
+        refs = [fixed_width(values, field.type) for values, field in zip(self._columns(), _REF_FIELDS, strict=True)]
         structs = pa.StructArray.from_arrays(refs, fields=list(_REF_FIELDS))
-        ends = _array(self._ends, pa.int32())
-        columns = [pa.array(range(count), pa.uint32()), pa.ListArray.from_arrays(ends, structs, type=_REFS)]
+        ends = fixed_width(self._ends, pa.int32())
+        columns = [
+            fixed_width(array("I", range(count)), pa.uint32()),
+            pa.ListArray.from_arrays(ends, structs, type=_REFS),
+        ]
         fields = [_BUNDLE_INDEX, _SLOT_REFS]
         if profile == "otap" and len(self._items) == count:
-            columns.insert(1, _array(self._items, pa.uint64()))
+            columns.insert(1, fixed_width(self._items, pa.uint64()))
             fields.insert(1, _ITEM_COUNT)
         schema = pa.schema(fields, metadata=self._schema_metadata(metadata))
         return encode_table(pa.record_batch(columns, schema=schema))
@@ -171,11 +192,12 @@ class ManifestBuilder:
             metadata.wal_position_end,
             metadata.sequence_first,
             metadata.sequence_last,
+            metadata.directory_crc32,
         )
         pairs = zip(_NUMBER_KEYS, numbers, strict=True)
         known = {key: str(number).encode() for key, number in pairs if number is not None}
         known[INGESTED_AT_KEY] = _pack_times(self._ingested)
-        return known
+        return {**known, **encode_event_streams(self.events)}
 
 
 class Manifest:
@@ -192,13 +214,16 @@ class Manifest:
         ends: `bundle_count` + 1 places: references of bundle i are those from ``ends[i]`` to ``ends[i + 1]``.
         bundle_indexes: the column of that name; 0 upwards in a sound file.
         ingested_times_ns: when each bundle was ingested, or None when another engine wrote the file.
+        event_columns: which streams have event times, and between which they lie.
     """
 
     __slots__ = (
+        "_event_times",
         "bundle_count",
         "bundle_indexes",
         "chunk_indexes",
         "ends",
+        "event_columns",
         "ingested_times_ns",
         "item_counts",
         "metadata",
@@ -215,6 +240,8 @@ class Manifest:
         item_counts: memoryview | None,
         ingested_times_ns: array[int] | None,
         metadata: ManifestMetadata,
+        event_columns: tuple[EventColumn, ...] = (),
+        event_times: bytes | None = None,
     ) -> None:
         self.bundle_count = len(bundle_indexes)
         self.bundle_indexes = bundle_indexes
@@ -223,6 +250,8 @@ class Manifest:
         self.item_counts = item_counts
         self.ingested_times_ns = ingested_times_ns
         self.metadata = metadata
+        self.event_columns = event_columns
+        self._event_times = event_times
 
     @property
     def wal_position_start(self) -> int | None:
@@ -274,6 +303,15 @@ class Manifest:
         self._require(index)
         return None if self.ingested_times_ns is None else self.ingested_times_ns[index]
 
+    def event_times(self, directory: Iterable[StreamEntry], *, at: int = 0) -> dict[int, array[int]] | Damage:
+        """
+        Return, by stream id, the earliest and the latest event time of each chunk, nanoseconds since the epoch.
+
+        Streams without a column of event times are left out; a chunk without any has a latest before its earliest.
+        """
+        chunk_counts = {stream.stream_id: stream.chunk_count for stream in directory}
+        return decode_event_times(self._event_times, self.event_columns, chunk_counts, at)
+
     def _require(self, index: int) -> None:
         if not 0 <= index < self.bundle_count:
             raise BundleUnavailable(f"bundle {index} is not in a segment of {self.bundle_count} bundles")
@@ -304,6 +342,9 @@ def decode_manifest(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 
     times = _unpack_times(raw.get(INGESTED_AT_KEY), bundle_count, at)
     if isinstance(times, Damage):
         return times
+    events = decode_event_columns(raw, at)
+    if isinstance(events, Damage):
+        return events
     ends, *columns = refs
     slot_ids, stream_ids, chunk_indexes = columns
     return Manifest(
@@ -314,7 +355,44 @@ def decode_manifest(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 
         item_counts=None if isinstance(items, Damage) else view_of(items, "Q"),
         ingested_times_ns=times,
         metadata=metadata,
+        event_columns=events,
+        event_times=raw.get(EVENT_TIMES_KEY),
     )
+
+
+class ManifestSummary(NamedTuple):
+    """
+    What a manifest says of all bundles together, and when each was ingested (None when another engine wrote it).
+    """
+
+    metadata: ManifestMetadata
+    ingested_times_ns: array[int] | None
+    raw: dict[bytes, bytes]
+
+    def event_columns(self, *, at: int = 0) -> tuple[EventColumn, ...] | Damage:
+        """
+        Return which streams have event times, and between which they lie; *at* is the manifest's file offset.
+        """
+        return decode_event_columns(self.raw, at)
+
+
+def decode_manifest_summary(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 0) -> ManifestSummary | Damage:
+    """
+    Decode what the manifest says of all bundles together, and when each was ingested; its columns are not looked at.
+
+    A fraction of the price of `decode_manifest`, which a store with many segments would pay for each at every start.
+    """
+    head = decode_table_head(buffer, what=_WHAT, at=at)
+    if isinstance(head, Damage):
+        return head
+    raw, row_count = head
+    if row_count != bundle_count or bundle_count > BUNDLES_READ_MAX:
+        return Damage(at, f"the {_WHAT} has {row_count} bundles, the footer says {bundle_count}")
+    metadata = _decode_metadata(raw, at)
+    if isinstance(metadata, Damage):
+        return metadata
+    times = _unpack_times(raw.get(INGESTED_AT_KEY), bundle_count, at)
+    return times if isinstance(times, Damage) else ManifestSummary(metadata, times, raw)
 
 
 def _decode_refs(batch: pa.RecordBatch, at: int) -> tuple[memoryview, ...] | Damage:
@@ -347,11 +425,11 @@ def _decode_metadata(raw: dict[bytes, bytes], at: int) -> ManifestMetadata | Dam
             return Damage(at, f"{key.decode()} in the {_WHAT} is not a number")
         else:
             numbers.append(int(text))
-    start, end, first, last = numbers
+    start, end, first, last, directory_crc32 = numbers
     for low, high, name in ((start, end, "wal_position"), (first, last, "sequence")):
         if low is not None and high is not None and low > high:
             return Damage(at, f"{name} in the {_WHAT} runs from {low} to {high}")
-    return ManifestMetadata(start, end, first, last)
+    return ManifestMetadata(start, end, first, last, directory_crc32)
 
 
 def check_manifest(manifest: Manifest, directory: Sequence[StreamEntry], *, at: int = 0) -> Damage | None:
@@ -359,7 +437,7 @@ def check_manifest(manifest: Manifest, directory: Sequence[StreamEntry], *, at: 
     Return the first contradiction between *manifest* and *directory*, or None.
 
     Afterwards bundle indexes run from 0, every reference names a chunk that its stream has, of the slot that the
-    stream belongs to, and no bundle has a slot twice.
+    stream belongs to, no bundle has a slot twice, and event times are those of chunks that are there.
     """
     streams = {stream.stream_id: stream for stream in directory}
     if manifest.bundle_indexes.tobytes() != array("I", range(manifest.bundle_count)).tobytes():
@@ -381,11 +459,8 @@ def check_manifest(manifest: Manifest, directory: Sequence[StreamEntry], *, at: 
         start, end = ends[index], ends[index + 1]
         if end - start > 1 and len(set(slot_ids[start:end])) != end - start:
             return Damage(at, f"bundle {index} has a slot twice")
-    return None
-
-
-def _array(values: array[int], kind: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    events = manifest.event_times(directory, at=at)
+    return events if isinstance(events, Damage) else None
 
 
 def _pack_times(times: array[int]) -> bytes:

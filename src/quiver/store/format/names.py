@@ -12,8 +12,12 @@ import re
 from quiver.errors import WrongUse
 
 __all__ = [
+    "AUDIT_PREVIOUS",
+    "AUDIT_TRAIL",
     "CURSOR_NAME",
+    "DROP_LEDGER",
     "QUARANTINE_DIR",
+    "RESERVE",
     "SEGMENTS_DIR",
     "SEGMENT_FLOOR",
     "STORE_ID",
@@ -27,6 +31,7 @@ __all__ = [
     "parse_progress_name",
     "parse_segment_name",
     "parse_wal_rotated_name",
+    "progress_backup_name",
     "progress_name",
     "segment_name",
     "subscriber_lock_name",
@@ -45,6 +50,15 @@ QUARANTINE_DIR = "quarantine"
 STORE_LOCK = "quiver.lock"
 STORE_ID = "quiver.id"
 """One line: a UUID made with the directory, by which a Spark offset knows its store."""
+
+DROP_LEDGER = "quiver.drops"
+"""What policy gave up and not every subscriber has taken note of yet."""
+RESERVE = "quiver.reserve"
+"""Room on the disk, nothing else: given back when the disk is full, so that progress can still be written."""
+
+AUDIT_TRAIL = "quiver.audit.jsonl"
+AUDIT_PREVIOUS = "quiver.audit.1.jsonl"
+"""What became of each bundle: the trail that is written to, and the one before it."""
 
 SUBSCRIBER_ID_LENGTH_MAX = 64
 U64_MAX = 2**64 - 1
@@ -105,6 +119,16 @@ def parse_progress_name(name: str) -> str | None:
     if subscriber == name or not _is_subscriber_id(subscriber):
         return None
     return subscriber
+
+
+def progress_backup_name(subscriber: str) -> str:
+    """
+    Return the name of the previous generation of *subscriber*'s progress file, where one is kept.
+
+    Raises:
+        WrongUse: *subscriber* is not a valid id.
+    """
+    return f"{progress_name(subscriber)}.bak"
 
 
 def subscriber_lock_name(subscriber: str) -> str:

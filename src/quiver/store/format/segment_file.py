@@ -26,6 +26,7 @@ The checksum is written last: a file that was cut or never finished does not hav
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ import pyarrow as pa
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
-from quiver.store.format.ipc_table import column_of, decode_table, encode_table
+from quiver.store.format.ipc_table import column_of, decode_table, encode_table, fixed_width
 from quiver.store.format.wal_entry import FINGERPRINT_BYTES, SLOTS_MAX
 
 __all__ = [
@@ -141,16 +142,23 @@ def encode_segment_trailer(crc32_so_far: int, *, footer_size: int = SEGMENT_FOOT
     return fields + _CRC.pack(crc32(fields, crc32_so_far))
 
 
-def decode_segment_footer(view: memoryview) -> Answer[SegmentFooter]:
+def decode_segment_footer(view: memoryview, *, size_bytes: int | None = None) -> Answer[SegmentFooter]:
     """
-    Decode the footer of the segment that *view* holds whole. The checksum is not looked at.
+    Decode the footer of the segment that *view* holds whole, or the end of. The checksum is not looked at.
 
-    The answer's regions lie inside the file, before the footer, and its counts are within the limits.
+    The answer's regions lie inside the file, before the footer, and its counts are within the limits. Offsets count
+    from the start of the file, in damage reports too.
+
+    Args:
+        view: the file, or its end; *need more* says how many bytes are missing in front of it.
+        size_bytes: length of the whole file, when *view* is its end.
     """
-    trailer_at = len(view) - SEGMENT_TRAILER.size
-    if trailer_at < 0:
-        return NeedMore(-trailer_at)
-    footer_size, magic, _ = SEGMENT_TRAILER.unpack_from(view, trailer_at)
+    size = len(view) if size_bytes is None else size_bytes
+    before = size - len(view)
+    trailer_at = size - SEGMENT_TRAILER.size
+    if trailer_at < before:
+        return NeedMore(before - trailer_at)
+    footer_size, magic, _ = SEGMENT_TRAILER.unpack_from(view, trailer_at - before)
     if magic != SEGMENT_MAGIC:
         return Damage(trailer_at + 4, "not a whole segment: the trailer's magic does not match")
     footer_at = trailer_at - footer_size
@@ -158,15 +166,17 @@ def decode_segment_footer(view: memoryview) -> Answer[SegmentFooter]:
         return Damage(trailer_at, f"footer_size {footer_size}, but {trailer_at} bytes are before the trailer")
     if footer_size < _VERSION.size:
         return Damage(trailer_at, f"footer_size {footer_size} has no room for a version")
-    (version,) = _VERSION.unpack_from(view, footer_at)
+    if footer_at < before:
+        return NeedMore(before - footer_at)
+    (version,) = _VERSION.unpack_from(view, footer_at - before)
     if version != SEGMENT_VERSION:
         return Damage(footer_at, f"unsupported version {version} of a segment; this reads {SEGMENT_VERSION}")
     if footer_size < SEGMENT_FOOTER.size:
         return Damage(trailer_at, f"footer_size {footer_size} is below {SEGMENT_FOOTER.size}")
-    _, streams, bundles, *regions = SEGMENT_FOOTER.unpack_from(view, footer_at)
+    _, streams, bundles, *regions = SEGMENT_FOOTER.unpack_from(view, footer_at - before)
     footer = SegmentFooter(streams, bundles, *regions)
     problem = _check_footer(footer, footer_at)
-    return problem if problem is not None else Frame(footer, len(view))
+    return problem if problem is not None else Frame(footer, size)
 
 
 def _check_footer(footer: SegmentFooter, footer_at: int) -> Damage | None:
@@ -200,16 +210,17 @@ def encode_directory(streams: Sequence[StreamEntry]) -> bytes:
     """
     Return the stream directory: an Arrow IPC file with one row per stream, in the order given.
     """
-    columns = [
-        [stream.stream_id for stream in streams],
-        [stream.slot for stream in streams],
-        [stream.fingerprint for stream in streams],
-        [stream.byte_offset for stream in streams],
-        [stream.byte_length for stream in streams],
-        [stream.row_count for stream in streams],
-        [stream.chunk_count for stream in streams],
+    fingerprints = b"".join([stream.fingerprint for stream in streams])
+    kinds = DIRECTORY_SCHEMA.types
+    arrays = [
+        fixed_width(array("I", [stream.stream_id for stream in streams]), kinds[0]),
+        fixed_width(array("H", [stream.slot for stream in streams]), kinds[1]),
+        pa.Array.from_buffers(kinds[2], len(streams), [None, pa.py_buffer(fingerprints)]),
+        fixed_width(array("Q", [stream.byte_offset for stream in streams]), kinds[3]),
+        fixed_width(array("Q", [stream.byte_length for stream in streams]), kinds[4]),
+        fixed_width(array("Q", [stream.row_count for stream in streams]), kinds[5]),
+        fixed_width(array("I", [stream.chunk_count for stream in streams]), kinds[6]),
     ]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, DIRECTORY_SCHEMA, strict=True)]
     return encode_table(pa.record_batch(arrays, schema=DIRECTORY_SCHEMA))
 
 

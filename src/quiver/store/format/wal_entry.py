@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quiver.errors import BundleInvalid
 from quiver.primitives.checksum import crc32
@@ -39,18 +40,24 @@ __all__ = [
     "FINGERPRINT_BYTES",
     "SLOTS_MAX",
     "SLOT_HEAD",
+    "EntryHead",
     "WalEntry",
     "WalSlot",
+    "check_entry",
     "decode_entry",
     "encode_entry",
     "find_entry",
     "looks_like_entry",
+    "read_entry",
 ]
 
 ENTRY_HEAD = struct.Struct("<IBqQQ")
 """The length and the 25 bytes that every bundle entry starts with."""
 
 SLOT_HEAD = struct.Struct("<H32sII")
+_SLOT_ENDS = struct.Struct("<H36xI")
+"""Of a slot's head the id and the length of the payload."""
+
 CRC = struct.Struct("<I")
 ENTRY_BYTES_MAX = 256 * 1024 * 1024
 """The largest `entry_len` written or believed."""
@@ -94,6 +101,15 @@ class WalEntry:
     slots: tuple[WalSlot, ...]
 
 
+class EntryHead(NamedTuple):
+    """
+    What an entry is, and its sequence number; 0 for an unknown type.
+    """
+
+    entry_type: int
+    sequence: int
+
+
 def encode_entry(entry: WalEntry) -> bytes:
     """
     Return the whole entry, length to checksum, its slots in ascending order.
@@ -131,6 +147,16 @@ def decode_entry(view: memoryview, offset: int) -> Answer[WalEntry]:
     *Need more* means that the entry goes on behind the view, or that nothing was written here. Payloads are
     views, not copies. Damage is reported at the offset of *view* where it was seen.
     """
+    answer = check_entry(view, offset)
+    return Frame(read_entry(view, offset), answer.end) if isinstance(answer, Frame) else answer
+
+
+def check_entry(view: memoryview, offset: int) -> Answer[EntryHead]:
+    """
+    Check the entry at *offset* of *view* as `decode_entry` does, and decode its head alone.
+
+    Most entries of a log are never needed: segments hold them.
+    """
     have = len(view) - offset
     if have < _LENGTH.size:
         return NeedMore(_LENGTH.size - have)
@@ -150,35 +176,47 @@ def decode_entry(view: memoryview, offset: int) -> Answer[WalEntry]:
         return Damage(offset, f"checksum mismatch: stored {stored:08x}, computed {actual:08x}")
     entry_type = view[body]
     if entry_type != ENTRY_TYPE_BUNDLE:
-        return Frame(WalEntry(entry_type, 0, 0, ()), end + CRC.size)
+        return Frame(EntryHead(entry_type, 0), end + CRC.size)
     if body_bytes < _BODY_BYTES_MIN:
         return Damage(offset, f"entry_len {body_bytes} is below {_BODY_BYTES_MIN}")
-    _, _, ingested_at_ns, sequence, bitmap = ENTRY_HEAD.unpack_from(view, offset)
-    slots = _decode_slots(view, offset + ENTRY_HEAD.size, end, bitmap)
-    if isinstance(slots, Damage):
-        return slots
-    return Frame(WalEntry(entry_type, ingested_at_ns, sequence, slots), end + CRC.size)
+    _, _, _, sequence, bitmap = ENTRY_HEAD.unpack_from(view, offset)
+    problem = _check_slots(view, offset + ENTRY_HEAD.size, end, bitmap)
+    return Frame(EntryHead(entry_type, sequence), end + CRC.size) if problem is None else problem
 
 
-def _decode_slots(view: memoryview, at: int, end: int, bitmap: int) -> tuple[WalSlot, ...] | Damage:
+def _check_slots(view: memoryview, at: int, end: int, bitmap: int) -> Damage | None:
     # Other writers list the slots in an order of their own, so the id in the block counts, not its place.
-    slots: list[WalSlot] = []
     seen = 0
     for _ in range(bitmap.bit_count()):
         if end - at < SLOT_HEAD.size:
             return Damage(at, f"a slot block starts {end - at} bytes before the end of its entry")
-        slot, fingerprint, row_count, payload_bytes = SLOT_HEAD.unpack_from(view, at)
+        slot, payload_bytes = _SLOT_ENDS.unpack_from(view, at)
         if slot >= SLOTS_MAX or not bitmap >> slot & 1 or seen >> slot & 1:
             return Damage(at, f"slot {slot} is not in the bitmap {bitmap:#x}, or comes twice")
         seen |= 1 << slot
         at += SLOT_HEAD.size
         if payload_bytes > end - at:
             return Damage(at, f"slot {slot}: payload_len {payload_bytes}, but {end - at} bytes are left")
+        at += payload_bytes
+    return None if at == end else Damage(at, f"{end - at} bytes behind the last slot of the entry")
+
+
+def read_entry(view: memoryview, offset: int) -> WalEntry:
+    """
+    Return the entry at *offset* of *view*, where `check_entry` found one; nothing is checked again.
+    """
+    entry_type = view[offset + _LENGTH.size]
+    if entry_type != ENTRY_TYPE_BUNDLE:
+        return WalEntry(entry_type, 0, 0, ())
+    _, _, ingested_at_ns, sequence, bitmap = ENTRY_HEAD.unpack_from(view, offset)
+    at = offset + ENTRY_HEAD.size
+    slots: list[WalSlot] = []
+    for _ in range(bitmap.bit_count()):
+        slot, fingerprint, row_count, payload_bytes = SLOT_HEAD.unpack_from(view, at)
+        at += SLOT_HEAD.size
         slots.append(WalSlot(slot, fingerprint, row_count, view[at : at + payload_bytes]))
         at += payload_bytes
-    if at != end:
-        return Damage(at, f"{end - at} bytes behind the last slot of the entry")
-    return tuple(slots)
+    return WalEntry(entry_type, ingested_at_ns, sequence, tuple(slots))
 
 
 def looks_like_entry(view: memoryview, offset: int, sequence_min: int) -> bool:
@@ -217,6 +255,6 @@ def find_entry(view: memoryview, offset: int, sequence_min: int) -> int | None:
     """
     for match in _CANDIDATE.finditer(view, offset):
         start = match.start()
-        if looks_like_entry(view, start, sequence_min) and isinstance(decode_entry(view, start), Frame):
+        if looks_like_entry(view, start, sequence_min) and isinstance(check_entry(view, start), Frame):
             return start
     return None

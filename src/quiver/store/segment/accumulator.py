@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import pyarrow as pa
 
+from quiver.store.format.event_times import EventStream
 from quiver.store.format.manifest import ManifestBuilder, ManifestMetadata
 from quiver.store.format.segment_file import BUNDLES_WRITTEN_MAX
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
+from quiver.store.segment.event_time import chunk_ranges, event_column
 from quiver.store.segment.ipc_file import IpcFile, assemble
+from quiver.store.segment.logged import LoggedMessage, loaded
 from quiver.store.segment.schemas import check_schema
 
 __all__ = [
@@ -62,7 +65,8 @@ class EncodedSlot:
     Attributes:
         row_count: rows of the batch.
         message: what ``batch.serialize()`` returned; where the schema has dictionaries, one whole Arrow stream, since
-            a message alone would lack them. It must stay as it is until the segment is on disk.
+            a message alone would lack them. It must stay as it is until the segment is on disk. Large ones are a
+            `LoggedMessage`.
     """
 
     slot: int
@@ -87,6 +91,9 @@ def self_contained(batch: pa.RecordBatch) -> pa.Buffer:
 class SealedStream:
     """
     One stream as it goes into the file: its place in the directory, and its Arrow IPC file.
+
+    `event_column` is the index of its column of event times, and `event_ranges` the earliest and the latest of them in
+    each chunk; None and empty where it has no such column.
     """
 
     slot: int
@@ -94,6 +101,8 @@ class SealedStream:
     row_count: int
     chunk_count: int
     file: IpcFile
+    event_column: int | None = None
+    event_ranges: Sequence[int] = ()
 
 
 class _Stream:
@@ -307,29 +316,44 @@ class SealedSegment:
         starts = self._run_starts()
         return [starts[ref] for ref in self._refs if ref in starts]
 
-    def manifest(self) -> ManifestBuilder:
+    def manifest(self, item_count: Callable[[Mapping[int, int]], int | None] | None = None) -> ManifestBuilder:
         """
         Return which chunks of which streams make up each bundle.
+
+        With *item_count*, how many items each bundle has, too: it is given rows by slot.
         """
         self._encode()
         refs = self._refs if not self._is_split else self._moved_refs()
         slots = [stream.slot for stream in self._open_streams]
         builder = ManifestBuilder()
+        builder.events = [
+            EventStream(number, stream.event_column, stream.event_ranges)
+            for number, stream in enumerate(self.streams())
+            if stream.event_column is not None
+        ]
         start = 0
         append = builder.append
         for end, ingested_at_ns in zip(self._refs_end, self._ingested_at_ns, strict=True):
+            items = None if item_count is None else self._items(start, end, item_count)
             if end - start == 1:  # the usual case, and there may be tens of thousands
                 ref = refs[start]
-                append((slots[self._refs[start] >> 32],), (ref >> 32,), (ref & _CHUNK_MASK,), ingested_at_ns)
+                append((slots[self._refs[start] >> 32],), (ref >> 32,), (ref & _CHUNK_MASK,), ingested_at_ns, items)
             else:
                 append(
                     [slots[ref >> 32] for ref in self._refs[start:end]],
                     [ref >> 32 for ref in refs[start:end]],
                     [ref & _CHUNK_MASK for ref in refs[start:end]],
                     ingested_at_ns,
+                    items,
                 )
             start = end
         return builder
+
+    def _items(self, start: int, end: int, item_count: Callable[[Mapping[int, int]], int | None]) -> int | None:
+        if start == end:
+            return 0
+        places = ((self._open_streams[ref >> 32], ref & _CHUNK_MASK) for ref in self._refs[start:end])
+        return item_count({stream.slot: stream.row_counts[chunk] for stream, chunk in places})
 
     @property
     def _is_split(self) -> bool:
@@ -380,10 +404,10 @@ def _runs(stream: _Stream) -> list[SealedStream]:
     Return the stream as the file's streams: one, or several where its dictionaries cannot be one.
     """
     known = stream.stream_schema
-    if known.has_dictionaries:
-        runs = encode_runs(known.schema, [_only_batch(chunk) for chunk in stream.chunks])
-    else:
-        runs = [DictionaryRun((), stream.chunks)]
+    chunks = [_only_batch(chunk) for chunk in stream.chunks] if known.has_dictionaries else stream.chunks
+    runs = encode_runs(known.schema, chunks) if known.has_dictionaries else [DictionaryRun((), chunks)]
+    column = event_column(known.schema)
+    ranges = None if column is None else _ranges(known.schema, column, chunks)
     sealed = []
     start = 0
     for run in runs:
@@ -395,12 +419,26 @@ def _runs(stream: _Stream) -> list[SealedStream]:
                 row_count=sum(stream.row_counts[start:end]),
                 chunk_count=end - start,
                 file=assemble(bytes(known.schema_message), run.dictionaries, run.batches),
+                event_column=None if ranges is None else column,
+                event_ranges=() if ranges is None else ranges[2 * start : 2 * end],
             )
         )
         start = end
     return sealed
 
 
+def _ranges(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> Sequence[int] | None:
+    if not any(isinstance(chunk, LoggedMessage) for chunk in chunks):
+        return chunk_ranges(schema, column, chunks)
+    ranges = array("q")
+    for chunk in chunks:  # large ones, one in memory at a time
+        found = chunk_ranges(schema, column, [loaded(chunk)])
+        if found is None:
+            return None
+        ranges.extend(found)
+    return ranges
+
+
 def _only_batch(stream: Any) -> pa.RecordBatch:
-    with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
+    with pa.ipc.open_stream(pa.py_buffer(loaded(stream))) as reader:
         return reader.read_next_batch()

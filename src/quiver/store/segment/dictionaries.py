@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quiver.store.segment.compression import split_messages
 from quiver.store.segment.schemas import Leaf, dictionary_leaves, has_dictionaries, physical_schema
 
 __all__ = ["DictionaryRun", "encode_runs"]
@@ -68,22 +69,8 @@ def _own_run(batch: pa.RecordBatch) -> DictionaryRun:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    dictionaries, others = _messages(sink.getvalue())
+    dictionaries, others = split_messages(sink.getvalue())
     return DictionaryRun(dictionaries, others)
-
-
-def _messages(stream: pa.Buffer) -> tuple[list[Any], list[Any]]:
-    """
-    Return a stream's dictionary messages and its batch messages.
-    """
-    dictionaries: list[Any] = []
-    batches: list[Any] = []
-    for message in pa.ipc.MessageReader.open_stream(stream):
-        if message.type == "dictionary":
-            dictionaries.append(message.serialize())
-        elif message.type == "record batch":
-            batches.append(message.serialize())
-    return dictionaries, batches
 
 
 def _unified_runs(schema: pa.Schema, leaves: Sequence[Leaf], batches: Sequence[pa.RecordBatch]) -> list[DictionaryRun]:
@@ -153,7 +140,7 @@ def _dictionary_messages(values: Sequence[pa.Array]) -> list[Any]:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, flat.schema) as writer:
         writer.write_batch(flat)
-    return _messages(sink.getvalue())[0]
+    return split_messages(sink.getvalue())[0]
 
 
 def _grow(unifiers: Sequence[_Unifier], dictionaries: Sequence[Sequence[pa.Array]], start: int) -> int:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SegmentInfo"]
+from quiver.bundle import OTAP, Adapter
+
+__all__ = ["SegmentInfo", "SegmentStatistics", "StreamStatistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,82 @@ class SegmentInfo:
     sequence_last: int | None
     ingested_min_ns: int | None
     ingested_max_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatistics:
+    """
+    One stream: the batches of one slot that share a schema.
+
+    Attributes:
+        stream_id: its number in the segment.
+        slot: whose batches it holds.
+        row_count: rows of all its batches.
+        chunk_count: number of its batches.
+        size_bytes: length of its Arrow file.
+        columns: names, in the order of its schema.
+        omitted: names that other streams of the slot in this segment have, and this one has not.
+        event_column: the column of event times; None where none was recorded.
+        event_min_ns: earliest of them, nanoseconds since the epoch; None where there is none.
+        event_max_ns: latest of them.
+    """
+
+    stream_id: int
+    slot: int
+    row_count: int
+    chunk_count: int
+    size_bytes: int
+    columns: tuple[str, ...]
+    omitted: tuple[str, ...]
+    event_column: str | None
+    event_min_ns: int | None
+    event_max_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStatistics:
+    """
+    What is known of one sealed segment, stream by stream.
+
+    Attributes:
+        info: numbers, positions and times of the whole.
+        streams: by stream id.
+        item_count: as written by an engine that counts them; None when it is not in the file.
+    """
+
+    info: SegmentInfo
+    streams: tuple[StreamStatistics, ...]
+    item_count: int | None
+
+    @property
+    def row_counts(self) -> dict[int, int]:
+        """
+        Slot → number of rows, ascending.
+        """
+        counts: dict[int, int] = {}
+        for stream in sorted(self.streams, key=lambda stream: stream.slot):
+            counts[stream.slot] = counts.get(stream.slot, 0) + stream.row_count
+        return counts
+
+    @property
+    def event_range_ns(self) -> tuple[int, int] | None:
+        """
+        The earliest and the latest event time of all streams; None where none was recorded.
+        """
+        lows = [stream.event_min_ns for stream in self.streams if stream.event_min_ns is not None]
+        highs = [stream.event_max_ns for stream in self.streams if stream.event_max_ns is not None]
+        return (min(lows), max(highs)) if lows and highs else None
+
+    def signals(self, adapter: Adapter = OTAP) -> tuple[str, ...]:
+        """
+        The signals whose data the segment holds, by the slot table of *adapter*, in alphabetical order.
+        """
+        return adapter.signals_of(self.row_counts)
+
+    def items(self, adapter: Adapter = OTAP) -> int | None:
+        """
+        How many items (log records, spans, data points) there are; None when that is not known.
+
+        Known when it was written, and when all data lies in slots where a row is an item or belongs to one.
+        """
+        return adapter.item_count(self.row_counts) if self.item_count is None else self.item_count

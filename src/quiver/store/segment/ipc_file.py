@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-__all__ = ["HEAD_ALIGNMENT", "IpcFile", "assemble"]
+from quiver.store.segment.logged import loaded, prefix_of
+
+__all__ = ["HEAD_ALIGNMENT", "IpcFile", "assemble", "is_one_batch_message"]
 
 MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -32,6 +34,12 @@ HEAD_ALIGNMENT = 64
 _METADATA_V5 = 4
 _MESSAGE_PREFIX = struct.Struct("<Ii")
 _METADATA_LENGTH = struct.Struct("<4xi")
+_CONTINUATION = 0xFFFFFFFF
+_RECORD_BATCH = 3
+
+# Of the flatbuffer `Message`: where in its vtable the places of `header_type` and `bodyLength` stand.
+_KIND_AND_BODY = struct.Struct("<6xH2xH")
+_U32, _I32, _I64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
 
 # The footer's root table with its vtable in front, then the count of the first vector.
 #   0  u32 position of the root table
@@ -65,7 +73,7 @@ class IpcFile:
         Yield the file's pieces in order.
         """
         yield self.head
-        yield from self.messages
+        yield from map(loaded, self.messages)
         yield self.tail
 
 
@@ -81,12 +89,33 @@ def assemble(schema_message: bytes, dictionaries: Sequence[Any], batches: Sequen
     sizes = list(map(len, messages))
     offsets = list(accumulate(sizes, initial=len(head)))
     end = offsets.pop()
-    metadata = [_METADATA_LENGTH.unpack_from(message)[0] + _MESSAGE_PREFIX.size for message in messages]
+    metadata = [_METADATA_LENGTH.unpack_from(prefix_of(message))[0] + _MESSAGE_PREFIX.size for message in messages]
     blocks = _blocks(offsets, metadata, sizes)
     split = len(dictionaries) * _BLOCK_BYTES
     footer = _footer(schema_message, memoryview(blocks)[:split], memoryview(blocks)[split:])
     tail = b"".join((END_OF_STREAM, footer, struct.pack("<i", len(footer)), MAGIC))
     return IpcFile(head, messages, tail, end + len(tail))
+
+
+def is_one_batch_message(message: memoryview) -> bool:
+    """
+    Say whether *message* is exactly one encapsulated message of a record batch, as far as its lengths tell.
+    """
+    try:
+        marker, metadata_bytes = _MESSAGE_PREFIX.unpack_from(message)
+        (table,) = _U32.unpack_from(message, 8)
+        table += 8
+        vtable = table - _I32.unpack_from(message, table)[0]
+        header_type, body_length = _KIND_AND_BODY.unpack_from(message, vtable)
+        (body_bytes,) = _I64.unpack_from(message, table + body_length)
+        return (
+            marker == _CONTINUATION
+            and message[table + header_type] == _RECORD_BATCH
+            and header_type > 0 < body_length
+            and _MESSAGE_PREFIX.size + metadata_bytes + body_bytes == len(message)
+        )
+    except (struct.error, IndexError):
+        return False
 
 
 def _blocks(offsets: Sequence[int], metadata: Sequence[int], sizes: Sequence[int]) -> bytes:

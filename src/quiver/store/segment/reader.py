@@ -2,21 +2,27 @@
 A segment file → bundles, without copying, never without its checksum.
 
 Opening reads the end of the file only: trailer, footer, directory, manifest. The first batch that is asked for,
-or `SegmentReader.verify`, reads the whole file once for its checksum; no byte reaches Arrow's decoder before
+or `SegmentReader.verify`, reads the whole file once for its checksum; no batch reaches Arrow's decoder before
 that, since Arrow trusts the offsets it finds. Batches point into the mapped file and keep it mapped, also after
-the reader is closed and the file is unlinked.
+the reader is closed and the file is unlinked; those of a compressed stream have memory of their own.
+
+What a stream looks like can be told without reading its data: the manifest has the directory's checksum, the
+directory has the digest of each schema.
 """
 
 from __future__ import annotations
 
 import posixpath
 import threading
-from collections.abc import Container, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from quiver.bundle import schema_fingerprint
 from quiver.errors import Damaged, FormatUnsupported, StoreClosed
+from quiver.primitives.checksum import crc32
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Damage, NeedMore
 from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
@@ -29,11 +35,17 @@ from quiver.store.format.segment_file import (
     decode_directory,
     decode_segment_footer,
 )
-from quiver.store.segment.info import SegmentInfo
+from quiver.store.segment.in_order import InOrder
+from quiver.store.segment.info import SegmentInfo, SegmentStatistics, StreamStatistics
+from quiver.store.segment.verified import VerifiedSegments
 
 __all__ = ["SegmentReader"]
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError)
+
+_CRC_BYTES = 4
+_FILES_MAX = 1024
+"""Readers of Arrow's that are kept, one for each stream and choice of columns."""
 
 
 class SegmentReader:
@@ -54,6 +66,7 @@ class SegmentReader:
         footer: SegmentFooter,
         streams: Mapping[int, StreamEntry],
         manifest: Manifest,
+        verified: VerifiedSegments | None = None,
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -62,13 +75,21 @@ class SegmentReader:
         self._footer = footer
         self._lock = threading.Lock()
         self._view: memoryview | None = view
-        self._verified = False
-        self._files: dict[int, Any] = {}
+        self._known_sound = verified
+        self._verified = verified is not None and verified.has(path, len(view), bytes(view[-_CRC_BYTES:]))
+        self._directory_sound = False
+        # One for each stream, and more for choices of columns.
+        self._whole_files: dict[int, Any] = {}
+        self._compressed: dict[int, bool] = {}
+        self._files: dict[tuple[int, tuple[int, ...]], Any] = {}
+        self._in_order = InOrder()
 
     @classmethod
-    def open(cls, fs: FileSystem, path: str) -> SegmentReader:
+    def open(cls, fs: FileSystem, path: str, *, verified: VerifiedSegments | None = None) -> SegmentReader:
         """
         Map the segment at *path* and read its directory and manifest.
+
+        With *verified*, a file that is known there is not read for its checksum again, and one that is, is noted there.
 
         Raises:
             Damaged: it is not a whole segment; says where and why.
@@ -96,7 +117,7 @@ class SegmentReader:
         manifest = decode_manifest(region, footer.bundle_count, at=footer.manifest_offset)
         if isinstance(manifest, Damage):
             raise Damaged(path, manifest.offset, manifest.reason)
-        return cls(path, view, footer, {stream.stream_id: stream for stream in directory}, manifest)
+        return cls(path, view, footer, {stream.stream_id: stream for stream in directory}, manifest, verified)
 
     @property
     def bundle_count(self) -> int:
@@ -115,48 +136,141 @@ class SegmentReader:
         """
         if self._verified:
             return
-        problem = check_segment_checksum(self._open_view())
+        view = self._open_view()
+        problem = check_segment_checksum(view)
         if problem is None:
             problem = check_manifest(self.manifest, tuple(self.streams.values()), at=self._footer.manifest_offset)
         if problem is not None:
             raise Damaged(self.path, problem.offset, problem.reason)
         self._verified = True
+        if self._known_sound is not None:
+            self._known_sound.add(self.path, len(view), bytes(view[-_CRC_BYTES:]))
 
-    def bundle(self, index: int, slots: Container[int] | None = None) -> dict[int, pa.RecordBatch]:
+    def verify_directory(self) -> None:
         """
-        Return bundle *index* as slot → batch, ascending; only *slots* when given.
+        Return when the directory, and with it which streams there are, is as it was written.
+
+        Reads the whole file only where the manifest does not have the directory's checksum, or another one.
+
+        Raises:
+            Damaged: as `verify`.
+            StoreClosed: the reader was closed.
+        """
+        if self._directory_sound or self._verified:
+            return
+        footer, stored = self._footer, self.manifest.metadata.directory_crc32
+        region = _region(self._open_view(), footer.directory_offset, footer.directory_length)
+        if stored is None or stored != crc32(region):
+            self.verify()
+        self._directory_sound = True
+
+    def schema(self, stream_id: int) -> pa.Schema:
+        """
+        Return the schema of one stream. Its data is read only where nothing else proves the schema.
+
+        Raises:
+            Damaged: the file is not what was written, or has no such stream.
+            StoreClosed: the reader was closed.
+        """
+        self.verify_directory()
+        with self._lock:
+            schema: pa.Schema = self._file(stream_id).schema
+        try:
+            is_proven = self._verified or schema_fingerprint(schema) == self.streams[stream_id].fingerprint
+        except ValueError as error:  # a name that is not UTF-8
+            raise self._unreadable(stream_id, error) from error
+        if not is_proven:
+            self.verify()
+        return schema
+
+    def bundle(
+        self, index: int, slots: Container[int] | None = None, columns: Sequence[str] | None = None
+    ) -> dict[int, pa.RecordBatch]:
+        """
+        Return bundle *index* as slot → batch, ascending; only *slots*, and only *columns* of each, when given.
 
         Raises:
             BundleUnavailable: there is no such bundle.
             Damaged: the file is not what was written.
             StoreClosed: the reader was closed.
         """
-        self.verify()
-        refs = sorted(self.manifest.refs(index))
-        return {
-            ref.slot: self.batch(ref.stream_id, ref.chunk_index) for ref in refs if slots is None or ref.slot in slots
-        }
+        if not self._verified:
+            self.verify()
+        manifest = self.manifest
+        if not 0 <= index < manifest.bundle_count:
+            manifest.refs(index)  # says why not
+        start, end = manifest.ends[index], manifest.ends[index + 1]
+        slot_ids, stream_ids, chunks = manifest.slot_ids, manifest.stream_ids, manifest.chunk_indexes
+        if end - start == 1 and slots is None and columns is None:  # the usual case, on every delivery
+            return {slot_ids[start]: self._whole(stream_ids[start], chunks[start])}
+        places = [at for at in range(start, end) if slots is None or slot_ids[at] in slots]
+        places.sort(key=slot_ids.__getitem__)  # ours are ascending; other engines write them in any order
+        return {slot_ids[at]: self.batch(stream_ids[at], chunks[at], columns) for at in places}
 
-    def batch(self, stream_id: int, chunk_index: int) -> pa.RecordBatch:
+    def batch(self, stream_id: int, chunk_index: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """
         Return one batch of one stream. Its buffers point into the file and stay valid while they are held.
+
+        With *columns*, those of them that the stream has, in the stream's order; the buffers of others are not touched.
 
         Raises:
             Damaged: the file is not what was written, or has no such stream or chunk.
             StoreClosed: the reader was closed.
         """
-        self.verify()
+        if not self._verified:
+            self.verify()
+        if columns is None:
+            return self._whole(stream_id, chunk_index)
+        wanted = set(columns)
+        with self._lock:
+            names = self._file(stream_id).schema.names
+            fields = tuple(place for place, name in enumerate(names) if name in wanted)
+            if len(fields) == len(names) or not self._is_compressed(stream_id):
+                # Nothing but addresses: Arrow's own choice of fields would copy the buffers out of the mapping.
+                batch = self._chunk(stream_id, chunk_index)
+                return batch if len(fields) == len(names) else batch.select(list(fields))
+            # Arrow takes "no field" for "all": then the cheapest there is, for the number of rows.
+            batch = self._chunk(stream_id, chunk_index, fields or (0,))
+        return batch if fields else batch.select([])
+
+    def _whole(self, stream_id: int, chunk_index: int) -> pa.RecordBatch:
         # A file reader of Arrow's loads its dictionaries on first use and is not safe to share without this.
         with self._lock:
-            file = self._file(stream_id)
-            try:
-                return file.get_batch(chunk_index)
-            except _ARROW_ERRORS as error:
-                raise self._unreadable(stream_id, error) from error
+            batch = self._in_order.next(stream_id, chunk_index)
+            if batch is None:
+                batch = self._chunk(stream_id, chunk_index)
+                stream = self.streams[stream_id]
+                if chunk_index == 0 and stream.chunk_count > 1:
+                    data = _region(self._open_view(), stream.byte_offset, stream.byte_length)
+                    self._in_order.begin(stream_id, data, batch)
+            return batch
 
-    def stream_batches(self, stream_id: int) -> Iterator[pa.RecordBatch]:
+    def _chunk(self, stream_id: int, chunk_index: int, fields: tuple[int, ...] = ()) -> pa.RecordBatch:
+        file = None if fields else self._whole_files.get(stream_id)
+        if file is None:
+            file = self._file(stream_id, fields)
+        try:
+            return file.get_batch(chunk_index)
+        except _ARROW_ERRORS as error:
+            raise self._unreadable(stream_id, error) from error
+
+    def _is_compressed(self, stream_id: int) -> bool:
         """
-        Yield all batches of one stream in the order of their bundles.
+        Return whether a buffer of the stream's first chunk has memory of its own, outside of the mapping.
+        """
+        known = self._compressed.get(stream_id)
+        if known is None:
+            start = pa.py_buffer(self._open_view()).address
+            end = start + self.info.size_bytes
+            columns = self._chunk(stream_id, 0).columns if self.streams[stream_id].chunk_count else []
+            buffers = (buffer for column in columns for buffer in column.buffers())
+            known = any(buffer is not None and buffer.size and not start <= buffer.address < end for buffer in buffers)
+            self._compressed[stream_id] = known
+        return known
+
+    def stream_batches(self, stream_id: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """
+        Yield all batches of one stream in the order of their bundles, with *columns* only when given.
 
         Raises:
             Damaged: the file is not what was written, or has no such stream.
@@ -166,7 +280,81 @@ class SegmentReader:
         with self._lock:
             count = self._file(stream_id).num_record_batches
         for chunk_index in range(count):
-            yield self.batch(stream_id, chunk_index)
+            yield self.batch(stream_id, chunk_index, columns)
+
+    def slot_chunks(self, slot: int) -> list[tuple[int, int, int]]:
+        """
+        Return (bundle index, stream id, chunk index) of each bundle that has *slot*, in the order of the bundles.
+
+        Raises:
+            Damaged: the file is not what was written.
+            StoreClosed: the reader was closed.
+        """
+        self.verify()
+        manifest, ends = self.manifest, self.manifest.ends
+        streams, chunks = manifest.stream_ids, manifest.chunk_indexes
+        places = [at for at, found in enumerate(manifest.slot_ids) if found == slot]
+        return [(bisect_right(ends, at) - 1, streams[at], chunks[at]) for at in places]
+
+    def slot_batches(self, slot: int, columns: Sequence[str] | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """
+        Yield (bundle index, batch) of each bundle that has *slot*, with *columns* only when given.
+
+        Raises:
+            Damaged: the file is not what was written.
+            StoreClosed: the reader was closed.
+        """
+        for index, stream_id, chunk_index in self.slot_chunks(slot):
+            yield index, self.batch(stream_id, chunk_index, columns)
+
+    def event_times(self) -> Mapping[int, Sequence[int]]:
+        """
+        Return, by stream id, the earliest and the latest event time of each chunk, nanoseconds since the epoch.
+
+        Streams for which none were recorded are left out; a chunk without any has a latest before its earliest.
+
+        Raises:
+            Damaged: they do not fit the directory.
+        """
+        found = self.manifest.event_times(self.streams.values(), at=self._footer.manifest_offset)
+        if isinstance(found, Damage):
+            raise Damaged(self.path, found.offset, found.reason)
+        return found
+
+    def statistics(self) -> SegmentStatistics:
+        """
+        Return what is known of the segment beyond `info`, stream by stream. The data is not read.
+
+        Raises:
+            Damaged: the file is not what was written.
+            StoreClosed: the reader was closed.
+        """
+        schemas = {stream_id: self.schema(stream_id) for stream_id in self.streams}
+        events = {event.stream_id: event for event in self.manifest.event_columns}
+        slot_columns: dict[int, dict[str, None]] = {}
+        for stream_id, stream in self.streams.items():
+            slot_columns.setdefault(stream.slot, {}).update(dict.fromkeys(schemas[stream_id].names))
+        streams = []
+        for stream_id, stream in self.streams.items():
+            names = schemas[stream_id].names
+            event = events.get(stream_id)
+            known = event is not None and event.column < len(names) and event.min_ns <= event.max_ns
+            streams.append(
+                StreamStatistics(
+                    stream_id=stream_id,
+                    slot=stream.slot,
+                    row_count=stream.row_count,
+                    chunk_count=stream.chunk_count,
+                    size_bytes=stream.byte_length,
+                    columns=tuple(names),
+                    omitted=tuple(name for name in slot_columns[stream.slot] if name not in names),
+                    event_column=names[event.column] if event is not None and event.column < len(names) else None,
+                    event_min_ns=event.min_ns if event is not None and known else None,
+                    event_max_ns=event.max_ns if event is not None and known else None,
+                )
+            )
+        counts = self.manifest.item_counts
+        return SegmentStatistics(self.info, tuple(streams), None if counts is None else sum(counts))
 
     def ingested_at_ns(self, index: int) -> int | None:
         """
@@ -183,7 +371,9 @@ class SegmentReader:
         """
         with self._lock:
             self._view = None
+            self._whole_files.clear()
             self._files.clear()
+            self._in_order.clear()
 
     def _open_view(self) -> memoryview:
         view = self._view
@@ -191,8 +381,11 @@ class SegmentReader:
             raise StoreClosed(f"{self.path}: the reader was closed")
         return view
 
-    def _file(self, stream_id: int) -> Any:
-        file = self._files.get(stream_id)
+    def _file(self, stream_id: int, fields: tuple[int, ...] = ()) -> Any:
+        """
+        Return Arrow's reader of one stream; of *fields* only, by index, when there are some.
+        """
+        file = self._files.get((stream_id, fields)) if fields else self._whole_files.get(stream_id)
         if file is not None:
             return file
         view = self._open_view()
@@ -200,13 +393,23 @@ class SegmentReader:
         if stream is None:
             raise Damaged(self.path, self._footer.directory_offset, f"there is no stream {stream_id}")
         try:
-            file = pa.ipc.open_file(pa.py_buffer(_region(view, stream.byte_offset, stream.byte_length)))
+            options = pa.ipc.IpcReadOptions(included_fields=list(fields))
+            file = pa.ipc.open_file(
+                pa.py_buffer(_region(view, stream.byte_offset, stream.byte_length)), options=options
+            )
         except _ARROW_ERRORS as error:
             raise self._unreadable(stream_id, error) from error
         if file.num_record_batches != stream.chunk_count:
             reason = f"stream {stream_id} has {file.num_record_batches} chunks, the directory says {stream.chunk_count}"
             raise Damaged(self.path, stream.byte_offset, reason)
-        self._files[stream_id] = file
+        if len(self._files) + len(self._whole_files) >= _FILES_MAX:
+            self._files.clear()
+            self._whole_files.clear()
+            self._in_order.clear()
+        if fields:
+            self._files[stream_id, fields] = file
+        else:
+            self._whole_files[stream_id] = file
         return file
 
     def _unreadable(self, stream_id: int, error: Exception) -> Damaged:

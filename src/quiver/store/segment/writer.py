@@ -13,8 +13,10 @@ one, and perhaps a temporary file, which nobody reads and the next attempt repla
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
+from quiver.bundle import Adapter
 from quiver.primitives.atomic import TEMPORARY_SUFFIX
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import File, FileSystem
@@ -29,6 +31,7 @@ from quiver.store.format.segment_file import (
     encode_segment_trailer,
 )
 from quiver.store.segment.accumulator import SealedSegment
+from quiver.store.segment.compression import Compression, compressed
 from quiver.store.segment.info import SegmentInfo
 
 __all__ = ["SegmentInfo", "write_segment"]
@@ -39,12 +42,20 @@ _JOIN_BYTES_MAX = 2 * 1024
 
 
 def write_segment(
-    fs: FileSystem, segments_dir: str, seq: int, sealed: SealedSegment, *, profile: Profile
+    fs: FileSystem,
+    segments_dir: str,
+    seq: int,
+    sealed: SealedSegment,
+    *,
+    profile: Profile,
+    compression: Compression = "none",
+    adapter: Adapter | None = None,
 ) -> SegmentInfo:
     """
     Write segment *seq* into *segments_dir*, durably on return: contents, mode and name.
 
-    An older file of the same number is replaced.
+    An older file of the same number is replaced. A stream that *compression* would not make smaller stays as it is.
+    With an *adapter*, the `otap` profile says how many items each bundle has, where that can be told of all of them.
 
     Raises:
         OSError: there may be no such file, an older one, or (from the last step) the new one, perhaps not durably.
@@ -58,7 +69,7 @@ def write_segment(
     try:
         file = fs.create(temporary)
         try:
-            size = _write(file, sealed, profile)
+            size = _write(file, sealed, profile, compression, adapter)
             file.set_mode(0o440)
             # Contents before the name: otherwise a power cut could leave a segment of this name without them.
             file.sync()
@@ -126,7 +137,9 @@ class _Gather:
         self._waiting = 0
 
 
-def _write(file: File, sealed: SealedSegment, profile: Profile) -> int:
+def _write(
+    file: File, sealed: SealedSegment, profile: Profile, compression: Compression, adapter: Adapter | None
+) -> int:
     """
     Write all bytes of the segment and return how many there are. Nothing is durable yet.
     """
@@ -134,21 +147,24 @@ def _write(file: File, sealed: SealedSegment, profile: Profile) -> int:
     entries = []
     for stream_id, stream in enumerate(sealed.streams()):
         gather.align()
+        ipc_file = compressed(stream.file, compression)
         entries.append(
             StreamEntry(
                 stream_id=stream_id,
                 slot=stream.slot,
                 fingerprint=stream.fingerprint,
                 byte_offset=gather.position,
-                byte_length=stream.file.nbytes,
+                byte_length=ipc_file.nbytes,
                 row_count=stream.row_count,
                 chunk_count=stream.chunk_count,
             )
         )
-        for part in stream.file.parts():
+        for part in ipc_file.parts():
             gather.add(part)
     directory = encode_directory(entries)
-    manifest = sealed.manifest().encode(sealed.metadata, profile)
+    metadata = replace(sealed.metadata, directory_crc32=crc32(directory))
+    item_count = adapter.item_count if adapter is not None and profile == "otap" else None
+    manifest = sealed.manifest(item_count).encode(metadata, profile)
     footer = SegmentFooter(
         stream_count=len(entries),
         bundle_count=sealed.bundle_count,

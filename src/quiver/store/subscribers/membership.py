@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse
 from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
-from quiver.settings import Profile
+from quiver.settings import DamagePolicy, Profile
 from quiver.store.format.progress import Progress
 from quiver.store.subscribers import progress_store
-from quiver.store.subscribers.delivery import DeliveryQueue
-from quiver.store.subscribers.progress_store import SubscriberFile
+from quiver.store.subscribers.audit_trail import AuditTrail
+from quiver.store.subscribers.delivery import DeliveryQueue, Order
+from quiver.store.subscribers.progress_store import Recreated, SubscriberFile
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
 __all__ = ["Membership", "Shared", "SubscriberStatus"]
@@ -32,11 +35,6 @@ _RECENT_NS = 2_000_000_000
 """A file that changed this recently is read again: two changes within one tick of its time stamp look like one."""
 
 _FileSignature = tuple[int, int, int]
-
-
-def _plain_condition() -> threading.Condition:
-    # Not re-entrant on purpose: a handle's finalizer must find it taken, also in the thread that has it.
-    return threading.Condition(threading.Lock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,47 +49,93 @@ class Shared:
     clock: Clock
     observer: Observer
     segments: Segments
+    damage_policy: DamagePolicy = "restart_earliest"
+    audit: AuditTrail | None = None
+    dropped: dict[int, SegmentRef] = field(default_factory=dict)
+    """By number: segments that policy gave up and that the drop ledger names still."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """By subscriber: bundles that it will never get, since the store was opened."""
     files_lock: threading.Lock = field(default_factory=threading.Lock)
-    condition: threading.Condition = field(default_factory=_plain_condition)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """That of `condition`, for those who neither wait nor wake: they take it without a detour. Not re-entrant on
+    purpose: a handle's finalizer must find it taken, also in the thread that has it."""
+    condition: threading.Condition = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "condition", threading.Condition(self.lock))
+
+    def count_dropped(self, subscriber: str, bundles: int, *, reason: str) -> None:
+        """
+        Count what one subscriber will never get, and why. Under `files_lock`.
+        """
+        if bundles:
+            self.lost[subscriber] += bundles
+            self.observer.count(
+                "quiver.subscriber.dropped_bundles_total", bundles, subscriber=subscriber, reason=reason
+            )
+
+    def audit_dropped(self, subscriber: str, state: SubscriberState, segment: SegmentRef, *, reason: str) -> None:
+        """
+        Note what of *segment* one subscriber will never get. Before it is resolved, under the condition.
+        """
+        if self.audit is not None:
+            self.audit.dropped(subscriber, segment.seq, state.unresolved(segment), why=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriberStatus:
     """
-    How a subscriber stands at this moment.
+    How a subscriber stands at this moment, in sealed bundles.
 
     Attributes:
         id: its name.
-        is_registered: somebody registered it since the store was opened; otherwise it is an orphan.
+        is_registered: somebody registered it since the store was opened.
         is_owned: this process works for it.
-        oldest_incomplete: number of the oldest segment that it has not finished.
-        pending_bundles: sealed bundles that it has not resolved, claimed and deferred ones included.
+        is_orphan: the registration phase has ended without it.
+        oldest_incomplete: number of the oldest segment that it has not finished; the next one when it has all.
+        pending_bundles: bundles that it has not resolved, claimed and deferred ones included.
         claimed_bundles: bundles handed out at this moment.
+        deferred_bundles: bundles that wait for their time.
+        lag_bytes: the pending bundles' share of their files.
+        lag_seconds: since the oldest segment with a pending bundle was begun, by the wall clock; 0 when none is.
+        idle_seconds: since this store saw a sign of life of it: a registration, a change of its file, a held lock.
+            Never more than since the registration phase ended.
+        progress_age_seconds: since its progress file changed, by the wall clock.
     """
 
     id: str
     is_registered: bool
     is_owned: bool
+    is_orphan: bool
     oldest_incomplete: int
     pending_bundles: int
     claimed_bundles: int
+    deferred_bundles: int
+    lag_bytes: int
+    lag_seconds: float
+    idle_seconds: float
+    progress_age_seconds: float
 
 
 class Membership:
     """
-    One subscriber. `reload`, `own`, `save` and `recreate_if_unowned` are called under `files_lock`; all else under
-    the condition.
+    One subscriber. `reload`, `own`, `let_go`, `save`, `edit` and `recreate_if_unowned` are called under `files_lock`;
+    all else under the condition.
     """
 
     __slots__ = (
+        "_changed_ns",
+        "_is_rewound",
         "_shared",
         "_signature",
         "durable",
         "file",
         "gone",
         "id",
+        "idle_since_s",
         "is_dirty",
         "is_registered",
+        "order",
         "queue",
         "state",
     )
@@ -105,13 +149,19 @@ class Membership:
         """Held while this process works for the subscriber."""
         self.queue: DeliveryQueue | None = None
         """There while `file` is held."""
+        self.order: Order = "oldest"
         self.is_registered = False
         self.is_dirty = False
         self.gone = False
+        self.idle_since_s = shared.clock.monotonic()
+        self._changed_ns = shared.clock.now_ns()
+        self._is_rewound = False
         self._shared = shared
         self._signature: _FileSignature | None = None
 
-    def save(self) -> bool:
+    # ── the file ─────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, *, over_gaps: bool = True) -> bool:
         """
         Write the progress if it changed; durable on return. True when it was written.
 
@@ -124,21 +174,96 @@ class Membership:
             if file is None or not self.is_dirty:
                 return False
             self.is_dirty = False
-            self.state.advance(shared.segments)
-            progress = self.state.to_progress(shared.segments, profile=shared.profile)
-        if progress == file.written:
-            return False
+            is_rewound, self._is_rewound = self._is_rewound, False
+            self.state.advance(shared.segments, over_gaps=over_gaps)
+            progress = self.state.to_progress(
+                shared.segments, profile=shared.profile, over_gaps=over_gaps, dropped=shared.dropped.values()
+            )
+        if shared.audit is not None:
+            shared.audit.write()  # first: what progress says is in the trail
         try:
-            progress_store.save_progress(shared.fs, shared.root, self.id, progress, profile=shared.profile)
+            if not file.put(progress, is_rewound=is_rewound):
+                return False
         except OSError:
             with shared.condition:
                 self.is_dirty = True
+                self._is_rewound = self._is_rewound or is_rewound
             raise
-        file.written = progress
         durable = SubscriberState.from_progress(progress)
         with shared.condition:
             self.durable = durable
+            self._changed_ns = shared.clock.now_ns()
         return True
+
+    def edit(self, change: Callable[[SubscriberState], bool], *, is_rewound: bool = False) -> bool:
+        """
+        Apply *change* (True: something changed), durably on return; False when another process works for it.
+
+        When nobody works for it, ownership is taken for the moment.
+
+        Raises:
+            Damaged: its file is not what was written, and the policy is not to go on.
+            SubscriberUnknown: its file is gone.
+            OSError: the disk refused. A state that was owned before keeps the change, for the next `save`.
+        """
+        borrowed = self.file is None
+        if borrowed:
+            try:
+                self.own()
+            except DirectoryInUse:
+                with self._shared.condition:
+                    self.idle_since_s = self._shared.clock.monotonic()
+                return False
+        try:
+            with self._shared.condition:
+                if change(self.state):
+                    self.is_dirty = True
+                    self._is_rewound = self._is_rewound or is_rewound
+            # What is borrowed is left so that any process can read it: nothing is said by a number that is missing.
+            self.save(over_gaps=not borrowed)
+        finally:
+            if borrowed:
+                self.let_go()
+                self._signature = None
+        return True
+
+    def own(self) -> None:
+        """
+        Take the lock and go on from what the file says.
+
+        Raises:
+            DirectoryInUse: another process works for this subscriber.
+            SubscriberUnknown: its progress file is gone.
+            Damaged: the file is not what was written, and the policy is not to go on.
+            OSError: the file cannot be read.
+        """
+        shared = self._shared
+        file = self._new_file()
+        try:
+            file.acquire()
+        except Damaged as damage:
+            self._report_damage(damage)
+            if shared.damage_policy == "fail":
+                raise
+            self._recreate(file)
+        if file.written is not None:
+            self._adopt(file.written)
+        with shared.condition:
+            self.queue = DeliveryQueue(self.state, shared.segments, order=self.order)
+            self.is_dirty = self._is_rewound = False
+            self.file = file
+
+    def let_go(self) -> None:
+        """
+        Give up ownership, without saving.
+        """
+        shared = self._shared
+        with shared.condition:
+            file, self.file, self.queue = self.file, None, None
+            self.idle_since_s = shared.clock.monotonic()
+            shared.condition.notify_all()
+        if file is not None:
+            file.release()
 
     def reload(self) -> bool:
         """
@@ -165,48 +290,70 @@ class Membership:
                 self.durable = None
             return False
         if progress is not None:
+            if signature != self._signature:
+                with shared.condition:
+                    self.idle_since_s = shared.clock.monotonic()
+                    self._changed_ns = stat.modified_ns
             self._signature = signature
             self._adopt(progress)
         return True
 
     def recreate_if_unowned(self) -> None:
         """
-        Replace a damaged file by one with nothing resolved, unless another process works for the subscriber.
+        Do with a damaged file what the policy says, unless another process works for the subscriber.
 
         That one will write the file again; until then nothing is deleted.
+
+        Raises:
+            Damaged: the policy is not to go on.
+            OSError: the disk refused.
         """
         shared = self._shared
-        file = SubscriberFile(shared.fs, shared.root, self.id, profile=shared.profile)
+        if shared.damage_policy == "fail":
+            try:
+                progress_store.lock_subscriber(shared.fs, shared.root, self.id).release()
+            except DirectoryInUse:
+                return
+            progress_store.load_progress(shared.fs, shared.root, self.id)
+            return
+        file = self._new_file()
         try:
-            copy = file.recreate()
+            made = self._recreate(file)
         except DirectoryInUse:
             return
         file.release()
-        self._report_recreated(copy)
-        self._adopt(Progress(0, {}))
+        self._adopt(made.progress)
 
-    def own(self) -> None:
-        """
-        Take the lock and go on from what the file says.
-
-        Raises:
-            DirectoryInUse: another process works for this subscriber.
-            SubscriberUnknown: its progress file is gone.
-            OSError: the file cannot be read.
-        """
+    def _new_file(self) -> SubscriberFile:
         shared = self._shared
-        file = SubscriberFile(shared.fs, shared.root, self.id, profile=shared.profile)
-        try:
-            file.acquire()
-        except Damaged as damage:
-            self._report_damage(damage)
-            self._report_recreated(file.recreate())
-        if file.written is not None:
-            self._adopt(file.written)
+        keep_backup = shared.damage_policy == "backup"
+        return SubscriberFile(shared.fs, shared.root, self.id, profile=shared.profile, keep_backup=keep_backup)
+
+    def _recreate(self, file: SubscriberFile) -> Recreated:
+        shared = self._shared
         with shared.condition:
-            self.queue = DeliveryQueue(self.state, shared.segments)
-            self.is_dirty = False
-            self.file = file
+            next_seq = shared.segments.next_seq
+            passed_over = list(shared.segments.between(0, next_seq - 1))
+        made = file.recreate(shared.damage_policy, next_seq=next_seq)
+        skipped = sum(segment.bundle_count for segment in passed_over) if made.start == "latest" else 0
+        shared.observer.event(
+            "quiver.subscriber.progress.recreated",
+            level=logging.WARNING,
+            subscriber=self.id,
+            copy=made.copy,
+            start=made.start,
+            skipped_bundles_max=skipped,
+        )
+        # How many of them it had not resolved is what the damaged file would have said: all that it may be.
+        shared.count_dropped(self.id, skipped, reason="progress_damaged")
+        if skipped:
+            nothing = SubscriberState()
+            with shared.condition:
+                for segment in passed_over:
+                    shared.audit_dropped(self.id, nothing, segment, reason="progress_damaged")
+        return made
+
+    # ── the states ───────────────────────────────────────────────────────────────────────────────────
 
     def _adopt(self, progress: Progress) -> None:
         shared = self._shared
@@ -222,8 +369,10 @@ class Membership:
         with shared.condition:
             self.state = live
             self.durable = durable
-            for segment in shared.segments:
-                self.reconcile(segment)
+            for seq in progress.entries:
+                segment = shared.segments.get(seq)
+                if segment is not None:
+                    self.reconcile(segment)
 
     def reconcile(self, segment: SegmentRef) -> None:
         """
@@ -244,18 +393,33 @@ class Membership:
         """
         return self.durable is not None and self.durable.is_complete(segment)
 
-    def status(self) -> SubscriberStatus:
+    def status(self, *, is_active: bool = True) -> SubscriberStatus:
         """
-        Return how the subscriber stands.
+        Return how the subscriber stands; *is_active*: the registration phase has ended.
         """
-        segments = self._shared.segments
+        segments, clock = self._shared.segments, self._shared.clock
+        now_ns = clock.now_ns()
+        bundles = size_bytes = 0
+        begun_ns: int | None = None
+        for segment, left in self.state.pending_of(segments):
+            if not bundles:
+                begun_ns = segment.ingested_max_ns if segment.ingested_min_ns is None else segment.ingested_min_ns
+            bundles += left
+            size_bytes += segment.size_bytes * left // segment.bundle_count
+        queue = self.queue
         return SubscriberStatus(
             self.id,
             self.is_registered,
             self.file is not None,
+            is_active and not self.is_registered,
             self.state.position(segments).segment,
-            self.state.pending_count(segments),
-            0 if self.queue is None else self.queue.claimed_count,
+            bundles,
+            0 if queue is None else queue.claimed_count,
+            0 if queue is None else queue.deferred_count,
+            size_bytes,
+            0.0 if begun_ns is None else max(0.0, (now_ns - begun_ns) / 1e9),
+            0.0 if self.is_registered else clock.monotonic() - self.idle_since_s,
+            max(0.0, (now_ns - self._changed_ns) / 1e9),
         )
 
     def _report_damage(self, damage: Damaged) -> None:
@@ -269,12 +433,3 @@ class Membership:
             reason=damage.reason,
         )
         observer.count("quiver.recovery.damaged_files_total", kind="progress")
-
-    def _report_recreated(self, copy: str | None) -> None:
-        self._shared.observer.event(
-            "quiver.subscriber.progress.recreated",
-            level=logging.WARNING,
-            subscriber=self.id,
-            copy=copy,
-            start="earliest",
-        )

@@ -4,27 +4,37 @@ Progress files on disk: read, replace, own.
 A progress file is replaced whole, by rename, so a reader in any process sees the old state or the new one.
 Who may replace it is settled by the lock ``quiver.sub.<id>.lock``: a `SubscriberFile` holds it, in the process of
 the store or in another one (a Spark driver). It needs no store, only the directory.
+
+Where a backup is kept, ``quiver.sub.<id>.bak`` is what the file said before its last replacement. Whatever it calls
+resolved was resolved, so going on from it brings bundles again and skips none. Three steps see to that: a rewind
+replaces the backup before the file, a new subscriber removes one that an older namesake left, and a removed
+subscriber takes it along.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from quiver.bundle import BundleRef
 from quiver.errors import Damaged, DirectoryInUse, SubscriberUnknown, WrongUse
 from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.checksum import crc32
+from quiver.primitives.copying import keep_damaged
 from quiver.primitives.files import FileSystem, Lock
 from quiver.primitives.lock import hold
 from quiver.primitives.scan import Frame, NeedMore
-from quiver.settings import Profile
+from quiver.settings import DamagePolicy, Profile
+from quiver.store.format.drop_ledger import DroppedSegment, DropReason
 from quiver.store.format.names import (
     QUARANTINE_DIR,
     check_subscriber_id,
     parse_progress_name,
+    progress_backup_name,
     progress_name,
     subscriber_lock_name,
 )
@@ -33,7 +43,9 @@ from quiver.store.subscribers.state import SEGMENT_SEQ_MAX, SegmentRef, Segments
 
 __all__ = [
     "PROGRESS_BYTES_MAX",
+    "Recreated",
     "SubscriberFile",
+    "backup_path",
     "create_if_missing",
     "delete",
     "find_subscribers",
@@ -43,6 +55,7 @@ __all__ = [
     "progress_path",
     "recreate_damaged",
     "save_progress",
+    "save_rewound",
 ]
 
 PROGRESS_BYTES_MAX = 256 * 1024 * 1024
@@ -57,6 +70,16 @@ def progress_path(root: str, subscriber_id: str) -> str:
         WrongUse: not a valid subscriber id.
     """
     return f"{root}/{progress_name(subscriber_id)}"
+
+
+def backup_path(root: str, subscriber_id: str) -> str:
+    """
+    Return the path of the previous generation of a subscriber's progress file.
+
+    Raises:
+        WrongUse: not a valid subscriber id.
+    """
+    return f"{root}/{progress_backup_name(subscriber_id)}"
 
 
 def find_subscribers(fs: FileSystem, root: str) -> list[str]:
@@ -104,14 +127,42 @@ def load_progress(fs: FileSystem, root: str, subscriber_id: str) -> Progress | N
     return _decode(path, data)
 
 
-def save_progress(fs: FileSystem, root: str, subscriber_id: str, progress: Progress, *, profile: Profile) -> None:
+def save_progress(
+    fs: FileSystem,
+    root: str,
+    subscriber_id: str,
+    progress: Progress,
+    *,
+    profile: Profile,
+    previous: Progress | None = None,
+) -> None:
     """
     Replace the progress file of *subscriber_id*. Atomic, and durable on return. The caller owns the subscriber.
+
+    *previous*, what the file says until now, becomes the backup first; None leaves the backup as it is.
 
     Raises:
         OSError: the disk refused; the file says what it said before, or what it should now.
     """
+    if previous is not None:
+        replace_file(fs, backup_path(root, subscriber_id), encode_progress(previous, profile=profile))
     replace_file(fs, progress_path(root, subscriber_id), encode_progress(progress, profile=profile))
+
+
+def save_rewound(
+    fs: FileSystem, root: str, subscriber_id: str, progress: Progress, *, profile: Profile, keep_backup: bool = False
+) -> None:
+    """
+    Replace the progress file by one that calls less resolved than it did. Durable on return.
+
+    A backup that is kept, or that was left from when one was, would undo this when it is gone back to: it is replaced
+    first. The caller owns the subscriber.
+
+    Raises:
+        OSError: the disk refused; the file says what it said before, or what it should now.
+    """
+    keep_backup = keep_backup or fs.exists(backup_path(root, subscriber_id))
+    save_progress(fs, root, subscriber_id, progress, profile=profile, previous=progress if keep_backup else None)
 
 
 def profile_in_use(fs: FileSystem, root: str, *, default: Profile = "spec") -> Profile:
@@ -154,6 +205,8 @@ def create_if_missing(
     try:
         if fs.exists(path):
             return False
+        # One that an earlier subscriber of this name left, whose removal a crash cut short, is not about this one.
+        remove_durably(fs, [backup_path(root, subscriber_id)])
         progress = SubscriberState(first).to_progress(segments, profile=profile, over_gaps=False)
         save_progress(fs, root, subscriber_id, progress, profile=profile)
     finally:
@@ -161,13 +214,47 @@ def create_if_missing(
     return True
 
 
-def recreate_damaged(fs: FileSystem, root: str, subscriber_id: str, *, profile: Profile) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Recreated:
     """
-    Replace a damaged progress file by one that says nothing is resolved; return the path of the kept copy.
+    What became of a damaged progress file.
 
-    Everything that still exists is delivered again, because what was resolved is unknown; nothing is skipped.
-    The copy is durable before the file is replaced. Doing it again after a crash makes no second copy. The
-    caller owns the subscriber. None when the file is larger than anything that could be copied.
+    Attributes:
+        progress: what the new file says.
+        start: where that came from: `earliest`, `latest` or `backup`.
+        copy: where the damaged bytes are kept; None when they were more than could be copied.
+    """
+
+    progress: Progress
+    start: str
+    copy: str | None
+
+
+def recreate_damaged(
+    fs: FileSystem,
+    root: str,
+    subscriber_id: str,
+    *,
+    profile: Profile,
+    policy: DamagePolicy = "restart_earliest",
+    next_seq: int = 0,
+) -> Recreated:
+    """
+    Replace a damaged progress file by what *policy* says. The caller owns the subscriber.
+
+    ==================  =====================================================================================
+    `restart_earliest`  nothing is resolved: all that still exists comes again, nothing is skipped
+    `restart_latest`    everything below *next_seq* is resolved: what was pending there is lost to it
+    `backup`            what the backup says; as `restart_earliest` when that is missing or damaged, too
+    ==================  =====================================================================================
+
+    The damaged bytes are copied to quarantine, durably, before the file is replaced. Doing it again after a crash
+    makes no second copy.
+
+    The policy `fail` is for callers: they do not come here.
+
+    Raises:
+        OSError: the disk refused; call again.
     """
     path = progress_path(root, subscriber_id)
     copy: str | None = None
@@ -176,12 +263,16 @@ def recreate_damaged(fs: FileSystem, root: str, subscriber_id: str, *, profile: 
     except Damaged:
         data = None
     if data is not None:
-        copy = f"{root}/{QUARANTINE_DIR}/{progress_name(subscriber_id)}.{crc32(data):08x}.damaged"
-        if not fs.exists(copy):
-            fs.make_dirs(f"{root}/{QUARANTINE_DIR}")
-            replace_file(fs, copy, data)
-    save_progress(fs, root, subscriber_id, Progress(0, {}), profile=profile)
-    return copy
+        copy = keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", progress_name(subscriber_id), data)
+    progress, start = Progress(0, {}), "earliest"
+    if policy == "restart_latest":
+        progress, start = Progress(next_seq, {}), "latest"
+    elif policy == "backup":
+        with contextlib.suppress(FileNotFoundError, Damaged):
+            kept = backup_path(root, subscriber_id)
+            progress, start = _decode(kept, _read(fs, kept)), "backup"
+    save_progress(fs, root, subscriber_id, progress, profile=profile)
+    return Recreated(progress, start, copy)
 
 
 def delete(fs: FileSystem, root: str, subscriber_id: str) -> None:
@@ -189,7 +280,8 @@ def delete(fs: FileSystem, root: str, subscriber_id: str) -> None:
     Remove the files of *subscriber_id*, durably. The caller holds its lock and releases it afterwards.
     """
     # The lock's own file last: until then nobody else can make the progress file anew.
-    remove_durably(fs, [progress_path(root, subscriber_id), f"{root}/{subscriber_lock_name(subscriber_id)}"])
+    lock = f"{root}/{subscriber_lock_name(subscriber_id)}"
+    remove_durably(fs, [backup_path(root, subscriber_id), progress_path(root, subscriber_id), lock])
 
 
 def lock_subscriber(fs: FileSystem, root: str, subscriber_id: str) -> Lock:
@@ -212,12 +304,21 @@ class SubscriberFile:
         root: the store's directory.
         subscriber_id: 1 to 64 of ``A-Za-z0-9_-``.
         profile: None keeps the one the file is written in.
+        keep_backup: keep what the file said before each replacement.
 
     Raises:
         WrongUse: not a valid subscriber id.
     """
 
-    def __init__(self, fs: FileSystem, root: str, subscriber_id: str, *, profile: Profile | None = None) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        subscriber_id: str,
+        *,
+        profile: Profile | None = None,
+        keep_backup: bool = False,
+    ) -> None:
         check_subscriber_id(subscriber_id)
         self.subscriber_id = subscriber_id
         self.path = progress_path(root, subscriber_id)
@@ -228,6 +329,7 @@ class SubscriberFile:
         self._fs = fs
         self._root = root
         self._profile = profile
+        self._keep_backup = keep_backup
         self._segments: Segments | None = None
         self._lock: Lock | None = None
 
@@ -265,12 +367,9 @@ class SubscriberFile:
         self.written = progress
         self.state = SubscriberState.from_progress(progress)
 
-    def recreate(self) -> str | None:
+    def recreate(self, policy: DamagePolicy = "restart_earliest", *, next_seq: int = 0) -> Recreated:
         """
-        After `acquire` reported damage: keep a copy, begin again with nothing resolved, and own it.
-
-        Returns:
-            The path of the copy; see `recreate_damaged`.
+        After `acquire` reported damage: do what *policy* says, and own the file; see `recreate_damaged`.
 
         Raises:
             DirectoryInUse: another process owns the subscriber.
@@ -278,14 +377,21 @@ class SubscriberFile:
         """
         lock = lock_subscriber(self._fs, self._root, self.subscriber_id)
         try:
-            copy = recreate_damaged(self._fs, self._root, self.subscriber_id, profile=self._profile or "spec")
+            made = recreate_damaged(
+                self._fs,
+                self._root,
+                self.subscriber_id,
+                profile=self._profile or "spec",
+                policy=policy,
+                next_seq=next_seq,
+            )
         except BaseException:
             lock.release()
             raise
         self._lock = lock
-        self.written = Progress(0, {})
-        self.state = SubscriberState()
-        return copy
+        self.written = made.progress
+        self.state = SubscriberState.from_progress(made.progress)
+        return made
 
     def know(self, segments: Iterable[SegmentRef]) -> None:
         """
@@ -328,6 +434,15 @@ class SubscriberFile:
         self.state.resolve_through(position, segments)
         return True
 
+    def fold_drops(self, entries: Iterable[DroppedSegment]) -> dict[DropReason, int]:
+        """
+        Resolve what policy dropped; return how many bundles that was, by reason. Durable after `save`.
+        """
+        lost: Counter[DropReason] = Counter()
+        for entry in entries:
+            lost[entry.reason] += self.state.resolve_all(SegmentRef(entry.seq, entry.bundle_count))
+        return {reason: bundles for reason, bundles in lost.items() if bundles}
+
     def save(self) -> bool:
         """
         Write the state to disk if it says more than the file; durable on return. True when it was written.
@@ -338,13 +453,32 @@ class SubscriberFile:
         """
         if self._lock is None:
             raise WrongUse(f"subscriber {self.subscriber_id!r} is not owned: acquire() first")
-        profile: Profile = self._profile or "spec"
         # Only over numbers that are known: a segment this process overlooked must not count as resolved.
         self.state.advance(self._known(), over_gaps=False)
-        progress = self.state.to_progress(self._known(), profile=profile, over_gaps=False)
+        progress = self.state.to_progress(self._known(), profile=self._profile or "spec", over_gaps=False)
+        return self.put(progress)
+
+    def put(self, progress: Progress, *, is_rewound: bool = False) -> bool:
+        """
+        Write *progress*, which an owner made from its own state; durable on return. False when the file says it.
+
+        Args:
+            progress: what the file is to say.
+            is_rewound: it calls something pending that the file calls resolved.
+
+        Raises:
+            OSError: the disk refused; the file says what it said before, or what it should now.
+        """
         if progress == self.written:
             return False
-        save_progress(self._fs, self._root, self.subscriber_id, progress, profile=profile)
+        profile: Profile = self._profile or "spec"
+        if is_rewound:
+            save_rewound(
+                self._fs, self._root, self.subscriber_id, progress, profile=profile, keep_backup=self._keep_backup
+            )
+        else:
+            previous = self.written if self._keep_backup else None
+            save_progress(self._fs, self._root, self.subscriber_id, progress, profile=profile, previous=previous)
         self.written = progress
         return True
 

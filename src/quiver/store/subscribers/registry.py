@@ -1,45 +1,44 @@
 """
-All subscribers of one store: who there is, who waits for what, what everyone has finished.
+All subscribers of one store, as the store sees them: what it tells them, what it asks, what they ask of it.
 
 A subscriber may be worked for by this process, which then holds its lock and is the only one to write its
-file, or by another, whose file `refresh` reads again when it changed. Every subscriber with a progress file
-counts for deletion, also one that nobody has registered since the start (an orphan).
+file, or by another, whose file `refresh` reads again when it changed. Who there is stands in `members`, what is
+handed out in `claims`; here is what concerns all of them at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
-from collections import deque
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import BundleUnavailable, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.errors import DirectoryInUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.files import FileSystem
-from quiver.settings import Profile
-from quiver.store.format.names import check_subscriber_id
-from quiver.store.subscribers import progress_store
-from quiver.store.subscribers.delivery import DeliveryQueue
-from quiver.store.subscribers.handle import BundleHandle, Subscriber
+from quiver.primitives.lock import holder_of
+from quiver.settings import DamagePolicy, Profile
+from quiver.store.format.drop_ledger import DroppedSegment
+from quiver.store.format.names import subscriber_lock_name
+from quiver.store.subscribers.audit_trail import AuditTrail
+from quiver.store.subscribers.callbacks import BundleCallback
+from quiver.store.subscribers.claims import Claims
+from quiver.store.subscribers.dropping import Drops
+from quiver.store.subscribers.handle import Subscriber
+from quiver.store.subscribers.members import Members
 from quiver.store.subscribers.membership import Membership, Shared, SubscriberStatus
-from quiver.store.subscribers.state import SegmentRef, Segments, Start
+from quiver.store.subscribers.rewinding import RewindTo, Rewound, rewind_position
+from quiver.store.subscribers.state import SegmentRef, Segments, Start, SubscriberState
 
 __all__ = ["Registry"]
-
-_WAIT_S_MAX = 1.0
-"""A handle that the garbage collector drops while its own thread holds the lock can wake nobody. Waiters look by
-themselves this often."""
 
 
 class Registry:
     """
     The subscribers of one store. Thread-safe.
-
-    Every progress file in *root* is loaded. A damaged one is copied to quarantine and begun anew with nothing
-    resolved: its subscriber gets everything that still exists once more, and misses nothing.
 
     Args:
         fs: the file system.
@@ -48,10 +47,15 @@ class Registry:
         next_seq: the number that the next segment will get, as far as file names tell; see `floor`.
         load: reads one bundle; called outside all locks.
         profile: how progress files are written.
-        clock: for deferrals and time-outs.
+        clock: for deferrals, time-outs and ages.
         observer: takes counts and events.
+        progress_damage: what is done about a progress file that is not what was written.
+        orphan_age_s: an orphan that shows no sign of life for this long is dropped; None keeps it.
+        audit_bytes_max: what the trail of outcomes may take; None keeps no trail.
+        deleting: while it is held nothing is deleted: a rewind and a registration hold it.
 
     Raises:
+        Damaged: a progress file is not what was written, and *progress_damage* is `fail`.
         OSError: a file cannot be read, or a copy cannot be written.
     """
 
@@ -66,23 +70,24 @@ class Registry:
         profile: Profile = "spec",
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
+        progress_damage: DamagePolicy = "restart_earliest",
+        orphan_age_s: float | None = None,
+        audit_bytes_max: int | None = None,
+        deleting: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.load = load
-        self._clock = clock
-        self._observer = observer if observer is not None else InMemoryObserver()
+        observer = observer if observer is not None else InMemoryObserver()
+        audit = None
+        if audit_bytes_max is not None:
+            audit = AuditTrail(fs, root, bytes_max=audit_bytes_max, clock=clock, observer=observer)
         self._segments = Segments(segments, next_seq=next_seq)
-        self._shared = Shared(fs, root, profile, clock, self._observer, self._segments)
-        self._files_lock = self._shared.files_lock
+        self._shared = Shared(fs, root, profile, clock, observer, self._segments, progress_damage, audit)
+        self._observer = observer
         self._condition = self._shared.condition
-        self._memberships: dict[str, Membership] = {}
-        self._dropped: deque[tuple[DeliveryQueue, BundleRef]] = deque()
-        self._is_active = False
-        self._is_closed = False
-        for subscriber_id in progress_store.find_subscribers(fs, root):
-            membership = Membership(subscriber_id, self._shared)
-            self._memberships[subscriber_id] = membership
-            if not membership.reload():
-                membership.recreate_if_unowned()
+        self._files_lock = self._shared.files_lock
+        self._deleting = deleting if deleting is not None else threading.RLock()
+        self.members = Members(self._shared, orphan_age_s=orphan_age_s)
+        self.claims = Claims(self._shared, self.members, load)
+        self._drops = Drops(self._shared, self.members)
         self._segments.next_seq = max(self._segments.next_seq, self.floor() + 1)
 
     def floor(self) -> int:
@@ -90,9 +95,9 @@ class Registry:
         Return the highest segment number that any progress speaks of, -1 when none: new segments lie above it.
         """
         with self._condition:
-            return max((member.state.named_max for member in self._memberships.values()), default=-1)
+            return max((member.state.named_max for member in self.members.all()), default=-1)
 
-    # What the store tells.
+    # ── what the store tells ─────────────────────────────────────────────────────────────────────────
 
     def sealed(self, segment: SegmentRef) -> None:
         """
@@ -100,7 +105,7 @@ class Registry:
         """
         with self._condition:
             self._segments.add(segment)
-            for member in self._memberships.values():
+            for member in self.members.all():
                 member.reconcile(segment)
                 if member.queue is not None:
                     member.queue.sealed(segment)
@@ -110,18 +115,54 @@ class Registry:
         """
         Forget segments whose files are gone, durably. Their entries leave the progress files at the next flush.
         """
+        seqs = list(seqs)
         with self._condition:
             for seq in seqs:
                 self._segments.discard(seq)
-                for member in self._memberships.values():
-                    if member.file is not None and (self._shared.profile == "otap" or member.state.mentions(seq)):
-                        member.is_dirty = True
+            for member in self.members.all():
+                if member.queue is not None:
+                    member.queue.removed(seqs)
+                if member.file is not None and (
+                    self._shared.profile == "otap" or any(map(member.state.mentions, seqs))
+                ):
+                    member.is_dirty = True
+
+    def fold_drops(self, entries: Sequence[DroppedSegment]) -> dict[str, int]:
+        """
+        Resolve what policy dropped, for every subscriber that no other process works for; durable on return.
+
+        A subscriber of another process takes note by itself. Doing it again changes nothing and counts nothing, and
+        while the ledger has entries that is what to do: the other process may have ended without taking note.
+
+        Returns:
+            How many bundles each subscriber lost by this call; those that lost none are left out.
+
+        Raises:
+            OSError: a progress file could not be written. What was resolved stays so; call again.
+        """
+        return self._drops.fold(entries)
+
+    def drops_settled(self, entry: DroppedSegment) -> bool:
+        """
+        Say whether the progress of every subscriber, as it is on disk, has the dropped segment resolved.
+
+        For subscribers of other processes as of the last `refresh`.
+        """
+        with self._condition:
+            return self._drops.is_settled(entry)
+
+    def drops_forgotten(self, seqs: Iterable[int]) -> None:
+        """
+        Take note that the ledger names these dropped segments no more, durably: progress need not speak of them.
+        """
+        with self._condition:
+            self._drops.forget(seqs)
 
     def flush(self) -> int:
         """
         Write the progress of every subscriber that changed, one atomic replacement each; return how many.
 
-        Durable on return. One that fails does not keep the others from being written.
+        Durable on return. One that fails does not keep the others from being written. The audit trail comes first.
 
         Raises:
             OSError: the first failure; what could not be written stays to be written.
@@ -129,7 +170,9 @@ class Registry:
         written = 0
         failure: OSError | None = None
         with self._files_lock:
-            for member in self._listed():
+            if self._shared.audit is not None:
+                self._shared.audit.write()
+            for member in self.members.listed():
                 try:
                     written += member.save()
                 except OSError as error:
@@ -146,32 +189,18 @@ class Registry:
 
     def refresh(self) -> None:
         """
-        Look at the progress files that other processes own: new ones, changed ones, removed ones.
+        Look at the progress files that other processes own: new ones, changed ones, removed ones. Then drop the
+        orphans that are too old.
 
         To be called before anything is deleted.
 
         Raises:
-            OSError: a file cannot be read.
+            OSError: a file cannot be read, or an orphan's cannot be removed.
         """
-        with self._files_lock:
-            found = progress_store.find_subscribers(self._shared.fs, self._shared.root)
-            for subscriber_id in found:
-                member = self._memberships.get(subscriber_id)
-                if member is None:
-                    member = Membership(subscriber_id, self._shared)
-                    member.reload()
-                    with self._condition:
-                        self._memberships[subscriber_id] = member
-                    self._observer.event("quiver.subscriber.found", subscriber=subscriber_id)
-                elif member.file is None:
-                    member.reload()
-            for member in self._listed():
-                if member.file is None and member.id not in found:
-                    with self._condition:
-                        self._forget(member)
-                    self._observer.event("quiver.subscriber.removed", subscriber=member.id)
+        self.members.refresh()
+        self.members.drop_old_orphans()
 
-    # What the store asks.
+    # ── what the store asks ──────────────────────────────────────────────────────────────────────────
 
     def complete(self, seq: int, bundle_count: int) -> bool:
         """
@@ -182,19 +211,31 @@ class Registry:
         with self._condition:
             return self._is_complete(SegmentRef(seq, bundle_count))
 
+    def _is_complete(self, segment: SegmentRef) -> bool:
+        members = self.members.all()
+        return bool(members) and all(member.is_durably_complete(segment) for member in members)
+
     def complete_segments(self) -> list[int]:
         """
         Return the numbers of all sealed segments that are `complete`, ascending.
+
+        What it costs grows with what the slowest subscriber has finished, not with what it has before it.
         """
         with self._condition:
-            return [segment.seq for segment in self._segments if self._is_complete(segment)]
+            durable = [member.durable for member in self.members.all()]
+            slowest = min(
+                (one for one in durable if one is not None), key=lambda one: one.oldest_incomplete, default=None
+            )
+            if slowest is None or None in durable:
+                return []
+            return [segment.seq for segment in slowest.complete_of(self._segments) if self._is_complete(segment)]
 
     def slowest(self) -> str | None:
         """
         Return who holds the oldest data, None when nobody holds any.
         """
         with self._condition:
-            members = self._memberships.values()
+            members = self.members.all()
             position, who = min(((m.state.position(self._segments), m.id) for m in members), default=(None, None))
             return who if position is not None and position.segment in self._segments else None
 
@@ -203,15 +244,24 @@ class Registry:
         Return how many sealed segments the subscriber that is furthest ahead has still to finish; 0 without any.
         """
         with self._condition:
-            members = self._memberships.values()
-            return min((sum(not m.state.is_complete(s) for s in self._segments) for m in members), default=0)
+            pending = (sum(1 for _ in member.state.pending_of(self._segments)) for member in self.members.all())
+            return min(pending, default=0)
+
+    def claimed_segments(self) -> set[int]:
+        """
+        Return the segments of which a bundle is handed out at this moment, in this process.
+        """
+        with self._condition:
+            queues = (member.queue for member in self.members.all())
+            return {seq for queue in queues if queue is not None for seq in queue.claimed_segments()}
+
+    # ── what programs ask ────────────────────────────────────────────────────────────────────────────
 
     def statuses(self) -> list[SubscriberStatus]:
         """
         Return how every subscriber stands, by name.
         """
-        with self._condition:
-            return [self._memberships[subscriber_id].status() for subscriber_id in sorted(self._memberships)]
+        return self.members.statuses()
 
     def status(self, subscriber_id: str) -> SubscriberStatus:
         """
@@ -220,60 +270,125 @@ class Registry:
         Raises:
             SubscriberUnknown: there is no such subscriber.
         """
-        with self._condition:
-            return self._member(subscriber_id).status()
+        return self.members.status(subscriber_id)
 
-    def stats(self) -> dict[str, dict[str, int | bool]]:
+    def orphans(self) -> list[SubscriberStatus]:
         """
-        Return the figures of `statuses`, by name of the subscriber.
+        Return the subscribers that have progress but that nobody registered since the store was opened.
+        """
+        return self.members.orphans()
+
+    def stats(self) -> dict[str, dict[str, int | float | bool]]:
+        """
+        Return the figures of `statuses`, by name of the subscriber; `dropped_bundles` since the store was opened.
         """
         return {
             status.id: {
                 "registered": status.is_registered,
                 "owned": status.is_owned,
+                "orphan": status.is_orphan,
                 "oldest_incomplete": status.oldest_incomplete,
                 "pending_bundles": status.pending_bundles,
                 "claimed_bundles": status.claimed_bundles,
+                "deferred_bundles": status.deferred_bundles,
+                "dropped_bundles": self._shared.lost[status.id],
+                "lag_bytes": status.lag_bytes,
+                "lag_seconds": status.lag_seconds,
+                "idle_seconds": status.idle_seconds,
+                "progress_age_seconds": status.progress_age_seconds,
             }
             for status in self.statuses()
         }
 
-    # Who there is.
+    def pending_bundle_count(self, subscriber_id: str) -> int:
+        """
+        Return how many sealed bundles one subscriber has not resolved, claimed and deferred ones included.
 
-    def register(self, subscriber_id: str, start: Start = "latest") -> Subscriber:
+        Raises:
+            SubscriberUnknown: there is no such subscriber.
+        """
+        with self._condition:
+            return self.members.find(subscriber_id).state.pending_count(self._segments)
+
+    def all_subscribers_drained(self) -> bool:
+        """
+        Say whether every subscriber, orphans included, has resolved all sealed bundles.
+
+        For subscribers of other processes as of the last maintenance pass.
+        """
+        with self._condition:
+            return all(next(m.state.pending_of(self._segments), None) is None for m in self.members.all())
+
+    def oldest_incomplete_segment(self, subscriber_id: str) -> int | None:
+        """
+        Return the oldest segment with a bundle that one subscriber has not resolved, or None.
+
+        Raises:
+            SubscriberUnknown: there is no such subscriber.
+        """
+        with self._condition:
+            pending = next(self.members.find(subscriber_id).state.pending_of(self._segments), None)
+            return None if pending is None else pending[0].seq
+
+    def segment_sequences(self, subscriber_id: str | None = None) -> list[int]:
+        """
+        Return the numbers of all sealed segments, or of those with bundles that one subscriber has not resolved.
+
+        Raises:
+            SubscriberUnknown: there is no such subscriber.
+        """
+        with self._condition:
+            if subscriber_id is None:
+                return [segment.seq for segment in self._segments]
+            return [segment.seq for segment, _ in self.members.find(subscriber_id).state.pending_of(self._segments)]
+
+    def pending_bundles_in_range(self, subscriber_id: str, first_segment: int, last_segment: int) -> list[BundleRef]:
+        """
+        Return what one subscriber could claim from *first_segment* to *last_segment*, both included, ascending.
+
+        Raises:
+            SubscriberUnknown: there is no such subscriber.
+        """
+        with self._condition:
+            member = self.members.find(subscriber_id)
+            refs: list[BundleRef] = []
+            for segment in self._segments.between(first_segment, last_segment):
+                bits = member.state.unresolved(segment)
+                while bits:
+                    index = (bits & -bits).bit_length() - 1
+                    bits ^= 1 << index
+                    refs.append(BundleRef(segment.seq, index))
+            queue = member.queue
+            return refs if queue is None else [ref for ref in refs if not queue.is_claimed(ref)]
+
+    # ── who there is ─────────────────────────────────────────────────────────────────────────────────
+
+    def register(self, subscriber_id: str, start: Start = "latest", *, order: str = "oldest") -> Subscriber:
         """
         Register a subscriber. A known one goes on where it was; a new one begins at *start*, durably on return.
 
+        Args:
+            subscriber_id: 1 to 64 of ``A-Za-z0-9_-``.
+            start: see `start_segment`.
+            order: in which order bundles go out; see `delivery`. It is not written down: the last registration counts.
+
         Raises:
-            WrongUse: not a valid id, or *start* names nothing.
-            DirectoryInUse: another process is creating it at this moment; one that merely works for it is fine.
+            WrongUse: not a valid id or order, or *start* names nothing.
+            DirectoryInUse: another process is creating it at this moment; one that merely works for it is fine. Or one
+                that deletes in a core's directory hangs.
             StoreClosed: the store was closed.
             OSError: the progress file could not be written.
         """
-        check_subscriber_id(subscriber_id)
-        shared = self._shared
-        with self._files_lock:
-            with self._condition:
-                self._check_open()
-                member = self._memberships.get(subscriber_id)
-                segments = Segments(self._segments, next_seq=self._segments.next_seq)
-            if member is None:
-                created = progress_store.create_if_missing(
-                    shared.fs, shared.root, subscriber_id, start=start, segments=segments, profile=shared.profile
-                )
-                member = Membership(subscriber_id, shared)
-                member.reload()
-                if created:
-                    position = member.state.oldest_incomplete
-                    self._observer.event("quiver.subscriber.register", subscriber=subscriber_id, segment=position)
-            with self._condition:
-                member.is_registered = True
-                self._memberships[subscriber_id] = member
-            return Subscriber(self, member)
+        # What it starts with may not be going at this moment for what the others have resolved.
+        with self._deleting:
+            return Subscriber(self, self.members.register(subscriber_id, start, order))
 
-    def unregister(self, subscriber_id: str) -> None:
+    def unregister(self, subscriber_id: str) -> int:
         """
         Remove a subscriber for good, durably on return. What it had not resolved counts as dropped for it.
+
+        Returns:
+            How many bundles that was.
 
         Raises:
             SubscriberUnknown: there is no such subscriber.
@@ -281,48 +396,83 @@ class Registry:
             StoreClosed: the store was closed.
             OSError: the file could not be removed; the subscriber stays.
         """
-        shared = self._shared
-        with self._files_lock:
-            with self._condition:
-                self._check_open()
-                member = self._member(subscriber_id)
-            owned = member.file
-            lock = None if owned else progress_store.lock_subscriber(shared.fs, shared.root, subscriber_id)
-            try:
-                progress_store.delete(shared.fs, shared.root, subscriber_id)
-            finally:
-                if lock is not None:
-                    lock.release()
-            with self._condition:
-                pending = member.state.pending_count(self._segments)
-                self._forget(member)
-            if owned is not None:
-                owned.release()
-        self._observer.event("quiver.subscriber.unregister", subscriber=subscriber_id, dropped_bundles=pending)
-        if pending:
-            self._observer.count("quiver.subscriber.dropped_bundles_total", pending, subscriber=subscriber_id)
+        return self.members.unregister(subscriber_id)
+
+    def drop_orphan(self, subscriber_id: str) -> int:
+        """
+        Remove an orphan for good, as `unregister` does.
+
+        Raises:
+            WrongUse: it is registered, or the registration phase has not ended.
+            SubscriberUnknown: there is no such subscriber.
+            DirectoryInUse: another process works for it.
+            StoreClosed: the store was closed.
+            OSError: the file could not be removed; the orphan stays.
+        """
+        return self.members.drop_orphan(subscriber_id)
 
     def activate(self) -> None:
         """
         End the registration phase: whoever has progress but was not registered is an orphan from now on.
 
         An orphan still holds its data. Registering later is allowed and ends that. Idempotent.
-        """
-        with self._condition:
-            self._check_open()
-            if self._is_active:
-                return
-            self._is_active = True
-        for subscriber_id in self.orphans():
-            self._observer.event(
-                "quiver.subscriber.orphan", level=logging.WARNING, subscriber=subscriber_id, holds="its unread data"
-            )
 
-    def orphans(self) -> list[str]:
+        Raises:
+            StoreClosed: the store was closed.
         """
-        Return the subscribers that have progress but were not registered since the store was opened.
+        self.members.activate()
+
+    def rewind(self, subscriber_id: str, to: RewindTo) -> Rewound:
         """
-        return [status.id for status in self.statuses() if not status.is_registered]
+        Deliver again to one subscriber what it resolved; see `Subscriber.rewind`.
+
+        Raises:
+            WrongUse: *to* means nothing, or a place that the store has not reached.
+            SubscriberUnknown: there is no such subscriber.
+            DirectoryInUse: another process works for it.
+            StoreClosed: the store was closed.
+            OSError: it could not be written.
+        """
+        shared = self._shared
+        back = 0
+        # Nothing that is promised again may be deleted for what the old progress said.
+        with self._deleting, self._files_lock:
+            with self._condition:
+                self.members.require_open()
+                member = self.members.find(subscriber_id)
+                position, missing = rewind_position(to, self._segments)
+
+            def change(state: SubscriberState) -> bool:
+                nonlocal back
+                back = state.rewind(position, self._segments)
+                self._drops.resolve_again(state)
+                if member.queue is not None:
+                    member.queue.rewound(position)
+                self._condition.notify_all()
+                return True
+
+            if not member.edit(change, is_rewound=True):
+                lock = f"{shared.root}/{subscriber_lock_name(subscriber_id)}"
+                raise DirectoryInUse(lock, holder_of(shared.fs, lock) or "another process")
+        self._observer.event("quiver.subscriber.rewind", subscriber=subscriber_id, position=str(position), bundles=back)
+        return Rewound(position, back, missing)
+
+    def call_on_bundle(self, member: Membership, callback: Callable[[], object]) -> Callable[[], None]:
+        """
+        Have *callback* called when bundles become available; see `Subscriber.on_bundle`.
+        """
+        self.claims.begin(member)
+        with self._condition:
+            self.members.require(member)
+        return BundleCallback(self._shared, self.members, self.claims, member, callback).stop
+
+    def disown(self, member: Membership) -> None:
+        """
+        Write the progress of *member* and let another process work for it; see `Subscriber.release`.
+        """
+        with self._files_lock:
+            member.save()
+            member.let_go()
 
     def close(self) -> None:
         """
@@ -331,186 +481,10 @@ class Registry:
         A disk that refuses the progress does not stop it: what was not written is delivered again.
         """
         try:
-            if not self._is_closed:
+            if not self.members.is_closed:
                 with contextlib.suppress(OSError):  # reported by flush
                     self.flush()
         finally:
-            with self._files_lock:
-                with self._condition:
-                    self._is_closed = True
-                    self._condition.notify_all()
-                for member in self._listed():
-                    if member.file is not None:
-                        member.file.release()
-
-    # What a Subscriber and its handles call.
-
-    def take(self, member: Membership, timeout_s: float | None) -> BundleHandle | None:
-        """
-        Claim the next bundle for *member*; see `Subscriber.next_bundle`.
-        """
-        self._begin(member)
-        deadline = math.inf if timeout_s is None else self._clock.monotonic() + timeout_s
-        with self._condition:
-            while True:
-                queue = self._queue(member)
-                now = self._clock.monotonic()
-                ref = queue.take(now)
-                if ref is not None:
-                    return BundleHandle(self, member, queue, ref)
-                if now >= deadline:
-                    return None
-                due = queue.next_due_s()
-                until = min(deadline, math.inf if due is None else due, now + _WAIT_S_MAX)
-                self._clock.wait(self._condition, until - now)
-
-    def claim(self, member: Membership, ref: BundleRef) -> BundleHandle:
-        """
-        Claim one bundle for *member*; see `Subscriber.claim`.
-        """
-        self._begin(member)
-        with self._condition:
-            queue = self._queue(member)
-            queue.claim(ref)
-            return BundleHandle(self, member, queue, ref)
-
-    def settle(self, member: Membership, handle: BundleHandle, outcome: str) -> None:
-        """
-        Resolve the bundle of *handle* as "acked" or "rejected"; see `BundleHandle`.
-        """
-        with self._condition:
-            if handle.outcome == outcome:
-                return
-            queue = self._queue(member)
-            self._check_claim(queue, handle, outcome)
-            segment = self._segments.get(handle.ref.segment)
-            if segment is not None:
-                member.state.resolve(handle.ref, segment.bundle_count)
-                member.is_dirty = True
-            queue.resolved(handle.ref)
-            handle.outcome = outcome
-        self._observer.count(f"quiver.subscriber.{outcome}_bundles_total", subscriber=member.id)
-
-    def defer(self, member: Membership, handle: BundleHandle, seconds: float) -> None:
-        """
-        Give the bundle of *handle* back for later; see `BundleHandle.defer`.
-        """
-        if not seconds >= 0:
-            raise WrongUse(f"defer({seconds}): seconds must be 0 or more")
-        with self._condition:
-            queue = self._queue(member)
-            self._check_claim(queue, handle, "deferred")
-            queue.release(handle.ref, due_s=self._clock.monotonic() + seconds if seconds else None)
-            handle.outcome = "deferred"
-            self._condition.notify_all()
-        self._observer.count("quiver.subscriber.deferred_bundles_total", subscriber=member.id)
-
-    def give_back(self, handle: BundleHandle) -> None:
-        """
-        End the claim of *handle* without a decision, also when the store is closed.
-        """
-        with self._condition:
-            if handle.outcome is None:
-                handle.outcome = "returned"
-                handle.queue.release(handle.ref)
-                self._condition.notify_all()
-
-    def give_back_unreadable(self, member: Membership, handle: BundleHandle) -> None:
-        """
-        End the claim of *handle* because its bundle could not be read.
-        """
-        with self._condition:
-            if handle.outcome is None:
-                handle.outcome = "unreadable"
-                handle.queue.release_unreadable(handle.ref)
-                self._condition.notify_all()
-        self._observer.count("quiver.subscriber.read_errors_total", subscriber=member.id)
-
-    def dropped(self, handle: BundleHandle) -> None:
-        """
-        Give back the bundle of a handle that was garbage collected. Never waits for a lock.
-
-        The collector runs wherever it likes, also in a thread that holds `_condition` or something that a holder
-        of it waits for. So the bundle is only noted, and whoever looks for one next takes note.
-        """
-        self._dropped.append((handle.queue, handle.ref))
-        if self._condition.acquire(blocking=False):
-            try:
-                self._condition.notify_all()
-            finally:
-                self._condition.release()
-
-    def disown(self, member: Membership) -> None:
-        """
-        Write the progress of *member* and let another process work for it; see `Subscriber.release`.
-        """
-        with self._files_lock:
-            member.save()
-            with self._condition:
-                file, member.file, member.queue = member.file, None, None
-                self._condition.notify_all()
-            if file is not None:
-                file.release()
-
-    def _begin(self, member: Membership) -> None:
-        if not self._is_active:
-            self.activate()
-        if member.queue is not None:
-            return
-        with self._files_lock:
-            with self._condition:
-                self._check_member(member)
-            if member.file is None:
-                member.own()
-
-    def _listed(self) -> list[Membership]:
-        with self._condition:
-            return list(self._memberships.values())
-
-    # Under the condition.
-
-    def _member(self, subscriber_id: str) -> Membership:
-        member = self._memberships.get(subscriber_id)
-        if member is None:
-            raise SubscriberUnknown(f"there is no subscriber {subscriber_id!r}")
-        return member
-
-    def _is_complete(self, segment: SegmentRef) -> bool:
-        members = self._memberships.values()
-        return bool(members) and all(member.is_durably_complete(segment) for member in members)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise StoreClosed("the store is closed")
-
-    def _check_member(self, member: Membership) -> None:
-        self._check_open()
-        if member.gone:
-            raise SubscriberUnknown(f"subscriber {member.id!r} was unregistered")
-
-    def _queue(self, member: Membership) -> DeliveryQueue:
-        self._check_member(member)
-        while self._dropped:
-            queue, ref = self._dropped.popleft()
-            queue.release(ref)
-        if member.queue is None:
-            raise BundleUnavailable(f"subscriber {member.id!r} was released; its claims have ended")
-        return member.queue
-
-    def _check_claim(self, queue: DeliveryQueue, handle: BundleHandle, outcome: str) -> None:
-        if handle.outcome == "unreadable":
-            # Nobody claimed it since? Then the consumer may still decide what becomes of it; also when the
-            # segment went to quarantine meanwhile, where there is nothing left to decide.
-            if handle.ref.segment in self._segments:
-                queue.claim(handle.ref)
-        elif handle.outcome is not None:
-            raise BundleUnavailable(f"bundle {handle.ref} cannot be {outcome}: it was {handle.outcome} already")
-        elif handle.queue is not queue or not queue.is_claimed(handle.ref):
-            raise BundleUnavailable(f"the claim on bundle {handle.ref} has ended")
-
-    def _forget(self, member: Membership) -> None:
-        self._memberships.pop(member.id, None)
-        member.gone = True
-        member.queue = None
-        member.file = None
-        self._condition.notify_all()
+            self.members.close()
+            if self._shared.audit is not None:
+                self._shared.audit.close()

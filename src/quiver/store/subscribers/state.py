@@ -16,7 +16,7 @@ would look delivered before anybody saw it).
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from quiver.bundle import BundleRef
 from quiver.errors import BundleUnavailable, WrongUse
 from quiver.settings import Profile
 from quiver.store.format.progress import Progress, SegmentProgress
+from quiver.store.segment.info import SegmentInfo
 
 __all__ = [
     "ENTRY_BUNDLES_MAX",
@@ -34,6 +35,7 @@ __all__ = [
     "Segments",
     "Start",
     "SubscriberState",
+    "instant_ns",
     "start_segment",
 ]
 
@@ -52,12 +54,22 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
     """
-    A sealed segment: its number, its bundles, and when the newest of them was ingested (None: unknown).
+    A sealed segment: its number, its bundles, when the newest and the oldest of them were ingested (None: unknown),
+    and the bytes of its file (0: unknown).
     """
 
     seq: int
     bundle_count: int
     ingested_max_ns: int | None = None
+    ingested_min_ns: int | None = None
+    size_bytes: int = 0
+
+    @classmethod
+    def of(cls, info: SegmentInfo) -> SegmentRef:
+        """
+        Return what is needed here of *info*.
+        """
+        return cls(info.seq, info.bundle_count, info.ingested_max_ns, info.ingested_min_ns, info.size_bytes)
 
 
 class Segments:
@@ -106,6 +118,24 @@ class Segments:
         """
         index = bisect_left(self._order, seq)
         return self._refs[self._order[index]] if index < len(self._order) else None
+
+    def between(self, first: int, last: int | None = None) -> list[SegmentRef]:
+        """
+        Return the segments numbered *first* to *last*, both included, ascending; without *last* to the end.
+        """
+        end = len(self._order) if last is None else bisect_right(self._order, last)
+        return [self._refs[seq] for seq in self._order[bisect_left(self._order, first) : end]]
+
+    def missing(self, first: int) -> tuple[range, ...]:
+        """
+        Return the numbers from *first* up to the next one that have no segment, as ascending ranges.
+        """
+        gaps: list[range] = []
+        for seq in (*(segment.seq for segment in self.between(first)), self.next_seq):
+            if seq > first:
+                gaps.append(range(first, seq))
+            first = seq + 1
+        return tuple(gaps)
 
     def __contains__(self, seq: int) -> bool:
         return seq in self._refs
@@ -178,7 +208,14 @@ class SubscriberState:
             state._entries[seq] = _Marks(entry.bundle_count, entry.bitmap)
         return state
 
-    def to_progress(self, segments: Segments, *, profile: Profile, over_gaps: bool = True) -> Progress:
+    def to_progress(
+        self,
+        segments: Segments,
+        *,
+        profile: Profile,
+        over_gaps: bool = True,
+        dropped: Iterable[SegmentRef] = (),
+    ) -> Progress:
         """
         Return what belongs in the progress file.
 
@@ -191,6 +228,8 @@ class SubscriberState:
             profile: which of the two.
             over_gaps: *segments* is complete, as for `advance`. Without it `otap` keeps the number, because a
                 finished segment that is not in *segments* has only that to say so.
+            dropped: segments that policy gave up and that the drop ledger still names. Under `otap` they keep an entry
+                that says that they are resolved: without it the loss would be counted again after each restart.
         """
         entries = {
             seq: SegmentProgress(marks.bundle_count, marks.bitmap)
@@ -208,6 +247,9 @@ class SubscriberState:
                 entries[segment.seq] = SegmentProgress(segment.bundle_count, full)
             else:
                 over_gaps = False
+        for segment in dropped:
+            if segment.bundle_count <= ENTRY_BUNDLES_MAX and self.is_complete(segment):
+                entries[segment.seq] = SegmentProgress(segment.bundle_count, (1 << segment.bundle_count) - 1)
         oldest = (incomplete or 0) if over_gaps else self.oldest_incomplete
         return Progress(oldest, dict(sorted(entries.items())))
 
@@ -253,12 +295,36 @@ class SubscriberState:
             marks = self._entries[ref.segment] = _Marks(bundle_count)
         return marks.set(ref.index)
 
+    def resolve_all(self, segment: SegmentRef) -> int:
+        """
+        Mark every bundle of *segment*, which may be gone already, as resolved; return how many were not.
+        """
+        marks = self._entries.get(segment.seq)
+        if marks is None:
+            if segment.seq < self.oldest_incomplete:
+                return 0
+            resolved = 0
+        else:
+            resolved = marks.resolved_count if marks.bundle_count == segment.bundle_count else 0
+        self._entries[segment.seq] = _Marks(segment.bundle_count, (1 << segment.bundle_count) - 1)
+        return segment.bundle_count - resolved
+
     def is_resolved(self, ref: BundleRef) -> bool:
         """
         Say whether *ref* is resolved.
         """
         marks = self._entries.get(ref.segment)
         return ref.segment < self.oldest_incomplete if marks is None else ref.index in marks
+
+    def unresolved(self, segment: SegmentRef) -> int:
+        """
+        Return which bundles of *segment* are not resolved: bit n is set for bundle n.
+        """
+        everything = (1 << segment.bundle_count) - 1
+        marks = self._entries.get(segment.seq)
+        if marks is None:
+            return 0 if segment.seq < self.oldest_incomplete else everything
+        return everything & ~marks.bitmap
 
     def is_complete(self, segment: SegmentRef) -> bool:
         """
@@ -273,14 +339,34 @@ class SubscriberState:
         """
         Return how many bundles of *segments* are not resolved.
         """
-        pending = 0
-        for segment in segments:
-            marks = self._entries.get(segment.seq)
-            if marks is not None:
-                pending += marks.bundle_count - marks.resolved_count
-            elif segment.seq >= self.oldest_incomplete:
-                pending += segment.bundle_count
-        return pending
+        return sum(left for _, left in self.pending_of(segments))
+
+    def pending_of(self, segments: Segments) -> Iterator[tuple[SegmentRef, int]]:
+        """
+        Iterate, ascending, over those of *segments* that are not finished, with how many bundles they have left.
+        """
+        below = (segments.get(seq) for seq in sorted(seq for seq in self._entries if seq < self.oldest_incomplete))
+        for segment in (*below, *segments.between(self.oldest_incomplete)):
+            left = 0 if segment is None else self.pending_in(segment)
+            if segment is not None and left:
+                yield segment, left
+
+    def pending_in(self, segment: SegmentRef) -> int:
+        """
+        Return how many bundles of *segment* are not resolved.
+        """
+        marks = self._entries.get(segment.seq)
+        if marks is not None:
+            return marks.bundle_count - marks.resolved_count
+        return segment.bundle_count if segment.seq >= self.oldest_incomplete else 0
+
+    def complete_of(self, segments: Segments) -> Iterator[SegmentRef]:
+        """
+        Iterate over those of *segments* that are complete, ascending. What it costs does not grow with the backlog.
+        """
+        above = sorted(seq for seq, marks in self._entries.items() if seq >= self.oldest_incomplete and marks.is_full)
+        candidates = (*segments.between(0, self.oldest_incomplete - 1), *(segments.get(seq) for seq in above))
+        return (segment for segment in candidates if segment is not None and self.is_complete(segment))
 
     def advance(self, segments: Segments, *, over_gaps: bool = True) -> None:
         """
@@ -292,10 +378,18 @@ class SubscriberState:
         Args:
             segments: those that exist.
             over_gaps: *segments* is complete, so a missing number is a segment that is gone. Without it
-                `oldest_incomplete` stops at the first number that is missing.
+                `oldest_incomplete` stops at the first number that is missing and has no full entry.
         """
         segment = segments.at_or_after(self.oldest_incomplete)
-        while segment is not None and self.is_complete(segment):
+        while True:
+            if segment is None or segment.seq != self.oldest_incomplete:
+                # Dropped by policy: the entry outlives the segment until everybody has it.
+                marks = self._entries.get(self.oldest_incomplete)
+                if marks is not None and marks.is_full:
+                    self.oldest_incomplete += 1
+                    continue
+            if segment is None or not self.is_complete(segment):
+                break
             if not over_gaps and segment.seq != self.oldest_incomplete:
                 break
             self.oldest_incomplete = segment.seq + 1
@@ -349,6 +443,25 @@ class SubscriberState:
             self._resolve_first(segment, min(position.index, segment.bundle_count))
         self.advance(segments, over_gaps=False)
 
+    def rewind(self, to: BundleRef, segments: Segments) -> int:
+        """
+        Unmark *to* and everything behind it that exists; return how many bundles that brings back.
+
+        The one way back: what lay before *to* stays as it was, resolved or not. Entries of segments that are gone
+        stay, too. *segments* is complete, as for `advance`, and what is saved next goes by that.
+        """
+        behind = segments.between(to.segment)
+        pending = sum(map(self.pending_in, behind))
+        first = segments.get(to.segment)
+        kept = 0 if first is None else ~self.unresolved(first) & ((1 << min(to.index, first.bundle_count)) - 1)
+        for segment in behind:
+            self._entries.pop(segment.seq, None)
+        if first is not None and kept:
+            self._entries[first.seq] = _Marks(first.bundle_count, kept)
+        if behind:
+            self.oldest_incomplete = min(self.oldest_incomplete, behind[0].seq)
+        return sum(map(self.pending_in, behind)) - pending
+
     def _resolve_first(self, segment: SegmentRef, count: int) -> None:
         marks = self._entries.get(segment.seq)
         if marks is None:
@@ -381,15 +494,25 @@ def start_segment(start: Start, segments: Segments) -> int:
     if isinstance(start, bool) or not isinstance(start, int):
         raise WrongUse(f'start={start!r} is not "latest", "earliest", a segment number or a datetime')
     if not 0 <= start <= segments.next_seq:
-        raise WrongUse(f"start={start}: the next segment will be {segments.next_seq}; none above it can be chosen")
+        raise WrongUse(f"there is no segment {start}: the next is {segments.next_seq}; none above it can be chosen")
     return start
 
 
+def instant_ns(moment: datetime) -> int:
+    """
+    Return nanoseconds since the Unix epoch.
+
+    Raises:
+        WrongUse: it has no time zone.
+    """
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise WrongUse(f"start={moment.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
+    passed = moment - _EPOCH
+    return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1000
+
+
 def _segment_at(start: datetime, segments: Segments) -> int:
-    if start.tzinfo is None or start.utcoffset() is None:
-        raise WrongUse(f"start={start.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
-    passed = start - _EPOCH
-    start_ns = ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1000
+    start_ns = instant_ns(start)
     for segment in segments:
         # An unknown time is taken for a match: delivering more is right, delivering less is not.
         if segment.ingested_max_ns is None or segment.ingested_max_ns >= start_ns:

@@ -6,8 +6,10 @@ A file is read into memory, never mapped: the active one is cut and overwritten 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -17,12 +19,22 @@ from quiver.primitives.scan import Frame
 from quiver.store.format.names import WAL_ACTIVE, parse_wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, WalEntry
 from quiver.store.format.wal_file import decode_wal_header
+from quiver.store.segment.schemas import has_dictionaries
 from quiver.store.wal.scan import WalFileScan, scan_wal_file
 
-__all__ = ["WalFileFound", "decode_slots", "find_wal_files", "logged_entries", "scan_file"]
+__all__ = ["WalFileFound", "decode_slots", "find_wal_files", "logged_entries", "read_file", "scan_file"]
 
 FILE_BYTES_MAX = 4 * ENTRY_BYTES_MAX
 """A WAL file is retired at its rotation target plus one entry; nothing larger was written by a log."""
+
+_MESSAGE_HEAD = struct.Struct("<II")
+"""What every Arrow message starts with: the continuation marker, and the length of its metadata."""
+
+_CONTINUATION = 0xFFFFFFFF
+_END_OF_STREAM = _MESSAGE_HEAD.pack(_CONTINUATION, 0)
+_SCHEMA_BYTES_MAX = 64 * 1024
+_SCHEMAS_KEPT = 256
+_ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError, EOFError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,17 @@ def scan_file(files: FileSystem, path: str) -> WalFileScan:
     Raises:
         OSError: it cannot be read, or is larger than any log writes (EFBIG).
     """
-    return scan_wal_file(memoryview(files.read_all(path, size_max=FILE_BYTES_MAX)), path)
+    return scan_wal_file(memoryview(read_file(files, path)), path)
+
+
+def read_file(files: FileSystem, path: str) -> bytes:
+    """
+    Return the bytes of one WAL file.
+
+    Raises:
+        OSError: it cannot be read, or is larger than any log writes (EFBIG).
+    """
+    return files.read_all(path, size_max=FILE_BYTES_MAX)
 
 
 def logged_entries(files: FileSystem, directory: str) -> Iterator[WalEntry]:
@@ -106,11 +128,49 @@ def decode_slots(entry: WalEntry, *, path: str, position: int) -> dict[int, pa.R
 
 
 def _decode_payload(payload: memoryview, slot: int, path: str, position: int) -> pa.RecordBatch:
+    batch = _decode_usual(payload)
+    if batch is not None:
+        return batch
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             found = list(reader)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError, EOFError) as error:
+    except _ARROW_ERRORS as error:
         raise Damaged(path, position, f"slot {slot} is not an Arrow stream: {error}") from error
     if len(found) != 1:
         raise Damaged(path, position, f"slot {slot} holds {len(found)} batches where one belongs")
     return found[0]
+
+
+def _decode_usual(payload: memoryview) -> pa.RecordBatch | None:
+    """
+    Decode a stream of a schema that was met before, one batch and the end of the stream; None for any other.
+
+    A schema costs more to decode than a small batch, and to compare with one that is equal but another object.
+    """
+    if len(payload) < _MESSAGE_HEAD.size:
+        return None
+    marker, length = _MESSAGE_HEAD.unpack_from(payload)
+    schema_end = _MESSAGE_HEAD.size + length
+    if marker != _CONTINUATION or schema_end > min(len(payload), _SCHEMA_BYTES_MAX):
+        return None
+    schema = _plain_schema(bytes(payload[:schema_end]))
+    if schema is None:
+        return None
+    rest = pa.BufferReader(pa.py_buffer(payload[schema_end:]))
+    try:
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(rest), schema)
+    except _ARROW_ERRORS:
+        return None
+    return batch if payload[schema_end + rest.tell() :] == _END_OF_STREAM else None
+
+
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def _plain_schema(message: bytes) -> pa.Schema | None:
+    """
+    Return the schema in *message*; None when it is none, or has dictionaries, which travel in messages of their own.
+    """
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
+    except _ARROW_ERRORS:
+        return None
+    return None if has_dictionaries(schema) else schema

@@ -7,28 +7,129 @@ entry nor zeros is a torn tail when nothing readable comes after it, and damage 
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, overload
 
 from quiver.errors import Damaged
 from quiver.primitives.scan import Damage, Frame, is_zero
-from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry, decode_entry, find_entry
+from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, EntryHead, WalEntry, check_entry, find_entry, read_entry
 from quiver.store.format.wal_file import WAL_HEADER_BYTES, WalHeader, decode_wal_header
 
-__all__ = ["ScannedEntry", "WalFileScan", "scan_wal_file"]
+__all__ = ["ScannedEntries", "ScannedEntry", "WalFileScan", "scan_wal_file"]
 
 Tail = Literal["clean", "zeros", "torn"]
 
 
-@dataclass(frozen=True, slots=True)
 class ScannedEntry:
     """
     One entry with its place in the stream: positions count data bytes since the log began.
     """
 
-    start: int
-    end: int
-    entry: WalEntry
+    __slots__ = ("_offset", "_view", "end", "entry_type", "sequence", "start")
+
+    def __init__(  # one is made for every entry of a log
+        self, start: int, end: int, entry_type: int, sequence: int, view: memoryview, offset: int
+    ) -> None:
+        self.start = start
+        self.end = end
+        self.entry_type = entry_type
+        self.sequence = sequence
+        self._view = view
+        self._offset = offset
+
+    @property
+    def entry(self) -> WalEntry:
+        """
+        The entry itself, decoded anew each time it is asked for; payloads are views into the scanned bytes.
+        """
+        return read_entry(self._view, self._offset)
+
+    def moved(self, by: int) -> ScannedEntry:
+        """
+        Return the same entry *by* bytes further on in the stream.
+        """
+        return ScannedEntry(self.start + by, self.end + by, self.entry_type, self.sequence, self._view, self._offset)
+
+
+class ScannedEntries(Sequence[ScannedEntry]):
+    """
+    The entries of one file in its order, 25 bytes each: no object is kept for an entry that nobody asks for.
+    """
+
+    __slots__ = ("_ends", "_sequences", "_shift", "_starts", "_types", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        """The bytes that were scanned: the whole file."""
+        self._shift = 0
+        self._starts = array("Q")
+        self._ends = array("Q")
+        self._sequences = array("Q")
+        self._types = array("B")
+
+    def place(self, shift: int) -> None:
+        """
+        Say how much further on an entry lies in the stream than in the file.
+        """
+        self._shift = shift
+
+    def append(self, start: int, end: int, head: EntryHead) -> None:
+        """
+        Add an entry that lies from *start* to *end* in the file.
+        """
+        self._starts.append(start)
+        self._ends.append(end)
+        self._sequences.append(head.sequence)
+        self._types.append(head.entry_type)
+
+    def within(self, view: memoryview) -> ScannedEntries:
+        """
+        Return the same entries as parts of *view*, which holds the very bytes that were scanned.
+        """
+        same = ScannedEntries(view)
+        same._shift = self._shift
+        same._starts, same._ends = self._starts, self._ends
+        same._sequences, same._types = self._sequences, self._types
+        return same
+
+    @property
+    def sequence_end(self) -> int:
+        """
+        The number above every sequence number.
+        """
+        known = zip(self._types, self._sequences, strict=True)
+        return max((sequence for kind, sequence in known if kind == ENTRY_TYPE_BUNDLE), default=-1) + 1
+
+    def ends_by_sequence(self) -> dict[int, int]:
+        """
+        Return sequence number → position behind that entry.
+        """
+        shift = self._shift
+        return {sequence: end + shift for sequence, end in zip(self._sequences, self._ends, strict=True)}
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> ScannedEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ScannedEntry]: ...
+    def __getitem__(self, index: int | slice) -> ScannedEntry | list[ScannedEntry]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        start, shift = self._starts[index], self._shift
+        return ScannedEntry(
+            start + shift, self._ends[index] + shift, self._types[index], self._sequences[index], self.view, start
+        )
+
+    def __iter__(self) -> Iterator[ScannedEntry]:
+        view, shift = self.view, self._shift
+        for start, end, entry_type, sequence in zip(
+            self._starts, self._ends, self._types, self._sequences, strict=True
+        ):
+            yield ScannedEntry(start + shift, end + shift, entry_type, sequence, view, start)
 
 
 @dataclass(slots=True)
@@ -39,7 +140,7 @@ class WalFileScan:
     Attributes:
         header: None when the file is too short for one or all zero. A damaged header is replaced by what
             version 1 prescribes, at position 0, and `header_sound` is False.
-        entries: in file order; payloads are views into the scanned bytes.
+        entries: in file order. They keep the scanned bytes.
         damage: byte ranges that are not entries though something readable follows, with the reason.
         damage_spans: the same ranges as (file offset, length).
         tail_offset: file offset behind the last good entry; the next append goes here.
@@ -51,7 +152,7 @@ class WalFileScan:
     size_bytes: int
     header: WalHeader | None = None
     header_sound: bool = True
-    entries: list[ScannedEntry] = field(default_factory=list)
+    entries: ScannedEntries = field(default_factory=lambda: ScannedEntries(memoryview(b"")))
     damage: list[Damaged] = field(default_factory=list)
     damage_spans: list[tuple[int, int]] = field(default_factory=list)
     tail_offset: int = 0
@@ -100,20 +201,21 @@ def _fits(view: memoryview, header: WalHeader) -> bool:
     """
     if header.header_size == WAL_HEADER_BYTES:
         return True
-    return not isinstance(decode_entry(view, WAL_HEADER_BYTES), Frame)
+    return not isinstance(check_entry(view, WAL_HEADER_BYTES), Frame)
 
 
 def _scan_entries(scan: WalFileScan, view: memoryview) -> None:
     header = scan.header
     if header is None:  # the caller checked; this tells the type checker
         return
-    shift = header.position_start - header.header_size
+    entries = scan.entries = ScannedEntries(view)
+    entries.place(header.position_start - header.header_size)
     offset = header.header_size
     sequence_min = 0
     while True:
-        answer = decode_entry(view, offset)
+        answer = check_entry(view, offset)
         if isinstance(answer, Frame):
-            scan.entries.append(ScannedEntry(offset + shift, answer.end + shift, answer.value))
+            entries.append(offset, answer.end, answer.value)
             if answer.value.entry_type == ENTRY_TYPE_BUNDLE:
                 sequence_min = answer.value.sequence + 1
             offset = answer.end
@@ -146,7 +248,7 @@ def _next_entry(view: memoryview, damaged: int, sequence_min: int) -> int | None
     """
     claimed_end = _claimed_end(view, damaged)
     if claimed_end is not None:
-        if isinstance(decode_entry(view, claimed_end), Frame):
+        if isinstance(check_entry(view, claimed_end), Frame):
             return claimed_end
         if is_zero(view, claimed_end):
             return None

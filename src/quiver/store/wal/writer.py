@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from quiver.errors import AtCapacity, StoreFailed
@@ -24,6 +24,7 @@ from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, WAL_NEXT, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX
 from quiver.store.format.wal_file import encode_wal_header
+from quiver.store.wal.reread import LogSpan
 
 __all__ = ["RotatedFile", "WalLimits", "WalWriter"]
 
@@ -69,6 +70,7 @@ class WalWriter:
         limits: caps.
         rotated: files already retired, oldest first.
         cursor: position that is durable in the sidecar.
+        sync_data: makes a file's data durable.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class WalWriter:
         limits: WalLimits,
         rotated: Sequence[RotatedFile],
         cursor: int,
+        sync_data: Callable[[File], None],
     ) -> None:
         self._files = files
         self._directory = directory
@@ -94,11 +97,13 @@ class WalWriter:
         self._header_bytes = 0
         self._file_bytes = 0
         self._shift = 0
+        self._sync_data = sync_data
         self._sync = threading.Condition()
         self._syncing = False
         self._failure: OSError | None = None
         self._growth = threading.RLock()
         self._easy_end = 0
+        self._granted_end: int | None = None
         self.zeros_wanted = False
         """Set by `append`: `fill_ahead` would make the next syncs cheaper."""
         self.cursor = cursor
@@ -135,14 +140,30 @@ class WalWriter:
 
     def has_room(self, nbytes: int) -> bool:
         """
-        Say whether an entry of *nbytes* plainly fits: no rotation, no cap. When not, ask `room_for`.
+        Say whether an entry of *nbytes* plainly fits: no rotation, no cap, and what was granted. When not, ask
+        `room_for`.
         """
         return self._offset + nbytes <= self._easy_end
+
+    def grant(self, nbytes: int) -> None:
+        """
+        Let `has_room` say yes for *nbytes* more at most: a cap that the log knows nothing of was asked for them.
+        """
+        self._granted_end = self.written + nbytes
+        self._find_easy_end()
 
     def _find_easy_end(self) -> None:
         self._easy_end = min(
             self._header_bytes + self._limits.rotate_bytes, self._limits.bytes_max - self._rotated_bytes
         )
+        if self._granted_end is not None:
+            self._easy_end = min(self._easy_end, self._granted_end - self._shift)
+
+    def growth(self, nbytes: int) -> int:
+        """
+        Return by how much an entry of *nbytes* makes the log larger: zeros ahead make place for it.
+        """
+        return max(0, self._offset + nbytes - self._file_bytes)
 
     def room_for(self, nbytes: int) -> str | None:
         """
@@ -159,9 +180,9 @@ class WalWriter:
             return f"wal.max_size ({self._limits.bytes_max} bytes)"
         return None
 
-    def append(self, entry: Buffer, nbytes: int, *, zero_ahead: bool) -> int:
+    def append(self, entry: Sequence[Buffer], nbytes: int, *, zero_ahead: bool) -> int:
         """
-        Write *entry*, which has *nbytes*, and return the stream position behind it.
+        Write *entry*, whose pieces have *nbytes* together, and return the stream position behind it.
 
         Visible to readers on return, durable after `sync_through`. Rotates first when the file is due.
 
@@ -173,17 +194,17 @@ class WalWriter:
             self.rotate()
         file = self._file
         if file is None or self._failure is not None:
-            raise self._failed_earlier()
+            raise self._failed_earlier() from self._failure
         offset = self._offset
         end = offset + nbytes
         if zero_ahead and end + ZERO_AHEAD_BYTES // 2 > self._file_bytes and nbytes <= ZERO_AHEAD_ENTRY_BYTES_MAX:
             self.zeros_wanted = True
         try:
             if end <= self._file_bytes:
-                file.pwritev([entry], offset, nbytes)
+                file.pwritev(entry, offset, nbytes)
             else:
                 with self._growth:  # zeros that are being written must not land on the entry
-                    file.pwritev([entry], offset, nbytes)
+                    file.pwritev(entry, offset, nbytes)
                     self._file_bytes = max(self._file_bytes, end)
         except OSError as error:
             self._undo(file, offset, error)
@@ -206,11 +227,11 @@ class WalWriter:
                 raise StoreFailed(f"{file.path}: could not cut a failed append: {second}") from second
             self._file_bytes = offset
 
-    def fill_ahead(self) -> None:
+    def fill_ahead(self, bytes_max: int = ZERO_AHEAD_BYTES) -> None:
         """
         Write zeros ahead of the tail if an append asked for them, as far as caps and rotation allow.
 
-        Any thread may call it at any time.
+        Any thread may call it at any time. *bytes_max* is by how much the log may grow.
         Syncs of entries that land on zeros do not have to write the file's new length. A full disk ends the filling
         and is no failure: the entry itself may still fit.
 
@@ -220,7 +241,7 @@ class WalWriter:
         if not self.zeros_wanted:
             return
         self.zeros_wanted = False
-        target = self._offset + ZERO_AHEAD_BYTES
+        target = min(self._offset + ZERO_AHEAD_BYTES, self._file_bytes + bytes_max)
         while self._fill_step(target):
             pass
 
@@ -272,7 +293,7 @@ class WalWriter:
         failure: OSError | None = None
         try:
             if file is not None:
-                file.sync_data()
+                self._sync_data(file)
         except OSError as error:
             failure = error
         with self._sync:
@@ -302,7 +323,7 @@ class WalWriter:
             StoreFailed: a write or sync failed earlier.
         """
         if self._failure is not None:
-            raise self._failed_earlier()
+            raise self._failed_earlier() from self._failure
 
     def _failed_earlier(self) -> StoreFailed:
         return StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}; reopen to recover")
@@ -432,14 +453,17 @@ class WalWriter:
         self._shift = position - header_bytes
         self._find_easy_end()
 
-    def advance_cursor(self, position: int = 0) -> None:
+    def advance_cursor(self, position: int = 0, *, or_never: bool = False) -> None:
         """
         Record durably that nothing before *position*, or before what an earlier call asked for, is needed any more.
 
         Raises:
-            OSError: the sidecar could not be replaced; the old value stands, and the next call tries again.
+            OSError: the sidecar could not be replaced; the old value stands, and the next call tries again. Not so with
+                *or_never*: when this call fails what lies before *position* is needed still.
         """
-        self._cursor_wanted = wanted = max(self._cursor_wanted, position)
+        wanted = max(self._cursor_wanted, position)
+        if not or_never:
+            self._cursor_wanted = wanted
         if wanted > self.cursor:
             replace_file(self._files, self._path(CURSOR_NAME), encode_cursor(wanted))
             self.cursor = wanted
@@ -449,6 +473,18 @@ class WalWriter:
         Return the rotated files that lie wholly before the cursor.
         """
         return [file for file in self._rotated if file.position_end <= self.cursor]
+
+    def spans(self, start: int, end: int) -> list[LogSpan]:
+        """
+        Return which files have the entries from stream position *start* to *end*; the next rotation renames the last.
+        """
+        found = []
+        begin = 0
+        for file in self._rotated:
+            found.append(LogSpan(file.path, begin, file.position_end, file.position_end - file.size_bytes))
+            begin = file.position_end
+        found.append(LogSpan(self._path(WAL_ACTIVE), begin, self.written, self._shift))
+        return [span for span in found if span.start < end and span.end > start]
 
     def forget(self, gone: Sequence[RotatedFile]) -> None:
         """

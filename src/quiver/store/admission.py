@@ -1,0 +1,355 @@
+"""
+Whether a bundle may come in, and what is done when it may not: room is made, or waited for, or the caller refused.
+
+What can be full, and what makes room, in this order:
+
+=====================  ==========================================================================================
+the segment before     it is being written: a pause, not a refusal
+`wal.max_size`,        the open segment is sealed early, and the log forgets it
+`max_rotated_files`
+`retention.size_cap`   the oldest finished segments go; with `drop_oldest` the oldest at all; when none is left, or
+                       nothing may be dropped, the open segment is sealed early: then the log forgets it, and
+                       subscribers can finish it
+`max_segments`         as for the cap, one segment
+the disk               as for the cap; with `drop_oldest` and no segment left, what could not be written goes, too
+=====================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from quiver.errors import AtCapacity, BundleInvalid, StoreClosed
+from quiver.store.capacity import Capacity
+from quiver.store.cleanup import Cleanup
+from quiver.store.parts import Parts
+from quiver.store.sealer import Sealer
+
+__all__ = ["Admission", "Full"]
+
+ENTRY_MARGIN_BYTES = 64
+GRANT_SHARE = 8
+PAUSE_S = 0.05
+DISK = "the disk of "
+
+
+class Full(NamedTuple):
+    """
+    What is full, in words, and which kind of room is missing.
+    """
+
+    what: str
+    cause: Literal["sealing", "log", "cap", "segments", "disk"]
+
+
+class Admission:
+    """
+    Asked by ingest, under the store's lock, before each bundle that does not plainly fit.
+
+    Args:
+        parts: the store.
+        cleanup: deletes.
+        capacity: the size cap.
+        sealer: writes segments.
+    """
+
+    def __init__(self, parts: Parts, cleanup: Cleanup, capacity: Capacity, sealer: Sealer) -> None:
+        self._parts = parts
+        self._cleanup = cleanup
+        self._capacity = capacity
+        self._sealer = sealer
+        self._logging = parts.settings.durability == "wal"
+        self._drops = parts.settings.size_cap_policy == "drop_oldest"
+        self.wake: Callable[[], None] | None = None
+        """Asks the background thread for a pass; None when there is none, and then the caller does the work."""
+        self.is_closed = False
+
+    # ── what there is ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def disk_bytes(self) -> int:
+        """
+        Bytes on disk: log, segments, and everything beside them.
+        """
+        parts = self._parts
+        return parts.catalog.bytes + parts.wal.disk_bytes + self._cleanup.side.nbytes
+
+    @property
+    def used_bytes(self) -> int:
+        """
+        Bytes that count for the cap: those on disk, and those in memory that will be a segment.
+        """
+        return self.disk_bytes + self._parts.sealing.nbytes
+
+    def spare_bytes(self) -> int | None:
+        """
+        Return what is left below the cap, what is in memory and will be a segment taken off; None without a cap.
+        """
+        cap = self._capacity.cap_bytes
+        if cap is None:
+            return None
+        return cap - self.used_bytes - self._capacity.others_bytes()
+
+    def why_full(self, nbytes: int) -> Full | None:
+        """
+        Return what is in the way of a bundle of *nbytes*, or None. Called under the lock.
+        """
+        parts = self._parts
+        if parts.sealing.full:
+            return Full("the open segment: the one before it is still being written", "sealing")
+        if self._cleanup.reserve.is_lacking:
+            return Full(f"{DISK}{parts.path} is full", "disk")
+        if self._logging:
+            log = parts.wal.room_for(nbytes)
+            if log is not None:
+                return Full(log, "log")
+        segments_max = parts.settings.segments_max
+        if segments_max is not None and self._segments_ahead() > segments_max:
+            return Full(f"retention.max_segments ({segments_max})", "segments")
+        spare = self.spare_bytes()
+        if spare is not None and self._wanted(nbytes) > spare:
+            return Full(self._describe_cap(), "cap")
+        return None
+
+    def _segments_ahead(self) -> int:
+        # The open one will be a file, too.
+        return len(self._parts.catalog) + (self._parts.sealing.pending is not None) + 1
+
+    def _wanted(self, nbytes: int) -> int:
+        # In the log now, and in a segment later; for a moment in both.
+        return nbytes + (self._parts.wal.growth(nbytes) if self._logging else 0)
+
+    def _describe_cap(self) -> str:
+        parts = self._parts
+        side = self._cleanup.side
+        uses = [
+            f"{parts.catalog.bytes} in segments",
+            f"{parts.wal.disk_bytes} in the log",
+            f"{parts.sealing.nbytes} to be sealed",
+            f"{side.nbytes} beside them",
+        ]
+        if side.quarantine_bytes:
+            uses.append(f"of which quarantine {side.quarantine_bytes}")
+        others = self._capacity.others_bytes()
+        if others:
+            uses.append(f"{others} in other cores")
+        return f"retention.size_cap ({self._capacity.cap_bytes} bytes: {', '.join(uses)})"
+
+    # ── making room ──────────────────────────────────────────────────────────────────────────────────
+
+    def make_room(self, nbytes: int, deadline: float) -> None:
+        """
+        Return when a bundle of *nbytes* fits, with the lock held; it is let go while waiting.
+
+        Raises:
+            AtCapacity: it does not fit at *deadline*, in monotonic seconds.
+            BundleInvalid: it can never fit.
+            StoreFailed: the disk failed.
+            StoreClosed: the store was closed.
+        """
+        parts = self._parts
+        self._refuse_what_never_fits(nbytes)
+        is_counted = False
+        tried: set[str] = set()
+        while True:
+            self._require_open()
+            full = self.why_full(nbytes)
+            if full is None:
+                self._grant(nbytes)
+                return
+            # A segment that is being written makes room by itself: that is a pause, not a refusal.
+            pause = self._is_being_written()
+            changed = self._without_lock(full, nbytes)
+            tried = set() if changed else {*tried, full.cause}
+            after = self.why_full(nbytes)
+            if changed or after is None or after.cause not in tried:
+                # Also when there is room: the store may have been closed while the lock was let go. And what is full
+                # now may be another thing than a moment ago, with other ways to make room for it.
+                continue
+            if not pause and not is_counted:
+                is_counted = True
+                parts.observer.count("quiver.ingest.throttle_total")
+            left = deadline - parts.clock.monotonic()
+            if not pause and left <= 0:
+                self._refuse(full.what)
+            parts.clock.wait(parts.room, PAUSE_S if pause else min(left, PAUSE_S))
+
+    def _grant(self, nbytes: int) -> None:
+        """
+        Spare the next bundles the look at the cap, as far as it is not near: what they take, in the log and in a
+        segment, is a quarter of what is left, and of a segment, at most.
+        """
+        spare = self.spare_bytes()
+        if spare is not None and self._logging:
+            self._parts.wal.grant(nbytes + min(max(0, spare), self._parts.settings.segment_bytes_max) // GRANT_SHARE)
+
+    def wait_for_disk(self, refused: AtCapacity, nbytes: int, deadline: float) -> None:
+        """
+        Return when an append that found the disk full may be tried again, with the lock held.
+
+        Raises:
+            AtCapacity: nothing was freed until *deadline*.
+            StoreFailed: the disk failed.
+            StoreClosed: the store was closed.
+        """
+        parts = self._parts
+        full = Full(refused.what, "disk")
+        if not self._without_lock(full, nbytes):
+            left = deadline - parts.clock.monotonic()
+            if left <= 0:
+                parts.observer.count("quiver.ingest.throttle_total")
+                self._refuse(full.what)
+            parts.clock.wait(parts.room, min(left, PAUSE_S))
+        self._require_open()
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise StoreClosed(f"{self._parts.path} is closed")
+        # What failed makes no room any more: waiting for it would have no end.
+        self._parts.wal.require_sound()
+
+    def _refuse_what_never_fits(self, nbytes: int) -> None:
+        settings = self._parts.settings
+        if self._logging and nbytes + ENTRY_MARGIN_BYTES > settings.wal_bytes_max:
+            raise BundleInvalid(f"the bundle takes {nbytes} bytes in the log; wal.max_size is less")
+        cap = self._capacity.cap_bytes
+        if cap is not None and nbytes * (2 if self._logging else 1) + ENTRY_MARGIN_BYTES > cap:
+            twice = " twice, in the log and in a segment," if self._logging else ""
+            raise BundleInvalid(f"the bundle takes {nbytes} bytes{twice} and retention.size_cap is {cap}")
+
+    def _is_being_written(self) -> bool:
+        return self._parts.sealing.pending is not None and self._parts.sealing.failure is None
+
+    def _without_lock(self, full: Full, nbytes: int) -> bool:
+        """
+        Make room with the store's lock let go for so long; True when anything changed.
+        """
+        if self.wake is not None and self._is_being_written():
+            self.wake()
+            return False
+        self._parts.lock.release()
+        try:
+            with self._parts.maintenance:
+                if self.is_closed:
+                    return True
+                return self._make_room(full, nbytes)
+        finally:
+            self._parts.lock.acquire()
+
+    def _make_room(self, full: Full, nbytes: int) -> bool:
+        if self._sealer.seal_pending():
+            return True
+        with contextlib.suppress(OSError):  # maintenance tries again, and says so; here it is one refusal more
+            self._cleanup.write_progress()
+        if full.cause in {"sealing", "log"} and self._parts.sealing.failure is None:
+            return self._seal_early()
+        if self._remove(self._missing(full, nbytes), full.cause):
+            return True
+        if full.cause == "cap" and self._is_worth_sealing() and self._seal_early():
+            return True
+        return self._drop_unwritten(full)
+
+    def _missing(self, full: Full, nbytes: int) -> int:
+        """
+        Return how many bytes of segments must go.
+        """
+        spare = self.spare_bytes()
+        if full.cause == "cap" and spare is not None:
+            return self._wanted(nbytes) - spare
+        pending = self._parts.sealing.pending
+        return max(1 if full.cause == "segments" else nbytes, 0 if pending is None else pending.sealed.nbytes)
+
+    def _remove(self, bytes_wanted: int, cause: str) -> bool:
+        removed = 0
+        with contextlib.suppress(OSError):
+            freed = self._cleanup.evict(bytes_wanted)
+            removed = freed.segments
+            bytes_wanted -= freed.size_bytes
+            if cause == "cap" and bytes_wanted > 0:
+                elsewhere = self._capacity.make_room(bytes_wanted)
+                removed += elsewhere > 0
+                bytes_wanted -= elsewhere
+            if self._drops and bytes_wanted > 0:
+                removed += self._cleanup.drop_oldest(bytes_wanted).segments
+        # That it is held again is no room made: whoever needed it would spend it again, and so on without end.
+        self._cleanup.reserve.keep(now=True)
+        return removed > 0
+
+    def _is_worth_sealing(self) -> bool:
+        """
+        Say whether sealing early frees much of the log, or gives subscribers something to finish: else, at the cap,
+        every few bundles would become a segment.
+        """
+        parts = self._parts
+        held = max(parts.sealing.open.nbytes, parts.wal.disk_bytes)
+        return not len(parts.catalog) or held >= parts.settings.segment_bytes_max // 2
+
+    def _seal_early(self) -> bool:
+        """
+        Seal the open segment, so that log and memory can let go of it; True when that changed anything.
+        """
+        parts = self._parts
+        with parts.lock:
+            before = parts.wal.disk_bytes
+            swapped = parts.sealing.swap()
+        sealed = self._sealer.seal_pending() if swapped else 0
+        self._sealer.forget_log(0)
+        self._retire_log()
+        return sealed > 0 or parts.wal.disk_bytes < before
+
+    def _drop_unwritten(self, full: Full) -> bool:
+        """
+        With `drop_oldest`, a full disk and no segment left to give up: give up what could not be written.
+        """
+        parts = self._parts
+        is_disk_full = full.cause == "disk" or parts.sealing.failure is not None
+        if not (self._drops and is_disk_full) or len(parts.catalog):
+            return False
+        with parts.lock:
+            parts.sealing.swap()
+            pending = parts.sealing.pending
+        if pending is None:
+            return False
+        dropped = False
+        with contextlib.suppress(OSError):
+            dropped = self._cleanup.drop_pending(pending)
+        if dropped:
+            with parts.lock:
+                parts.sealing.done()
+                if parts.sealing.full:
+                    parts.sealing.swap()
+                parts.room.notify_all()
+            self._sealer.forget_log(pending.sealed.wal_position_end or 0)
+            self._retire_log()
+            self._cleanup.reserve.keep(now=True)
+        return dropped
+
+    def _retire_log(self) -> None:
+        """
+        Let the active log file go, too, when nothing in it is needed any more.
+        """
+        parts = self._parts
+        with parts.lock:
+            if not (parts.sealing.pending is None and parts.sealing.open.is_empty):
+                return
+            try:
+                parts.wal.retire_covered()
+            except AtCapacity:  # the next file needs a little room first
+                if self._cleanup.reserve.spend():
+                    with contextlib.suppress(AtCapacity):
+                        parts.wal.retire_covered()
+        self._sealer.forget_log(0)
+
+    def _refuse(self, what: str) -> None:
+        parts = self._parts
+        failure = parts.sealing.failure
+        if failure is not None:
+            what = f"{what}; the disk refuses the next segment: {failure.strerror}"
+        elif self._cleanup.reserve.is_lacking and not what.startswith(DISK):
+            what = f"{what}; {DISK}{parts.path} is full"
+        holder = parts.registry.slowest()
+        if holder is None and not parts.registry.statuses():
+            what = f"{what}; no subscriber is registered, so nothing is ever finished"
+        raise AtCapacity(what, held_by=holder)

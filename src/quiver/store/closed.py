@@ -1,0 +1,93 @@
+"""
+A store that nobody has open, for programs that work on its files.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from quiver.clock import Clock
+from quiver.observe import InMemoryObserver
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import hold
+from quiver.primitives.scan import Frame
+from quiver.settings import Settings
+from quiver.store.format.cores import EVICT_LOCK, parse_core_directory
+from quiver.store.format.floor import decode_floor, encode_floor
+from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR, STORE_LOCK
+from quiver.store.opening import open_store
+from quiver.store.written_by import written_by
+
+__all__ = ["drain", "held_closed", "raise_floor"]
+
+_FLOOR_BYTES_MAX = 64 * 1024
+_NEVER_S = 1e9
+"""A grace that does not end meanwhile: what works on files deletes no data."""
+
+
+class _Quiet(InMemoryObserver):
+    """
+    Keeps counts and logs nothing: whoever works on the files says what he did.
+    """
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Any) -> None:
+        """
+        Take no note.
+        """
+
+
+@contextmanager
+def held_closed(fs: FileSystem, root: str, *, owner: str) -> Iterator[None]:
+    """
+    Keep everybody else from writing to the store at *root*; *owner* says who does.
+
+    Raises:
+        DirectoryInUse: a process has it open; or, for one core of several, another core is freeing space in it.
+        OSError: a lock cannot be taken.
+    """
+    with ExitStack() as held:
+        held.callback(hold(fs, f"{root}/{STORE_LOCK}", owner=owner).release)
+        if parse_core_directory(posixpath.basename(root)) is not None:
+            held.callback(hold(fs, f"{root}/{EVICT_LOCK}", owner=owner).release)
+        yield
+
+
+def raise_floor(fs: FileSystem, root: str, floor: int) -> None:
+    """
+    Make sure that no new segment gets a number below *floor*. Durable on return.
+
+    Raises:
+        OSError: it could not be read or written.
+    """
+    path = f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
+    known = 0
+    if fs.exists(path):
+        answer = decode_floor(memoryview(fs.read_all(path, size_max=_FLOOR_BYTES_MAX)))
+        known = answer.value if isinstance(answer, Frame) else 0
+    if floor > known:
+        replace_file(fs, path, encode_floor(floor))
+
+
+def drain(fs: FileSystem, root: str, *, clock: Clock) -> None:
+    """
+    Open the store at *root* as it was written, seal all that is in its log, and close it. Deletes no segment.
+
+    On return the log holds nothing that no segment holds, and of its files only the active one is left.
+
+    Raises:
+        DirectoryInUse: a process has it open.
+        FormatUnsupported: a newer version wrote the log.
+        QuiverError: it cannot be recovered, in the words of the store.
+        OSError: the disk refused.
+    """
+    found = written_by(fs, root)
+    settings = Settings(format_profile=found.profile, delete_grace_s=_NEVER_S)
+    with open_store(
+        root, settings, files=fs, clock=clock, adapter=found.adapter, observer=_Quiet(), background=False
+    ) as store:
+        store.flush()

@@ -1,0 +1,339 @@
+"""
+The disk below a directory, measured and put in words: what `quiver doctor` says.
+
+What a log stands on is tried out on files of its own in that directory, which are removed again: how long a sync
+takes here, and whether links, locks, mappings and reserved blocks work. What no program can try out, whether the disk
+keeps what it confirmed when power is lost, is judged by the kind of file system and by how fast it confirms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from quiver.clock import Clock
+from quiver.errors import WrongUse
+from quiver.primitives.files import FileSystem
+from quiver.settings import Settings
+
+__all__ = ["Diagnosis", "Latency", "Remark", "diagnose"]
+
+Verdict = Literal["good", "watch", "bad"]
+
+SAMPLES = 40
+_BLOCK = bytes(range(256)) * 16
+_RESERVE_BYTES = 1024 * 1024
+_MOUNTS = "/proc/self/mounts"
+_MOUNTS_BYTES_MAX = 16 * 1024 * 1024
+_PREFIX = "quiver.doctor."
+_SLOW_S = 0.02
+_IMPLAUSIBLE_S = 0.00002
+"""No device confirms a write this quickly: something before it does."""
+_ROOM_BYTES = 1024**3
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_OVER_NETWORK = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs",
+    "ceph", "glusterfs", "lustre", "fuse.sshfs",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """
+    How long one kind of step took, in seconds, over `samples` of them.
+    """
+
+    step: str
+    samples: int
+    median_s: float
+    worst_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """
+    One thing that was found out: what was looked at, how that is, and what it means.
+    """
+
+    subject: str
+    verdict: Verdict
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """
+    What is known of the disk below `directory`.
+
+    Attributes:
+        directory: what was asked about.
+        file_system: its kind; None where the system does not tell.
+        free_bytes: what may still be written.
+        latencies: how long syncs take.
+        remarks: what was tried out, in words.
+        survives: call → (what the death of the process takes, what loss of power takes).
+    """
+
+    directory: str
+    file_system: str | None
+    free_bytes: int
+    latencies: tuple[Latency, ...]
+    remarks: tuple[Remark, ...]
+    survives: tuple[tuple[str, str, str], ...]
+
+    @property
+    def is_fit(self) -> bool:
+        """
+        Say whether a store may live there.
+        """
+        return all(remark.verdict != "bad" for remark in self.remarks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return all of it as plain values.
+        """
+        survives = [{"call": call, "process_dies": dies, "power_is_lost": lost} for call, dies, lost in self.survives]
+        return asdict(self) | {"is_fit": self.is_fit, "survives": survives}
+
+
+def diagnose(
+    fs: FileSystem,
+    directory: str,
+    *,
+    clock: Clock,
+    settings: Settings | None = None,
+    samples: int = SAMPLES,
+    on_progress: Callable[[str], None] | None = None,
+) -> Diagnosis:
+    """
+    Try out the disk below *directory*, which a store may have open. Leaves nothing behind.
+
+    Args:
+        fs: the file system.
+        directory: must exist.
+        clock: measures.
+        settings: of the store that is to live there; the defaults when None.
+        samples: how many syncs to measure.
+        on_progress: hears what is being tried.
+
+    Raises:
+        WrongUse: there is no such directory.
+        OSError: nothing can be written there.
+    """
+    if not fs.exists(directory):
+        raise WrongUse(f"{directory}: there is no such directory")
+    fs.list_dir(directory)  # a file is refused by name
+    kind = _kind_of(fs, directory)
+    free = fs.free_bytes(directory)
+    with _cleaned(fs, directory):
+        latencies = _latencies(fs, directory, clock, samples, on_progress or _ignore)
+        remarks = [_on_kind(kind), _on_sync(latencies[1], kind), _on_room(free), *_abilities(fs, directory)]
+    is_volatile = kind in _IN_MEMORY
+    return Diagnosis(
+        directory,
+        kind,
+        free,
+        tuple(latencies),
+        tuple(remarks),
+        _survives(settings or Settings(), is_volatile=is_volatile),
+    )
+
+
+def _ignore(_where: str) -> None:
+    """
+    Nobody listens.
+    """
+
+
+@contextlib.contextmanager
+def _cleaned(fs: FileSystem, directory: str) -> Iterator[None]:
+    """
+    Remove every file of an examination, of an earlier one that was cut off, too.
+    """
+    try:
+        yield
+    finally:
+        for name in fs.list_dir(directory):
+            if name.startswith(_PREFIX):
+                with contextlib.suppress(OSError):
+                    fs.remove(f"{directory}/{name}")
+        with contextlib.suppress(OSError):
+            fs.sync_dir(directory)
+
+
+def _kind_of(fs: FileSystem, directory: str) -> str | None:
+    try:
+        listed = fs.read_all(_MOUNTS, size_max=_MOUNTS_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return None
+    best, kind = "", None
+    for line in listed.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mount = fields[1].replace("\\040", " ")
+        # The last of those mounted at one place is the one that is seen.
+        if _is_below(directory, mount) and len(mount) >= len(best):
+            best, kind = mount, fields[2]
+    return kind
+
+
+def _is_below(path: str, mount: str) -> bool:
+    return posixpath.isabs(path) and f"{posixpath.normpath(path)}/".startswith(mount.rstrip("/") + "/")
+
+
+def _latencies(
+    fs: FileSystem, directory: str, clock: Clock, samples: int, on_progress: Callable[[str], None]
+) -> list[Latency]:
+    path, named = f"{directory}/{_PREFIX}sync", f"{directory}/{_PREFIX}name"
+    appends: list[float] = []
+    rewrites: list[float] = []
+    names: list[float] = []
+    file = fs.create_or_truncate(path)
+    try:
+        for what, seconds in (("sync of an appended block", appends), ("sync of a block that was there", rewrites)):
+            for at in range(samples):
+                on_progress(what)
+                started = clock.monotonic()
+                file.pwrite(_BLOCK, at * len(_BLOCK))
+                file.sync_data()
+                seconds.append(clock.monotonic() - started)
+    finally:
+        file.close()
+    for _ in range(max(samples // 4, 1)):
+        on_progress("sync of a name")
+        fs.create_or_truncate(path).close()
+        fs.rename(path, named)
+        started = clock.monotonic()
+        fs.sync_dir(directory)
+        names.append(clock.monotonic() - started)
+    return [
+        _latency("sync of an appended 4 KiB", appends),
+        _latency("sync of 4 KiB that were there", rewrites),
+        _latency("sync of a new name", names),
+    ]
+
+
+def _latency(step: str, seconds: list[float]) -> Latency:
+    return Latency(step, len(seconds), statistics.median(seconds), max(seconds))
+
+
+def _on_kind(kind: str | None) -> Remark:
+    if kind is None:
+        return Remark("file system", "watch", "its kind is not told here; local disks are what a store needs")
+    if kind in _IN_MEMORY:
+        return Remark(
+            "file system", "bad", f"{kind} lives in memory: everything is lost with the power, or at a restart"
+        )
+    if kind in _OVER_NETWORK:
+        said = f"{kind} is reached over a network or shared: locks and syncs may mean less there; not supported"
+        return Remark("file system", "bad", said)
+    if kind == "overlay":
+        said = "overlay: inside a container's own layer everything goes when the container does; mount a volume"
+        return Remark("file system", "watch", said)
+    return Remark("file system", "good", f"{kind}")
+
+
+def _on_sync(latency: Latency, kind: str | None) -> Remark:
+    median = latency.median_s
+    rate = f"about {1 / median:,.0f} durable ingests a second for one caller that waits" if median > 0 else "no time"
+    if median < _IMPLAUSIBLE_S and kind not in _IN_MEMORY:
+        said = (
+            f"confirmed in {_shown(median)}, sooner than a disk can: what was confirmed may not survive loss of power"
+        )
+        return Remark("sync", "watch", said)
+    if median > _SLOW_S:
+        said = f"takes {_shown(median)}: {rate}; let callers overlap, or ingest without durable=True"
+        return Remark("sync", "watch", said)
+    return Remark("sync", "good", f"takes {_shown(median)}, at worst {_shown(latency.worst_s)}: {rate}")
+
+
+def _on_room(free: int) -> Remark:
+    shown = f"{free / 1024**3:,.1f} GiB free"
+    if free < _ROOM_BYTES:
+        return Remark("room", "watch", f"{shown}: set retention.size_cap below that, or a full disk will stop ingest")
+    return Remark("room", "good", shown)
+
+
+def _abilities(fs: FileSystem, directory: str) -> Iterator[Remark]:
+    tried: tuple[tuple[str, Verdict, str, str, Callable[[FileSystem, str], None]], ...] = (
+        ("locks", "bad", "one writer at a time is enforced", "two writers could open one store", _try_locks),
+        ("mapping", "bad", "segments are read without copying", "segments cannot be read", _try_mapping),
+        ("reserved blocks", "watch", "a full disk is noticed ahead", "zeros are written instead", _try_reserve),
+        ("links", "watch", "a snapshot beside it shares its files", "a snapshot copies every file", _try_links),
+    )
+    for subject, otherwise, works, fails, step in tried:
+        try:
+            step(fs, f"{directory}/{_PREFIX}{subject.replace(' ', '-')}")
+        except OSError as error:
+            yield Remark(subject, otherwise, f"do not work here ({error.strerror or error}): {fails}")
+        else:
+            yield Remark(subject, "good", works)
+
+
+def _try_locks(fs: FileSystem, path: str) -> None:
+    lock = fs.try_lock(path, note="quiver doctor")
+    if lock is None:
+        raise OSError(f"{path} was locked by somebody else")
+    try:
+        second = fs.try_lock(path, note="quiver doctor, again")
+        if second is not None:
+            second.release()
+            raise OSError("a lock was given out twice")
+    finally:
+        lock.release()
+
+
+def _try_mapping(fs: FileSystem, path: str) -> None:
+    _make(fs, path)
+    mapping = fs.map_read(path)
+    same = bytes(mapping.view()) == _BLOCK
+    mapping.close()
+    if not same:
+        raise OSError("what is mapped is not what was written")
+
+
+def _try_reserve(fs: FileSystem, path: str) -> None:
+    file = fs.create_or_truncate(path)
+    try:
+        file.reserve(0, _RESERVE_BYTES)
+    finally:
+        file.close()
+
+
+def _try_links(fs: FileSystem, path: str) -> None:
+    _make(fs, path)
+    fs.link(path, f"{path}.2")
+
+
+def _make(fs: FileSystem, path: str) -> None:
+    file = fs.create_or_truncate(path)
+    try:
+        file.pwrite(_BLOCK, 0)
+    finally:
+        file.close()
+
+
+def _survives(settings: Settings, *, is_volatile: bool) -> tuple[tuple[str, str, str], ...]:
+    interval = _shown(settings.wal_flush_interval_s)
+    late = "nothing is lost" if settings.wal_flush_interval_s == 0 else f"at most the last {interval}"
+    rows = [
+        ("ingest(durable=True)", "nothing is lost", "nothing is lost"),
+        ("ingest()", "nothing is lost", late),
+        ("ingest(), durability: segment_only", "the open segment", "the open segment"),
+        ("ack(), then a maintenance pass", "not delivered again", "not delivered again"),
+        ("ack() before that", "delivered again", "delivered again"),
+    ]
+    if is_volatile:
+        return tuple((call, dies, "everything is lost") for call, dies, _ in rows)
+    return tuple(rows)
+
+
+def _shown(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} µs"

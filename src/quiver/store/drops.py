@@ -1,0 +1,129 @@
+"""
+The drop ledger on disk: what policy gave up, durable before any of it goes.
+
+The steps of a drop, in this order; `Cleanup` takes them, after a crash again from the second on::
+
+    1  the ledger names the segments                      crash before: nothing happened
+    2  every progress that this process may write has them resolved
+    3  the number floor                                   crash up to here: recovery finds ledger and files, goes on
+    4  the files go
+    5  catalog and registry forget them                   crash up to here: recovery finds the ledger, goes on with 2
+    6  the ledger forgets what every progress file says
+
+A segment that never had a file goes with the log: its entry takes effect, and 2 begins, when the cursor has passed it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from quiver.observe import Observer
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.copying import keep_damaged
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.store.format.drop_ledger import (
+    DROP_ENTRIES_MAX,
+    DROP_LEDGER_BYTES_MAX,
+    DroppedSegment,
+    decode_drop_ledger,
+    encode_drop_ledger,
+)
+from quiver.store.format.names import DROP_LEDGER, QUARANTINE_DIR
+
+__all__ = ["DropLedger"]
+
+
+class DropLedger:
+    """
+    Entries by segment number, in memory as on disk. One thread at a time.
+
+    Args:
+        files: the file system.
+        root: the store's directory.
+        entries: what the file says.
+    """
+
+    def __init__(self, files: FileSystem, root: str, entries: Iterable[DroppedSegment] = ()) -> None:
+        self._files = files
+        self._path = f"{root}/{DROP_LEDGER}"
+        self._entries = {entry.seq: entry for entry in entries}
+
+    @classmethod
+    def load(cls, files: FileSystem, root: str, observer: Observer) -> DropLedger:
+        """
+        Return the ledger of the store at *root*; an empty one when there is none.
+
+        A damaged one is copied to quarantine and begun anew: what it named and still exists is kept until policy
+        drops it again; of what is gone, subscribers in other processes do not learn why.
+
+        Raises:
+            OSError: it cannot be read, or its copy cannot be written.
+        """
+        path = f"{root}/{DROP_LEDGER}"
+        if not files.exists(path):
+            return cls(files, root)
+        data = files.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
+        answer = decode_drop_ledger(memoryview(data))
+        if isinstance(answer, Frame):
+            return cls(files, root, answer.value)
+        observer.event("quiver.drops.load", level=logging.ERROR, path=path, problem="damaged; a copy is kept")
+        observer.count("quiver.recovery.damaged_files_total", kind="drop_ledger")
+        keep_damaged(files, f"{root}/{QUARANTINE_DIR}", DROP_LEDGER, data)
+        remove_durably(files, [path])
+        return cls(files, root)
+
+    @property
+    def entries(self) -> list[DroppedSegment]:
+        """
+        All entries, ascending by number.
+        """
+        return [self._entries[seq] for seq in sorted(self._entries)]
+
+    @property
+    def highest(self) -> int:
+        """
+        The highest number in it, -1 when empty: new segments lie above it.
+        """
+        return max(self._entries, default=-1)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def has_room(self, count: int) -> bool:
+        """
+        Say whether *count* more entries fit.
+        """
+        return len(self._entries) + count <= DROP_ENTRIES_MAX
+
+    def add(self, entries: Sequence[DroppedSegment]) -> None:
+        """
+        Add entries. Durable on return.
+
+        Raises:
+            OSError: the disk refused; nothing was added, and nothing may be dropped.
+        """
+        grown = self._entries | {entry.seq: entry for entry in entries}
+        replace_file(self._files, self._path, encode_drop_ledger(list(grown.values())))
+        self._entries = grown
+
+    def remove(self, seqs: Iterable[int]) -> None:
+        """
+        Remove entries. Durable on return; the file goes with the last of them.
+
+        Raises:
+            OSError: the disk refused; they stay, and can be removed later.
+        """
+        gone = set(seqs)
+        left = {seq: entry for seq, entry in self._entries.items() if seq not in gone}
+        if len(left) == len(self._entries):
+            return
+        if left:
+            replace_file(self._files, self._path, encode_drop_ledger(list(left.values())))
+        else:
+            remove_durably(self._files, [self._path])
+        self._entries = left

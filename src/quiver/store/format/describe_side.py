@@ -1,0 +1,156 @@
+"""
+The bytes of what lies beside log and segments, told to a person: ledgers, claims, lists, trails, locks, kept copies.
+
+Asked by `describe`, and like it bytes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiver.primitives.findings import Description, Problem
+from quiver.primitives.scan import Frame
+from quiver.store.format.audit import AuditRecord, decode_audit
+from quiver.store.format.cores import CLAIM_MAGIC, CORE_CLAIM, EVICTED, decode_claim
+from quiver.store.format.drop_ledger import DROP_MAGIC, decode_drop_ledger
+from quiver.store.format.identity import decode_identity
+from quiver.store.format.names import AUDIT_PREVIOUS, AUDIT_TRAIL, DROP_LEDGER, RESERVE, STORE_ID
+from quiver.store.format.snapshot_list import SNAPSHOT_LIST, SNAPSHOT_PREFIX, decode_snapshot_list
+
+__all__ = ["SIDE_DESCRIBERS", "side_kind_by_head", "side_kind_by_name"]
+
+_NAMES = {
+    DROP_LEDGER: "drop ledger",
+    EVICTED: "drop ledger",
+    CORE_CLAIM: "claim",
+    SNAPSHOT_LIST: "snapshot list",
+    AUDIT_TRAIL: "audit trail",
+    AUDIT_PREVIOUS: "audit trail",
+    STORE_ID: "identity",
+    RESERVE: "reserve",
+}
+_KEPT_SUFFIXES = (".damaged", ".arrows")
+_NOTE_BYTES_MAX = 4096
+
+
+def side_kind_by_head(head: bytes) -> str | None:
+    """
+    Return the kind that the first bytes of a file speak of; None when they do not.
+    """
+    by_magic = {DROP_MAGIC: "drop ledger", CLAIM_MAGIC: "claim"}
+    if head.startswith(SNAPSHOT_PREFIX):
+        return "snapshot list"
+    return by_magic.get(head[: len(DROP_MAGIC)])
+
+
+def side_kind_by_name(base: str) -> str | None:
+    """
+    Return the kind that a file's name, without its directory, speaks of; None when it does not.
+    """
+    if base in _NAMES:
+        return _NAMES[base]
+    if base.startswith("quiver.") and base.endswith(".lock"):
+        return "lock"
+    return "kept copy" if base.endswith(_KEPT_SUFFIXES) else None
+
+
+def _describe_drops(to: Description, view: memoryview, rows_max: int) -> None:
+    to.version = int.from_bytes(view[8:10], "little") if len(view) >= 10 else None
+    entries = to.accept(decode_drop_ledger(view))
+    if entries is None:
+        return
+    to.fields = {"segments": len(entries), "bundles": sum(entry.bundle_count for entry in entries)}
+    to.tables["dropped"] = [
+        {
+            "segment": entry.seq,
+            "bundles": entry.bundle_count,
+            "size_bytes": entry.size_bytes,
+            "reason": entry.reason,
+            "dropped_at_ns": entry.dropped_at_ns,
+            "wal_position_end": entry.wal_position_end,
+        }
+        for entry in entries[:rows_max]
+    ]
+
+
+def _describe_claim(to: Description, view: memoryview, _rows_max: int) -> None:
+    to.version = int.from_bytes(view[8:10], "little") if len(view) >= 10 else None
+    answer = decode_claim(view)
+    value = to.accept(answer)
+    if isinstance(answer, Frame):
+        to.fields = {"size": answer.end, "claim_bytes": value}
+
+
+def _describe_snapshot(to: Description, view: memoryview, rows_max: int) -> None:
+    found = to.accept(decode_snapshot_list(view))
+    if found is None:
+        return
+    to.version = 1
+    to.fields = {
+        "taken_at_ns": found.taken_at_ns,
+        "store": found.store,
+        "files": len(found.files),
+        "size_bytes": sum(file.size_bytes for file in found.files),
+    }
+    to.tables["files"] = [
+        {"path": file.path, "size_bytes": file.size_bytes, "crc32": file.crc32} for file in found.files[:rows_max]
+    ]
+
+
+def _describe_audit(to: Description, view: memoryview, rows_max: int) -> None:
+    last: list[AuditRecord] = []
+    records = lines = offset = 0
+    for line in bytes(view).split(b"\n"):
+        found = list(decode_audit(line))
+        records += len(found)
+        lines += bool(line)
+        if line and not found:
+            to.problems.append(Problem(offset, "the line is no outcome, or is cut short: it is passed over", "warning"))
+        offset += len(line) + 1
+        last = [*last, *found][-rows_max:] if rows_max else []
+    to.fields = {"lines": lines, "records": records}
+    to.tables["last outcomes"] = [
+        {
+            "at_ns": record.at_ns,
+            "subscriber": record.subscriber,
+            "segment": record.segment,
+            "bundles": [f"{first}-{end}" for first, end in record.bundles],
+            "outcome": record.outcome,
+            "why": record.why,
+        }
+        for record in last
+    ]
+
+
+def _describe_identity(to: Description, view: memoryview, _rows_max: int) -> None:
+    text = to.accept(decode_identity(view))
+    if text is not None:
+        to.fields = {"store": text}
+
+
+def _describe_lock(to: Description, view: memoryview, _rows_max: int) -> None:
+    # What is in it is for people; whether it is held only the kernel knows.
+    to.fields = {"last_holder": bytes(view[:_NOTE_BYTES_MAX]).decode("utf-8", "replace").strip()}
+
+
+def _describe_room(to: Description, _view: memoryview, _rows_max: int) -> None:
+    to.fields = {"meaning": "room on the disk, nothing else: given back when the disk is full"}
+
+
+def _describe_kept(to: Description, _view: memoryview, _rows_max: int) -> None:
+    if to.name.endswith(".arrows"):
+        to.fields = {"meaning": "what could be read of a damaged segment, unproven: an Arrow stream"}
+    else:
+        to.fields = {"meaning": "a copy of damaged bytes"}
+
+
+SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
+    "drop ledger": _describe_drops,
+    "claim": _describe_claim,
+    "snapshot list": _describe_snapshot,
+    "audit trail": _describe_audit,
+    "identity": _describe_identity,
+    "reserve": _describe_room,
+    "lock": _describe_lock,
+    "kept copy": _describe_kept,
+}

@@ -1,0 +1,36 @@
+"""
+Which directories below a path are stores: the path itself, or one for each core.
+"""
+
+from __future__ import annotations
+
+from quiver.errors import WrongUse
+from quiver.primitives.files import FileSystem
+from quiver.store.format.cores import core_directory, parse_core_directory
+from quiver.store.format.names import SEGMENTS_DIR, STORE_LOCK, WAL_DIR
+
+__all__ = ["instance_roots", "is_store"]
+
+
+def is_store(fs: FileSystem, root: str) -> bool:
+    """
+    Say whether *root* looks like the directory of one store.
+    """
+    return any(fs.exists(f"{root}/{name}") for name in (WAL_DIR, SEGMENTS_DIR, STORE_LOCK))
+
+
+def instance_roots(fs: FileSystem, root: str) -> list[str]:
+    """
+    Return the stores of *root*: ``core_<n>`` directories by number, behind *root* itself where it is one, too.
+
+    Raises:
+        WrongUse: *root* does not exist or holds nothing of a store.
+    """
+    if not fs.exists(root):
+        raise WrongUse(f"{root}: there is no such directory")
+    found_cores = (parse_core_directory(name) for name in fs.list_dir(root))
+    candidates = [root, *(f"{root}/{core_directory(core)}" for core in sorted(c for c in found_cores if c is not None))]
+    found = [one for one in candidates if is_store(fs, one)]
+    if not found:
+        raise WrongUse(f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/")
+    return found

@@ -1,0 +1,105 @@
+"""
+What is in the log and in no segment yet, as a reader beside a live writer finds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quiver.errors import Damaged
+from quiver.store.directory import StoreDirectory
+from quiver.store.format.names import WAL_ACTIVE, wal_rotated_name
+from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
+from quiver.store.wal.scan import ScannedEntry, WalFileScan
+
+__all__ = ["LogFile", "snapshot_log", "uncovered"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """
+    What a pass keeps of one log file.
+
+    Attributes:
+        path: where it lies.
+        start: the position its header claims, None when the header is damaged.
+        end: the position behind its last entry.
+        first_sequence: that of its first entry; infinite without entries.
+        ends: the positions behind each entry.
+        entries: those that no segment holds, as far as was known when it was read.
+    """
+
+    path: str
+    start: int | None
+    end: int
+    first_sequence: float
+    ends: frozenset[int]
+    entries: list[ScannedEntry]
+
+    def agrees_with(self, cursor: int, following: LogFile | None) -> bool:
+        """
+        Say whether the positions of this file and the cursor can both be true.
+
+        A header has no checksum. A wrong position there could make entries look older than the cursor, and they
+        would be left out; so it must fit either an entry's end or the beginning of the file that follows.
+        """
+        if self.start is None:
+            return False
+        if cursor <= self.start or cursor in self.ends:
+            return True
+        return following is not None and following.start == self.end and cursor >= self.end
+
+
+def snapshot_log(directory: StoreDirectory, *, sequence_sealed: int) -> list[LogFile]:
+    """
+    Return the log's files, oldest first, with their entries of a higher sequence than *sequence_sealed*.
+
+    Damage is reported.
+    """
+    # The active file first. If it is retired while we look, the listing below has it under its new name.
+    active = directory.scan_log(WAL_ACTIVE)
+    files: list[LogFile] = []
+    for number in directory.retired_logs():
+        scan = directory.scan_log(wal_rotated_name(number))
+        if scan is not None:
+            files.append(_log_file(directory, scan, sequence_sealed))
+            if scan.tail == "torn":
+                directory.report(Damaged(scan.path, scan.tail_offset, "the end of a retired file is not an entry"))
+    if active is not None and _position_start(active) not in {file.start for file in files} - {None}:
+        files.append(_log_file(directory, active, sequence_sealed))
+    # The one read first may have been retired, purged and followed by others since. Sequences are checksummed,
+    # positions are not; a file without entries keeps its place at the end.
+    return sorted(files, key=lambda file: file.first_sequence)
+
+
+def uncovered(log: list[LogFile], cursor: int) -> Iterator[tuple[str, ScannedEntry]]:
+    """
+    Yield the entries behind *cursor*, each sequence once, with the path of its file.
+    """
+    told: set[int] = set()
+    for file, following in zip(log, [*log[1:], None], strict=False):
+        covered_to = cursor if file.agrees_with(cursor, following) else 0
+        for scanned in file.entries:
+            if scanned.end > covered_to and scanned.sequence not in told:
+                told.add(scanned.sequence)
+                yield file.path, scanned
+
+
+def _position_start(scan: WalFileScan) -> int | None:
+    return scan.header.position_start if scan.header is not None and scan.header_sound else None
+
+
+def _log_file(directory: StoreDirectory, scan: WalFileScan, sequence_sealed: int) -> LogFile:
+    for damage in scan.damage:
+        directory.report(damage)
+    entries = [
+        scanned
+        for scanned in scan.entries
+        if scanned.entry_type == ENTRY_TYPE_BUNDLE and scanned.sequence > sequence_sealed
+    ]
+    ends = frozenset(scanned.end for scanned in scan.entries)
+    sequences = (one.sequence for one in scan.entries if one.entry_type == ENTRY_TYPE_BUNDLE)
+    first_sequence = next(sequences, math.inf)
+    return LogFile(scan.path, _position_start(scan), scan.position_end, first_sequence, ends, entries)

@@ -1,0 +1,285 @@
+"""
+A closed store from one format profile, or slot table, to another: what `quiver migrate` does.
+
+Both profiles are always readable, so a directory is a lawful store at every moment. Whatever cuts a migration off, it
+is called again and goes on. In order:
+
+1. everything in the log is sealed, under the slot table that the log was written with
+2. segments with a column that the profile does not have are written again beside themselves, compared with what they
+   were, and only then take their own names
+3. the log, which nobody needs any more, gives way to an empty one that begins where it ended
+4. progress files are written again; what they say stays the same
+5. all of it is read back and checked
+
+The log changes before the progress files: from then on the next open knows the new slot table, and a store that was
+left half way by a crash is finished by the same call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from quiver.bundle import OTAP, OTAP_CONFIG_HASH, Adapter
+from quiver.clock import Clock
+from quiver.errors import Damaged, StoreFailed, WrongUse
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Damage, Frame
+from quiver.settings import Profile
+from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
+from quiver.store.closed import drain, held_closed, raise_floor
+from quiver.store.format.cursor import decode_cursor
+from quiver.store.format.ipc_table import decode_table, encode_table
+from quiver.store.format.names import CURSOR_NAME, SEGMENTS_DIR, WAL_ACTIVE, WAL_DIR, parse_segment_name
+from quiver.store.format.progress import encode_progress
+from quiver.store.format.segment_file import (
+    SegmentFooter,
+    decode_segment_footer,
+    encode_segment_footer,
+    encode_segment_trailer,
+)
+from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
+from quiver.store.format.wal_file import encode_wal_header
+from quiver.store.roster import find_segments
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.subscribers.progress_store import find_subscribers, load_progress, lock_subscriber, progress_path
+from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
+from quiver.store.wal.replay import find_wal_files, scan_file
+from quiver.store.written_by import AdapterByHash, written_by
+
+__all__ = ["Migrated", "migrate"]
+
+_EXTRA_COLUMN = "item_count"
+"""What the manifest of the `otap` profile may have and that of `spec` has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """
+    What a migration changed.
+
+    Attributes:
+        profile: that of the directory now.
+        config_hash: what the log's head says now.
+        sealed_bundles: bundles that were only in the log before.
+        segments_rewritten: segments whose manifest was written again.
+        log_replaced: the log got a new head.
+        progress_rewritten: subscribers whose file was written again.
+    """
+
+    profile: Profile
+    config_hash: str
+    sealed_bundles: int
+    segments_rewritten: int
+    log_replaced: bool
+    progress_rewritten: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return all of it as plain values.
+        """
+        return asdict(self)
+
+
+def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | None, clock: Clock) -> Migrated:
+    """
+    Bring the store at *root*, which nobody may have open, to *profile* and *adapter*. Durable and checked on return.
+
+    Args:
+        fs: the file system.
+        root: the store's directory.
+        profile: how its files are written from now on; open it with the same `format_profile`.
+        adapter: the slot table from now on; None keeps the one it has.
+        clock: for the store that is opened to seal its log.
+
+    Raises:
+        DirectoryInUse: a process has the store open, or works for one of its subscribers.
+        Damaged: something is not as it was written: `quiver repair` first.
+        WrongUse: *root* is not a store, or is a snapshot.
+        OSError: the disk refused; call it again.
+    """
+    require_store(fs, root)
+    refuse_snapshot(fs, root)
+    with ExitStack() as held:
+        # Before anything is changed: whoever works for a subscriber would write the old profile again.
+        for subscriber in find_subscribers(fs, root):
+            held.callback(lock_subscriber(fs, root, subscriber).release)
+        _require_sound(fs, root)
+        before = _bundle_count(fs, root)
+        drain(fs, root, clock=clock)
+        sealed = _bundle_count(fs, root) - before
+        held.enter_context(held_closed(fs, root, owner="quiver migrate"))
+        config_hash = _target_hash(fs, root, profile, adapter)
+        rewritten = sum(_rewrite_segment(fs, f"{root}/{SEGMENTS_DIR}/{name}") for name in _segments(fs, root, profile))
+        replaced = _replace_log(fs, root, config_hash)
+        progress = sum(_rewrite_progress(fs, root, one, profile) for one in find_subscribers(fs, root))
+        _require_sound(fs, root)
+    return Migrated(profile, config_hash.hex(), sealed, rewritten, replaced, progress)
+
+
+def _require_sound(fs: FileSystem, root: str) -> None:
+    for finding in check_store(fs, root).findings:
+        if finding.damaged:
+            raise Damaged(finding.path, finding.offset, f"{finding.reason}; run quiver repair first")
+
+
+def _bundle_count(fs: FileSystem, root: str) -> int:
+    return sum(info.bundle_count for info in find_segments(fs, root).infos)
+
+
+def _target_hash(fs: FileSystem, root: str, profile: Profile, adapter: Adapter | None) -> bytes:
+    if profile == "otap":
+        return OTAP_CONFIG_HASH
+    if adapter is not None:
+        return adapter.config_hash
+    found = written_by(fs, root)
+    # The constant of the other profile says nothing of the slot table: it was the default one's, or nobody's.
+    return found.adapter.config_hash if isinstance(found.adapter, AdapterByHash) else OTAP.config_hash
+
+
+# 2. Segments.
+
+
+def _segments(fs: FileSystem, root: str, profile: Profile) -> list[str]:
+    directory = f"{root}/{SEGMENTS_DIR}"
+    if profile == "otap" or not fs.exists(directory):
+        return []  # its readers take a manifest without the column
+    return [name for name in fs.list_dir(directory) if parse_segment_name(name) is not None]
+
+
+def _rewrite_segment(fs: FileSystem, path: str) -> bool:
+    """
+    Write the segment at *path* again without the extra column, if it has it. Durable on return.
+    """
+    mapping = fs.map_read(path)
+    view = mapping.view()
+    mapping.close()
+    answer = decode_segment_footer(view)
+    if not isinstance(answer, Frame):
+        raise Damaged(path, len(view), "its footer cannot be read any more")
+    footer = answer.value
+    at, end = footer.manifest_offset, footer.manifest_offset + footer.manifest_length
+    table = decode_table(view[at:end], what="batch manifest", at=at)
+    if isinstance(table, Damage):
+        raise Damaged(path, table.offset, table.reason)
+    if _EXTRA_COLUMN not in table.schema.names:
+        return False
+    if end != len(view) - (len(encode_segment_footer(footer)) + len(encode_segment_trailer(0))):
+        raise Damaged(path, end, "something follows its manifest that this version does not know; it stays as it is")
+    _write_segment(fs, path, view[:at], footer, table)
+    return True
+
+
+def _write_segment(
+    fs: FileSystem, path: str, streams: memoryview, footer: SegmentFooter, table: pa.RecordBatch
+) -> None:
+    # Not `drop_columns`: where two columns have that name it finds neither.
+    manifest = encode_table(table.select([name for name in table.schema.names if name != _EXTRA_COLUMN]))
+    moved = SegmentFooter(
+        footer.stream_count,
+        footer.bundle_count,
+        footer.directory_offset,
+        footer.directory_length,
+        footer.manifest_offset,
+        len(manifest),
+    )
+    tail = manifest + encode_segment_footer(moved)
+    tail += encode_segment_trailer(crc32(tail, crc32(streams)))
+    temporary = path + TEMPORARY_SUFFIX
+    remove_durably(fs, [temporary])  # a crash left it read-only
+    file = fs.create(temporary)
+    try:
+        file.pwrite(streams, 0)
+        file.pwrite(tail, len(streams))
+        file.set_mode(0o440)
+        file.sync()
+    finally:
+        file.close()
+    _require_same(fs, path, temporary)
+    fs.rename(temporary, path)
+    fs.sync_dir(path.rpartition("/")[0])
+
+
+def _require_same(fs: FileSystem, path: str, temporary: str) -> None:
+    old, new = SegmentReader.open(fs, path), SegmentReader.open(fs, temporary)
+    new.verify()
+    same = old.streams == new.streams and old.manifest.metadata == new.manifest.metadata
+    count = old.bundle_count
+    same = same and count == new.bundle_count
+    same = same and all(old.manifest.refs(index) == new.manifest.refs(index) for index in range(count))
+    same = same and all(old.ingested_at_ns(index) == new.ingested_at_ns(index) for index in range(count))
+    old.close()
+    new.close()
+    if not same:
+        raise StoreFailed(f"{temporary} does not say what {path} says; nothing was replaced")
+
+
+# 3. The log.
+
+
+def _replace_log(fs: FileSystem, root: str, config_hash: bytes) -> bool:
+    """
+    Let the log begin anew, empty and under *config_hash*, at the position where it ended; False when it has that hash.
+    """
+    directory = f"{root}/{WAL_DIR}"
+    files = find_wal_files(fs, directory) if fs.exists(directory) else []
+    if all(file.config_hash == config_hash for file in files):
+        return False
+    cursor = _cursor(fs, directory)
+    end = cursor
+    for file in files:
+        scan = scan_file(fs, file.path)
+        needed = [one for one in scan.entries if one.entry.entry_type == ENTRY_TYPE_BUNDLE and one.end > cursor]
+        if needed or scan.damage:
+            raise StoreFailed(f"{file.path} still holds bundles that no segment has; call it again")
+        end = max(end, scan.position_end)
+    # The retired ones first: until the active file is replaced, all files that are there have one and the same hash.
+    remove_durably(fs, [file.path for file in files if file.number is not None])
+    replace_file(fs, f"{directory}/{WAL_ACTIVE}", encode_wal_header(config_hash, end))
+    return True
+
+
+def _cursor(fs: FileSystem, directory: str) -> int:
+    try:
+        data = fs.read_all(f"{directory}/{CURSOR_NAME}", size_max=SMALL_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return 0
+    answer = decode_cursor(memoryview(data))
+    return answer.value if isinstance(answer, Frame) else 0
+
+
+# 4. Progress.
+
+
+def _rewrite_progress(fs: FileSystem, root: str, subscriber: str, profile: Profile) -> bool:
+    progress = load_progress(fs, root, subscriber)
+    if progress is None:
+        return False
+    infos = find_segments(fs, root).infos
+    refs = [SegmentRef(info.seq, info.bundle_count) for info in infos]
+    state = SubscriberState.from_progress(progress)
+    segments = Segments(refs, next_seq=state.named_max + 1)
+    state.advance(segments)
+    written = state.to_progress(segments, profile=profile)
+    data = encode_progress(written, profile=profile)
+    path = progress_path(root, subscriber)
+    if fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX) == data:
+        return False
+    _require_same_progress(state, SubscriberState.from_progress(written), refs)
+    # One of the profiles names no finished segment that is gone: its number is kept elsewhere, first.
+    raise_floor(fs, root, state.named_max + 1)
+    replace_file(fs, path, data)
+    return True
+
+
+def _require_same_progress(old: SubscriberState, new: SubscriberState, refs: Sequence[SegmentRef]) -> None:
+    pending = [Counter({ref.seq: state.pending_count(Segments([ref])) for ref in refs}) for state in (old, new)]
+    if pending[0] != pending[1]:
+        raise WrongUse("progress with a segment of more bundles than a progress file can track cannot be written")

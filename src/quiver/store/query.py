@@ -1,0 +1,363 @@
+"""
+One slot of a store as a table: one schema, whatever drifted, and only what a range of times touches.
+
+A `Scan` is planned when it is made, and is the same bundles each time it is read. The plan is made beside a live
+writer in an order that neither misses a bundle nor has one twice::
+
+    1  the log: the active file first, then the retired ones    (an entry only ever moves from the first to these)
+    2  the cursor
+    3  segments                                                  (all that the cursor covers is in them, or deleted)
+    4  entries of 1 that neither the cursor nor a segment covers
+
+It holds the log's entries in memory, and of the segments only what they are: one that every subscriber has finished
+may be deleted before it is read, and is left out then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from quiver.errors import Damaged, WrongUse
+from quiver.store.digests import SegmentDigest, SegmentDigests
+from quiver.store.format.wal_entry import WalEntry
+from quiver.store.log_tail import snapshot_log, uncovered
+from quiver.store.segment.conform import coalesce, conform
+from quiver.store.segment.event_time import event_field, is_event_type, rows_between
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.segment.schemas import has_dictionaries
+from quiver.store.segment.widest import columns_of, representative
+from quiver.store.wal.replay import decode_slots
+from quiver.store.wal.scan import ScannedEntry
+
+__all__ = ["By", "Moment", "Scan"]
+
+By = Literal["ingested", "event"]
+"""What a range of times is about: when bundles were ingested, or what the rows say."""
+
+Moment = datetime | int
+"""A datetime with a zone, or nanoseconds since the epoch."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """
+    From *start_ns* up to and without *end_ns*; None has no bound. *column* is that of event times, if they are meant.
+    """
+
+    start_ns: int | None
+    end_ns: int | None
+    column: str | None = None
+
+    def touches(self, low: int, high: int) -> bool:
+        """
+        Say whether something between *low* and *high*, both included, may be in the range.
+        """
+        return (
+            low <= high
+            and (self.start_ns is None or high >= self.start_ns)
+            and (self.end_ns is None or low < self.end_ns)
+        )
+
+    def covers(self, low: int, high: int) -> bool:
+        """
+        Say whether everything between *low* and *high* is in the range.
+        """
+        return (self.start_ns is None or low >= self.start_ns) and (self.end_ns is None or high < self.end_ns)
+
+    def has_ingested(self, ingested_at_ns: int | None) -> bool:
+        """
+        Say whether a bundle of that time belongs to the range; one whose time was not recorded does.
+        """
+        return self.column is not None or ingested_at_ns is None or self.touches(ingested_at_ns, ingested_at_ns)
+
+    def may_have(self, digest: SegmentDigest, slot: int) -> bool:
+        """
+        Say whether a segment may have something in the range.
+        """
+        if self.column is None:
+            info = digest.info
+            unknown = info.ingested_min_ns is None or info.ingested_max_ns is None
+            return unknown or self.touches(info.ingested_min_ns or 0, info.ingested_max_ns or 0)
+        ranges = [stream.event_range_ns(self.column) for stream in digest.of_slot(slot)]
+        return any(found is None or self.touches(*found) for found in ranges)
+
+
+@dataclass(slots=True)
+class _Part:
+    """
+    What is read of one directory: segments by number, then entries of the log with the path of their file.
+    """
+
+    digests: SegmentDigests
+    segments: list[int]
+    tail: list[tuple[str, ScannedEntry]]
+
+
+class Scan:
+    """
+    The rows of one slot, bundle after bundle, as Arrow batches of one schema. Iterate it as often as you like.
+
+    Whatever speaks the Arrow C stream takes it as it is, DuckDB and Polars among others. Small batches are put
+    together; large uncompressed ones point into the mapped file. Damage met while reading goes where the reader that
+    made the scan collects it, and costs what is damaged.
+
+    Attributes:
+        schema: every column, or those asked for, each under the widest type that some bundle has it in.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SegmentDigests],
+        slot: int,
+        columns: Sequence[str] | None = None,
+        *,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        by: By = "ingested",
+    ) -> None:
+        if by not in {"ingested", "event"}:
+            raise WrongUse(f"by={by!r} is neither ingested nor event")
+        if isinstance(columns, str):
+            raise WrongUse(f"columns={columns!r} is one text: write a list, columns=[{columns!r}]")
+        self._slot = slot
+        limits = _Range(_moment_ns(start, "start"), _moment_ns(end, "end"))
+        self._parts = [_plan(source, slot) for source in sources]
+        schemas = self._schemas()
+        self.schema = representative(schemas, columns)
+        if by == "event" and schemas and (start is not None or end is not None):
+            limits = replace(limits, column=_event_column(schemas, slot))
+        self._range = limits
+        for part in self._parts:
+            digests = [(seq, part.digests.get(seq)) for seq in part.segments]
+            part.segments = [
+                seq for seq, digest in digests if digest and digest.of_slot(slot) and limits.may_have(digest, slot)
+            ]
+            part.tail = [one for one in part.tail if limits.has_ingested(one[1].entry.ingested_at_ns)]
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the rows in the order of their bundles: those of sealed segments, then those only the log has.
+
+        Raises:
+            WrongUse: a value does not fit the schema, as a time too far away to be counted in nanoseconds.
+            Damaged: something is damaged, and the reader is strict.
+        """
+        # Batches of one stream share their dictionaries; others may not fit together under one key type.
+        is_plain = not has_dictionaries(self.schema)
+        return coalesce((None if is_plain else group, batch) for group, batch in self._batches())
+
+    @property
+    def problems(self) -> list[Damaged]:
+        """
+        The damage met so far where this reads, each with path, offset and reason. Everything undamaged comes out.
+        """
+        found = {id(damage): damage for part in self._parts for damage in part.digests.directory.problems}
+        return list(found.values())
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """
+        Return one pass over the rows as a reader of Arrow's.
+        """
+        return pa.RecordBatchReader.from_batches(self.schema, iter(self))
+
+    def to_table(self) -> pa.Table:
+        """
+        Return all rows as a table.
+
+        Raises:
+            WrongUse: as iteration.
+            Damaged: as iteration.
+        """
+        return pa.Table.from_batches(iter(self), self.schema)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> Any:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        segments = sum(len(part.segments) for part in self._parts)
+        entries = sum(len(part.tail) for part in self._parts)
+        return f"Scan(slot={self._slot}, segments={segments}, log_entries={entries}, columns={self.schema.names})"
+
+    def _schemas(self) -> list[pa.Schema]:
+        """
+        Return each schema of the slot once, those of the oldest bundles first; the log's are decoded if need be.
+        """
+        found: dict[pa.Schema, None] = {}
+        for part in self._parts:
+            for seq in part.segments:
+                digest = part.digests.get(seq)
+                if digest is not None:
+                    found.update(dict.fromkeys(stream.schema for stream in digest.of_slot(self._slot)))
+            readable = []
+            for path, scanned in part.tail:
+                schema = _entry_schema(part.digests, path, scanned, self._slot)
+                if schema is not None:
+                    readable.append((path, scanned))
+                    found.setdefault(schema)
+            part.tail = readable
+        return list(found)
+
+    def _batches(self) -> Iterator[tuple[tuple[int, int, int], pa.RecordBatch]]:
+        for number, part in enumerate(self._parts):
+            for seq in part.segments:
+                for stream_id, batch in self._segment(part, seq):
+                    yield (number, seq, stream_id), batch
+            for at, (path, scanned) in enumerate(part.tail):
+                batch = _entry_batch(part.digests, path, scanned, self._slot)
+                if batch is not None:
+                    found = self._finish(batch, self._range)
+                    if found is not None:
+                        yield (number, -1, at), found
+
+    def _segment(self, part: _Part, seq: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        reader = part.digests.directory.open_segment(seq)
+        if reader is None:
+            return
+        try:
+            names = self.schema.names if self._range.column is None else [*self.schema.names, self._range.column]
+            for stream_id, chunk, limits in self._chunks(reader):
+                try:
+                    batch = reader.batch(stream_id, chunk, names)
+                except Damaged as damage:
+                    part.digests.directory.report(damage)
+                    continue
+                found = self._finish(batch, limits)
+                if found is not None:
+                    yield stream_id, found
+        except Damaged as damage:
+            part.digests.directory.report(damage)
+        finally:
+            reader.close()
+
+    def _chunks(self, reader: SegmentReader) -> Iterator[tuple[int, int, _Range | None]]:
+        """
+        Yield stream and chunk of what may have something in the range, and the range where its rows must be looked at.
+        """
+        limits = self._range
+        chunks = reader.slot_chunks(self._slot)
+        if limits.column is None:
+            for index, stream_id, chunk in chunks:
+                if limits.has_ingested(reader.ingested_at_ns(index)):
+                    yield stream_id, chunk, None
+            return
+        times = reader.event_times()
+        names = {stream_id: reader.schema(stream_id).names for _, stream_id, _ in chunks}
+        indexed = {
+            event.stream_id
+            for event in reader.manifest.event_columns
+            if limits.column in names.get(event.stream_id, ())
+            and names[event.stream_id].index(limits.column) == event.column
+        }
+        for _, stream_id, chunk in chunks:
+            if stream_id in indexed:
+                low, high = times[stream_id][2 * chunk], times[stream_id][2 * chunk + 1]
+                if not limits.touches(low, high):
+                    continue
+            yield stream_id, chunk, limits
+
+    def _finish(self, batch: pa.RecordBatch, limits: _Range | None) -> pa.RecordBatch | None:
+        """
+        Return the rows of *batch* that are within *limits*, under the schema of the scan; None when there are none.
+        """
+        if limits is not None and limits.column is not None:
+            if limits.column not in batch.schema.names:
+                return None
+            times = batch.column(batch.schema.names.index(limits.column))
+            batch = batch.filter(rows_between(times, limits.start_ns, limits.end_ns))
+        return conform(batch, self.schema) if batch.num_rows else None
+
+
+def _plan(digests: SegmentDigests, slot: int) -> _Part:
+    directory = digests.directory
+    log = snapshot_log(directory, sequence_sealed=-1)
+    cursor = directory.cursor()
+    segments = directory.segments()
+    digests.forget_gone(segments)
+    tail = list(uncovered(log, cursor))
+    sealed = -1
+    damaged = set()
+    if tail:
+        first = min(scanned.entry.sequence for _, scanned in tail)
+        for seq in segments:
+            digest = digests.get(seq)
+            last = None if digest is None else digest.info.sequence_last
+            if last is None or last < first or last <= sealed:
+                continue
+            # What it says of itself would leave out entries of the log: only a segment that is sound may.
+            if _is_sound(digests, seq):
+                sealed = last
+            else:
+                damaged.add(seq)
+    tail = [
+        (path, scanned)
+        for path, scanned in tail
+        if scanned.entry.sequence > sealed and any(found.slot == slot for found in scanned.entry.slots)
+    ]
+    return _Part(digests, [seq for seq in segments if seq not in damaged], tail)
+
+
+def _is_sound(digests: SegmentDigests, seq: int) -> bool:
+    reader = digests.directory.open_segment(seq)
+    if reader is None:
+        return False
+    try:
+        reader.verify()
+    except Damaged as damage:
+        digests.directory.report(damage)
+        return False
+    finally:
+        reader.close()
+    return True
+
+
+def _entry_schema(digests: SegmentDigests, path: str, scanned: ScannedEntry, slot: int) -> pa.Schema | None:
+    """
+    Return the schema of one slot of an entry, None when it cannot be decoded, which is reported.
+    """
+    fingerprint = next(found.fingerprint for found in scanned.entry.slots if found.slot == slot)
+    known = digests.schema_of(fingerprint)
+    if known is not None:
+        return known
+    batch = _entry_batch(digests, path, scanned, slot)
+    return None if batch is None else digests.learn(fingerprint, batch.schema)
+
+
+def _entry_batch(digests: SegmentDigests, path: str, scanned: ScannedEntry, slot: int) -> pa.RecordBatch | None:
+    only: WalEntry = replace(scanned.entry, slots=tuple(found for found in scanned.entry.slots if found.slot == slot))
+    try:
+        return decode_slots(only, path=path, position=scanned.start)[slot]
+    except Damaged as damage:
+        digests.directory.report(damage)
+        return None
+
+
+def _event_column(schemas: list[pa.Schema], slot: int) -> str:
+    fields = []
+    for name in columns_of(schemas):
+        if any(is_event_type(field.name, field.type) for schema in schemas for field in schema if field.name == name):
+            try:
+                fields.append(representative(schemas, [name]).field(0))
+            except WrongUse:
+                continue  # a time here, something else there: no column of times
+    found = event_field(pa.schema(fields))
+    if found is None:
+        raise WrongUse(f"slot {slot} has no column of event times; choose a range with by='ingested'")
+    return found
+
+
+def _moment_ns(moment: Moment | None, what: str) -> int | None:
+    if moment is None or (isinstance(moment, int) and not isinstance(moment, bool)):
+        return moment
+    if not isinstance(moment, datetime):
+        raise WrongUse(f"{what}={moment!r} is neither a datetime nor nanoseconds since the epoch")
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise WrongUse(f"{what}={moment.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
+    passed = moment - _EPOCH
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000_000 + passed.microseconds * 1_000

@@ -1,0 +1,523 @@
+"""
+A closed store mended as far as it can be: what `quiver repair` does. A copy of whatever is not sound is kept first.
+
+In order; each step can be cut off by a crash and is done again by the next repair:
+
+1. temporary files of writes that never took effect go
+2. small files that cannot be read are copied to quarantine and made anew, or go: the next open makes them
+3. damaged segments: copied to quarantine; written again from the log where it still has all of their bundles
+4. heads of log files that would refuse to open though their entries are sound
+5. the store is opened, which copies damaged ranges of the log to quarantine and cuts torn ends, and everything in
+   the log is sealed, so that no damaged log file is needed any more
+
+Nothing that is damaged is ever delivered. What newer versions wrote is left alone.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from quiver.bundle import OTAP, OTAP_CONFIG_HASH
+from quiver.clock import Clock
+from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.copying import damaged_copy, keep_damaged, link_or_copy
+from quiver.primitives.files import FileSystem
+from quiver.primitives.findings import Finding
+from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
+from quiver.store.closed import drain, held_closed, raise_floor
+from quiver.store.format.cores import EVICTED
+from quiver.store.format.cursor import decode_cursor
+from quiver.store.format.drop_ledger import decode_drop_ledger
+from quiver.store.format.floor import decode_floor, encode_floor
+from quiver.store.format.identity import decode_identity
+from quiver.store.format.names import (
+    CURSOR_NAME,
+    DROP_LEDGER,
+    QUARANTINE_DIR,
+    SEGMENT_FLOOR,
+    SEGMENTS_DIR,
+    STORE_ID,
+    WAL_DIR,
+    WAL_NEXT,
+    parse_progress_name,
+    parse_segment_name,
+)
+from quiver.store.format.progress import decode_progress, progress_checksum
+from quiver.store.format.wal_file import WAL_HEADER, WAL_HEADER_BYTES, WAL_MAGIC, WAL_VERSION, decode_wal_header
+from quiver.store.salvage import DamagedSegment, entries_of, examine, export_streams, is_whole, rewrite
+from quiver.store.segment.info import SegmentInfo
+from quiver.store.subscribers.progress_store import (
+    backup_path,
+    find_subscribers,
+    load_progress,
+    lock_subscriber,
+    progress_path,
+    recreate_damaged,
+)
+from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
+from quiver.store.wal.replay import find_wal_files, scan_file
+from quiver.store.wal.scan import WalFileScan, scan_wal_file
+from quiver.store.written_by import written_by
+
+__all__ = ["Mend", "RepairReport", "repair"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """
+    One thing that was not as it should be.
+
+    Attributes:
+        path: where.
+        problem: what was wrong.
+        mended: what was done about it (with `dry_run`: would be).
+        gave_up: what is lost, for whom; None when nothing is.
+        copy: where the damaged bytes are kept; None when there were none worth it.
+    """
+
+    path: str
+    problem: str
+    mended: str
+    gave_up: str | None = None
+    copy: str | None = None
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """
+    What was mended, and what `quiver verify` still finds afterwards.
+    """
+
+    root: str
+    dry_run: bool
+    mends: list[Mend] = field(default_factory=list)
+    left: list[Finding] = field(default_factory=list)
+
+    @property
+    def damaged(self) -> bool:
+        """
+        Say whether something is still damaged.
+        """
+        return any(finding.damaged for finding in self.left)
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return all of it as plain values.
+        """
+        return {
+            "directory": self.root,
+            "dry_run": self.dry_run,
+            "mends": [asdict(mend) for mend in self.mends],
+            "damaged": self.damaged,
+            "left": [finding.as_dict() for finding in self.left],
+        }
+
+
+def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) -> RepairReport:
+    """
+    Mend the store at *root*, which nobody may have open.
+
+    Args:
+        fs: the file system.
+        root: the store's directory.
+        clock: for the store that is opened at the end.
+        dry_run: change nothing but the lock file; the report says what would be done.
+
+    Raises:
+        DirectoryInUse: a process has the store open.
+        FormatUnsupported: a newer version wrote the log or a progress file: nothing was done to it.
+        WrongUse: *root* is not a store, or is a snapshot.
+        OSError: the disk refused; run it again.
+    """
+    require_store(fs, root)
+    refuse_snapshot(fs, root)
+    report = RepairReport(root, dry_run)
+    with held_closed(fs, root, owner="quiver repair"):
+        before = check_store(fs, root).findings
+        work = _Work(fs, root, dry_run=dry_run)
+        for step in _STEPS:
+            report.mends.extend(step(work))
+    report.mends += _by_opening(before, report.mends)
+    if not dry_run:
+        drain(fs, root, clock=clock)
+    report.left = check_store(fs, root).findings
+    return report
+
+
+def _by_opening(before: list[Finding], mends: list[Mend]) -> list[Mend]:
+    """
+    Return what no step said a word about: recovery holds it against its neighbours when the store is opened.
+    """
+    told = {mend.path for mend in mends}
+    how = "set right by what is around it, when the store was opened to seal its log"
+    return [
+        Mend(finding.path, f"at byte {finding.offset}: {finding.reason}", how)
+        for finding in before
+        if finding.damaged and finding.path not in told
+    ]
+
+
+class _Work:
+    """
+    What the steps share.
+    """
+
+    def __init__(self, fs: FileSystem, root: str, *, dry_run: bool) -> None:
+        self.fs = fs
+        self.root = root
+        self.dry_run = dry_run
+        self.sound: list[SegmentInfo] = []
+        """Sound segments; those written again among them. Filled by `_segments`."""
+        self.highest = -1
+        """The highest segment number that any file name speaks of."""
+
+    def names(self, directory: str) -> list[str]:
+        return self.fs.list_dir(directory) if self.fs.exists(directory) else []
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return self.fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)
+        except FileNotFoundError:
+            return None
+
+    def keep(self, path: str, data: bytes) -> str:
+        """
+        Copy *data*, what was found at *path*, to quarantine: durable on return, once for the same bytes.
+        """
+        directory, name = f"{self.root}/{QUARANTINE_DIR}", posixpath.basename(path)
+        if self.dry_run:
+            return damaged_copy(directory, name, data)
+        return keep_damaged(self.fs, directory, name, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        if not self.dry_run:
+            replace_file(self.fs, path, data)
+
+    def remove(self, *paths: str) -> None:
+        if not self.dry_run:
+            remove_durably(self.fs, paths)
+
+
+def _damage_of(answer: Answer[Any]) -> str | None:
+    if isinstance(answer, Frame):
+        return None
+    return f"at byte {answer.offset}: {answer.reason}" if isinstance(answer, Damage) else "it is cut short"
+
+
+def _is_newer(data: bytes, problem: str) -> bool:
+    """
+    Say whether a newer version wrote *data*: the checksum at its end is right, so the version was not damaged.
+    """
+    return "unsupported version" in problem and progress_checksum(memoryview(data)) is not None
+
+
+# 1. What a crash left over.
+
+
+def _leftovers(work: _Work) -> Iterator[Mend]:
+    root = work.root
+    for directory in (root, f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}", f"{root}/{QUARANTINE_DIR}"):
+        for name in work.names(directory):
+            if not name.endswith(TEMPORARY_SUFFIX) and name != WAL_NEXT:
+                continue
+            path = f"{directory}/{name}"
+            subscriber = parse_progress_name(name.removesuffix(TEMPORARY_SUFFIX))
+            if subscriber is not None and not _is_free(work, subscriber):
+                continue  # its owner, in another process, may be writing it just now
+            work.remove(path)
+            yield Mend(path, "left over from a write that never took effect", "removed")
+
+
+def _is_free(work: _Work, subscriber: str) -> bool:
+    try:
+        lock_subscriber(work.fs, work.root, subscriber).release()
+    except DirectoryInUse:
+        return False
+    return True
+
+
+# 2. Small files.
+
+
+def _small_files(work: _Work) -> Iterator[Mend]:
+    root = work.root
+    work.highest = _highest_number(work)
+    yield from _gone_if_damaged(work, f"{root}/{WAL_DIR}/{CURSOR_NAME}", decode_cursor, None)
+    for name in (DROP_LEDGER, EVICTED):
+        lost = "which drops by policy its subscribers have not noted yet: to them those segments are simply gone"
+        yield from _gone_if_damaged(work, f"{root}/{name}", decode_drop_ledger, lost)
+    yield from _gone_if_damaged(
+        work,
+        f"{root}/{STORE_ID}",
+        decode_identity,
+        "the store's identity: a Spark checkpoint made against it is refused, and needs a new one",
+    )
+    yield from _progress(work)
+    yield from _backups(work)
+    yield from _floor(work)
+
+
+def _gone_if_damaged(
+    work: _Work, path: str, decode: Callable[[memoryview], Answer[Any]], gave_up: str | None
+) -> Iterator[Mend]:
+    data = work.read(path)
+    problem = None if data is None else _damage_of(decode(memoryview(data)))
+    if data is None or problem is None or _is_newer(data, problem):
+        return
+    copy = work.keep(path, data)
+    work.remove(path)
+    yield Mend(path, f"damaged {problem}", "set aside; the next open makes it anew", gave_up, copy)
+
+
+def _highest_number(work: _Work) -> int:
+    names = work.names(f"{work.root}/{SEGMENTS_DIR}") + work.names(f"{work.root}/{QUARANTINE_DIR}")
+    # In quarantine a number may have something behind it.
+    numbers = (parse_segment_name(name.partition(".qseg")[0] + ".qseg") for name in names if ".qseg" in name)
+    return max((number for number in numbers if number is not None), default=-1)
+
+
+def _progress(work: _Work) -> Iterator[Mend]:
+    profile = written_by(work.fs, work.root).profile
+    for subscriber in find_subscribers(work.fs, work.root):
+        path = progress_path(work.root, subscriber)
+        try:
+            load_progress(work.fs, work.root, subscriber)
+            continue
+        except Damaged as damage:
+            problem = f"damaged at byte {damage.offset}: {damage.reason}"
+            if _is_newer(work.read(path) or b"", problem):
+                # Opening the store would begin it anew.
+                raise FormatUnsupported(path, damage.offset, damage.reason) from damage
+        gave_up = f"what {subscriber} has resolved: everything that still exists is delivered to it once more"
+        if work.dry_run:
+            yield Mend(path, problem, "replaced by its backup, if there is one, or begun anew", gave_up)
+            continue
+        try:
+            lock = lock_subscriber(work.fs, work.root, subscriber)
+        except DirectoryInUse as error:
+            yield Mend(path, problem, f"left as it is: {error}")
+            continue
+        try:
+            made = recreate_damaged(work.fs, work.root, subscriber, profile=profile, policy="backup")
+        finally:
+            lock.release()
+        if made.start == "backup":
+            mended, gave_up = "replaced by its backup", f"what {subscriber} has resolved since: that comes once more"
+        else:
+            mended = "begun anew with nothing resolved"
+        yield Mend(path, problem, mended, gave_up, made.copy)
+
+
+def _backups(work: _Work) -> Iterator[Mend]:
+    # Behind the progress files, which may have to be made from them.
+    for subscriber in find_subscribers(work.fs, work.root):
+        if work.fs.exists(backup_path(work.root, subscriber)) and _is_free(work, subscriber):
+            yield from _gone_if_damaged(work, backup_path(work.root, subscriber), decode_progress, None)
+
+
+def _floor(work: _Work) -> Iterator[Mend]:
+    path = f"{work.root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
+    data = work.read(path)
+    problem = None if data is None else _damage_of(decode_floor(memoryview(data)))
+    if data is None or problem is None:
+        return
+    floor = work.highest + 1
+    for subscriber in find_subscribers(work.fs, work.root):
+        try:
+            progress = load_progress(work.fs, work.root, subscriber)
+        except Damaged:
+            continue
+        if progress is not None:
+            floor = max(floor, SubscriberState.from_progress(progress).named_max + 1)
+    copy = work.keep(path, data)
+    work.put(path, encode_floor(floor))
+    yield Mend(path, f"damaged {problem}", f"made anew: {floor}, above every number that is known", None, copy)
+
+
+# 3. Segments.
+
+
+def _segments(work: _Work) -> Iterator[Mend]:
+    numbers = (parse_segment_name(name) for name in work.names(f"{work.root}/{SEGMENTS_DIR}"))
+    damaged: list[DamagedSegment] = []
+    for seq in sorted(number for number in numbers if number is not None):
+        try:
+            found = examine(work.fs, work.root, seq)
+        except FormatUnsupported:
+            continue
+        if isinstance(found, SegmentInfo):
+            work.sound.append(found)
+        else:
+            damaged.append(found)
+    for one in damaged:
+        yield _mend_segment(work, one)
+
+
+def _mend_segment(work: _Work, damaged: DamagedSegment) -> Mend:
+    entries = entries_of(work.fs, work.root, damaged, work.sound)
+    whole = is_whole(damaged, entries, work.sound)
+    lost = None if whole else _loss(work, damaged, len(entries))
+    problem = f"damaged at byte {damaged.offset}: {damaged.reason}"
+    copy = f"{work.root}/{QUARANTINE_DIR}/{posixpath.basename(damaged.path)}"
+    if not work.dry_run:
+        work.fs.make_dirs(f"{work.root}/{QUARANTINE_DIR}")
+        copy = _free_name(work, copy)
+        # The copy first, durably: after that a crash leaves the damaged file, and the next repair does all of it again.
+        link_or_copy(work.fs, damaged.path, copy, mode=0o440)
+        work.fs.sync_dir(f"{work.root}/{QUARANTINE_DIR}")
+    if whole:
+        if not work.dry_run:
+            info, _ = rewrite(work.fs, work.root, damaged.seq, entries, profile=written_by(work.fs, work.root).profile)
+            work.sound = sorted([*work.sound, info], key=lambda one: one.seq)
+        return Mend(damaged.path, problem, f"written again from the log, all {len(entries)} bundles", None, copy)
+    saved = export_streams(work.fs, work.root, damaged, write=not work.dry_run)
+    mended = (
+        f"set aside; {sum(rows for _, rows in saved)} rows of {len(saved)} streams can be read, unproven, beside it"
+    )
+    if entries:
+        mended = (
+            f"written again from the log with the {len(entries)} bundles that it has; the damaged file was {mended}"
+        )
+        if not work.dry_run:
+            rewrite(work.fs, work.root, damaged.seq, entries, profile=written_by(work.fs, work.root).profile)
+    else:
+        # Before the name goes: the number must not be given out again, since subscribers may count it as delivered.
+        if not work.dry_run:
+            raise_floor(work.fs, work.root, damaged.seq + 1)
+        work.remove(damaged.path)
+    return Mend(damaged.path, problem, mended, lost, copy)
+
+
+def _free_name(work: _Work, path: str) -> str:
+    # A repair that was cut off left the same file there: it is replaced. Another file of that number stays.
+    number = 1
+    candidate = path
+    while work.fs.exists(candidate) and not _is_same(work, candidate, path):
+        number += 1
+        candidate = f"{path}.{number}"
+    return candidate
+
+
+def _is_same(work: _Work, candidate: str, path: str) -> bool:
+    source = f"{work.root}/{SEGMENTS_DIR}/{posixpath.basename(path)}"
+    return work.fs.stat(candidate).size_bytes == work.fs.stat(source).size_bytes and bytes(
+        work.fs.map_read(candidate).view()
+    ) == bytes(work.fs.map_read(source).view())
+
+
+def _loss(work: _Work, damaged: DamagedSegment, have: int) -> str:
+    info = damaged.info
+    if info is None:
+        return "its bundles: how many is not known, since its tables cannot be read"
+    lost = info.bundle_count - have
+    waiting = []
+    for subscriber in find_subscribers(work.fs, work.root):
+        try:
+            progress = load_progress(work.fs, work.root, subscriber)
+        except Damaged:
+            continue
+        if progress is not None:
+            state = SubscriberState.from_progress(progress)
+            pending = state.pending_count(Segments([SegmentRef(info.seq, info.bundle_count)]))
+            if pending:
+                waiting.append(f"{subscriber} had {pending} to come")
+    return f"{lost} of its {info.bundle_count} bundles" + (f": {', '.join(waiting)}" if waiting else ", all delivered")
+
+
+# 4. and 5. The log.
+
+
+def _log(work: _Work) -> Iterator[Mend]:
+    directory = f"{work.root}/{WAL_DIR}"
+    if not work.fs.exists(directory):
+        return
+    found = written_by(work.fs, work.root)
+    for file in find_wal_files(work.fs, directory):
+        scan = scan_file(work.fs, file.path)
+        head = bytes(_head(work, file.path))
+        fixed = _fixed_head(head, scan, found.config_hash)
+        if fixed is not None and fixed != head:
+            copy = work.keep(file.path, head)
+            data = fixed + work.fs.read_all(file.path, size_max=scan.size_bytes)[len(fixed) :]
+            # Another file under the same name: a snapshot may share this one.
+            work.put(file.path, data)
+            yield Mend(file.path, "a field of its head is damaged", "set to what the others say", None, copy)
+            scan = scan_wal_file(memoryview(data), file.path)
+        yield from _ranges(work, scan, is_active=file.number is None)
+
+
+def _head(work: _Work, path: str) -> bytes:
+    file = work.fs.open_read(path)
+    try:
+        return file.pread(WAL_HEADER_BYTES, 0)
+    finally:
+        file.close()
+
+
+def _fixed_head(head: bytes, scan: WalFileScan, config_hash: bytes | None) -> bytes | None:
+    """
+    Return the head that makes a file with sound entries readable; None when it is a newer version's or has no head.
+    """
+    if len(head) < WAL_HEADER_BYTES or not scan.entries:
+        return None
+    magic, version, size, found_hash, position = WAL_HEADER.unpack(head)
+    if config_hash is None and found_hash in {OTAP.config_hash, OTAP_CONFIG_HASH}:
+        config_hash = found_hash  # no other file tells, and this is no accident
+    if config_hash is None:
+        return None
+    answer = decode_wal_header(memoryview(head))
+    if isinstance(answer, Damage) and (magic == WAL_MAGIC or version == WAL_VERSION):
+        # Entries stand where version 1 puts them: a newer version's would not.
+        version, size = WAL_VERSION, WAL_HEADER_BYTES
+    elif not isinstance(answer, Frame):
+        return None
+    return WAL_HEADER.pack(WAL_MAGIC, version, size, config_hash if found_hash != config_hash else found_hash, position)
+
+
+def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Mend]:
+    held = [
+        (info.sequence_first or 0, info.sequence_last or 0) for info in work.sound if info.sequence_last is not None
+    ]
+    for (offset, length), damage in zip(scan.damage_spans, scan.damage, strict=True):
+        mended = f"{length} bytes kept in quarantine and passed over"
+        yield Mend(scan.path, f"at byte {offset}: {damage.reason}", mended, _lost_between(scan, offset, held))
+    if scan.size_bytes == 0 and not is_active:
+        yield Mend(scan.path, "the file is empty", "passed over", "what it held, unless a segment has it")
+    if scan.tail != "torn":
+        return
+    length = scan.size_bytes - scan.tail_offset
+    if is_active:
+        yield Mend(scan.path, f"{length} bytes of a write that was cut short, at byte {scan.tail_offset}", "cut off")
+    else:
+        problem = f"{length} bytes behind the last entry of a retired file are no entry"
+        yield Mend(scan.path, problem, "kept in quarantine and passed over", "what they were is not known")
+
+
+def _lost_between(scan: WalFileScan, offset: int, held: list[tuple[int, int]]) -> str | None:
+    """
+    Return which bundles the damage at *offset* costs, by the sequence numbers around it; None when none.
+    """
+    header = scan.header
+    if header is None or offset == 0:
+        return None
+    position = header.position_start + offset - header.header_size
+    before = [scanned.entry.sequence for scanned in scan.entries if scanned.end <= position]
+    behind = [scanned.entry.sequence for scanned in scan.entries if scanned.start >= position]
+    if not before or not behind:
+        return "at least one bundle, unless a segment has it"
+    lost = [
+        sequence
+        for sequence in range(max(before) + 1, min(behind))
+        if not any(low <= sequence <= high for low, high in held)
+    ]
+    if not lost:
+        return None
+    return f"{len(lost)} bundles, with sequence numbers {lost[0]} to {lost[-1]}"
+
+
+_STEPS: tuple[Callable[[_Work], Iterator[Mend]], ...] = (_leftovers, _small_files, _segments, _log)

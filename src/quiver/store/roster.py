@@ -1,0 +1,259 @@
+"""
+Who subscribes to a store and how each of them stands, from the files alone; and what an operator may change there.
+
+`standings` takes no lock and changes nothing: it works beside a live writer. `drop` and `rewind` take the
+subscriber's own lock for a moment, so they work beside a live store too, but never under an owner that is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quiver.errors import Damaged, SubscriberUnknown, WrongUse
+from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import holder_of, is_held
+from quiver.primitives.scan import Frame
+from quiver.settings import Profile
+from quiver.store.format.floor import decode_floor
+from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR, parse_segment_name, subscriber_lock_name
+from quiver.store.format.progress import Progress, progress_checksum
+from quiver.store.segment.info import SegmentInfo
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.subscribers.progress_store import (
+    PROGRESS_BYTES_MAX,
+    delete,
+    find_subscribers,
+    load_progress,
+    lock_subscriber,
+    progress_path,
+    save_rewound,
+)
+from quiver.store.subscribers.state import SegmentRef, Segments, Start, SubscriberState, start_segment
+
+__all__ = ["Rewound", "SealedSegments", "Standing", "drop", "find_segments", "rewind", "standings"]
+
+_FLOOR_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSegments:
+    """
+    The sealed segments of a directory, ascending, and what could not be read of them.
+    """
+
+    infos: tuple[SegmentInfo, ...]
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """
+    How one subscriber stands, in sealed bundles. None: not known, `problem` says why.
+
+    Attributes:
+        subscriber: its id.
+        lag_bundles: bundles that it has not resolved.
+        lag_segments: segments with such bundles.
+        lag_bytes: their share of these files' bytes.
+        oldest_age_s: since the oldest segment with such a bundle was ingested.
+        progress_age_s: since its progress file changed.
+        is_owned: somebody works for it at this moment; None where the system does not tell.
+        owner: who does, or did last: process and purpose.
+        problem: why its progress is not known.
+    """
+
+    subscriber: str
+    lag_bundles: int | None
+    lag_segments: int | None
+    lag_bytes: int | None
+    oldest_age_s: float | None
+    progress_age_s: float | None
+    is_owned: bool | None
+    owner: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """
+    What `rewind` did: from which segment on, and how many bundles will come once more.
+    """
+
+    segment: int
+    bundles_again: int
+
+
+def find_segments(fs: FileSystem, root: str) -> SealedSegments:
+    """
+    Read the end of every segment of the store at *root*. One that a live writer deletes meanwhile is passed over.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    directory = f"{root}/{SEGMENTS_DIR}"
+    infos: list[SegmentInfo] = []
+    unreadable: list[str] = []
+    for name in fs.list_dir(directory) if fs.exists(directory) else []:
+        if parse_segment_name(name) is None:
+            continue
+        try:
+            reader = SegmentReader.open(fs, f"{directory}/{name}")
+        except FileNotFoundError:
+            continue
+        except Damaged as damage:
+            unreadable.append(str(damage))
+            continue
+        infos.append(reader.info)
+        reader.close()
+    return SealedSegments(tuple(sorted(infos, key=lambda info: info.seq)), tuple(unreadable))
+
+
+def standings(fs: FileSystem, root: str, *, now_ns: int) -> list[Standing]:
+    """
+    Return how every subscriber of the store at *root* stands, by name.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    # Progress first: what is acknowledged and deleted in between makes the lag too large, never negative.
+    known = [(subscriber, _load(fs, root, subscriber)) for subscriber in find_subscribers(fs, root)]
+    segments = find_segments(fs, root).infos
+    return [
+        _standing(fs, root, subscriber, progress, segments, now_ns)
+        for subscriber, progress in known
+        if progress is not None
+    ]
+
+
+def _load(fs: FileSystem, root: str, subscriber: str) -> Progress | str | None:
+    try:
+        return load_progress(fs, root, subscriber)
+    except Damaged as damage:
+        return f"{damage.path} is damaged: {damage.reason}; run quiver repair"
+
+
+def _standing(
+    fs: FileSystem, root: str, subscriber: str, progress: Progress | str, segments: Sequence[SegmentInfo], now_ns: int
+) -> Standing:
+    lock = f"{root}/{subscriber_lock_name(subscriber)}"
+    held, owner = is_held(fs, lock), holder_of(fs, lock)
+    try:
+        changed_ns = fs.stat(progress_path(root, subscriber)).modified_ns
+    except FileNotFoundError:
+        changed_ns = now_ns
+    age_s = max(now_ns - changed_ns, 0) / 1e9
+    if isinstance(progress, str):
+        return Standing(subscriber, None, None, None, None, age_s, held, owner, progress)
+    state = SubscriberState.from_progress(progress)
+    bundles = size = 0
+    behind: list[SegmentInfo] = []
+    for segment in segments:
+        left = _pending(state, segment)
+        if left:
+            bundles += left
+            size += segment.size_bytes * left // segment.bundle_count
+            behind.append(segment)
+    times = [segment.ingested_min_ns for segment in behind if segment.ingested_min_ns is not None]
+    oldest_s = (now_ns - min(times)) / 1e9 if times else None
+    return Standing(subscriber, bundles, len(behind), size, oldest_s, age_s, held, owner)
+
+
+def _pending(state: SubscriberState, segment: SegmentInfo) -> int:
+    ref = SegmentRef(segment.seq, segment.bundle_count)
+    # As the store does: an entry for another number of bundles counts for nothing.
+    state.reconcile(ref)
+    return state.pending_count(Segments([ref]))
+
+
+def drop(fs: FileSystem, root: str, subscriber: str) -> int | None:
+    """
+    Remove a subscriber for good, durably; return how many sealed bundles it had not resolved (None: unknown).
+
+    A live store notices at its next maintenance pass and lets its data go.
+
+    Raises:
+        DirectoryInUse: somebody works for it: stop that first.
+        SubscriberUnknown: there is no such subscriber.
+        WrongUse: not a valid id.
+        OSError: the files could not be removed.
+    """
+    _require(fs, root, subscriber)
+    lock = lock_subscriber(fs, root, subscriber)
+    try:
+        progress = _load(fs, root, subscriber)
+        pending = None
+        if isinstance(progress, Progress):
+            state = SubscriberState.from_progress(progress)
+            pending = sum(_pending(state, segment) for segment in find_segments(fs, root).infos)
+        delete(fs, root, subscriber)
+    finally:
+        lock.release()
+    return pending
+
+
+def rewind(fs: FileSystem, root: str, subscriber: str, to: Start) -> Rewound:
+    """
+    Deliver again to *subscriber* what it resolved from *to* on, as far as it still exists. Durable on return.
+
+    Nothing is skipped: what it had not resolved before *to* stays so.
+
+    Args:
+        fs: the file system.
+        root: the store's directory.
+        subscriber: its id.
+        to: "earliest", a segment number, or an aware datetime.
+
+    Raises:
+        DirectoryInUse: somebody works for it: stop that first.
+        SubscriberUnknown: there is no such subscriber.
+        Damaged: its progress file is not what was written: `quiver repair`.
+        WrongUse: not a valid id, or *to* names nothing.
+        OSError: the progress could not be written; it is what it was.
+    """
+    _require(fs, root, subscriber)
+    if to == "latest":
+        raise WrongUse('rewinding to "latest" would skip what was not delivered: drop the subscriber instead')
+    lock = lock_subscriber(fs, root, subscriber)
+    try:
+        progress = load_progress(fs, root, subscriber)
+        if progress is None:
+            raise SubscriberUnknown(f"there is no subscriber {subscriber!r} in {root}")
+        profile = _profile(fs, root, subscriber)
+        infos = find_segments(fs, root).infos
+        refs = [SegmentRef(info.seq, info.bundle_count, info.ingested_max_ns) for info in infos]
+        state = SubscriberState.from_progress(progress)
+        next_seq = max(_floor(fs, root), state.named_max + 1)
+        first = start_segment(to, Segments(refs, next_seq=next_seq))
+        before = sum(_pending(state, info) for info in infos)
+        entries = {seq: entry for seq, entry in progress.entries.items() if seq < first}
+        rewound = Progress(min(progress.oldest_incomplete, first), entries)
+        after_state = SubscriberState.from_progress(rewound)
+        again = sum(_pending(after_state, info) for info in infos) - before
+        if rewound != progress:
+            save_rewound(fs, root, subscriber, rewound, profile=profile)
+    finally:
+        lock.release()
+    return Rewound(first, again)
+
+
+def _require(fs: FileSystem, root: str, subscriber: str) -> None:
+    # Before the lock is taken: that would make a lock file for a name that nobody has.
+    if fs.exists(progress_path(root, subscriber)):
+        return
+    known = ", ".join(find_subscribers(fs, root)) or "none"
+    raise SubscriberUnknown(f"there is no subscriber {subscriber!r} in {root}; there are: {known}")
+
+
+def _profile(fs: FileSystem, root: str, subscriber: str) -> Profile:
+    data = fs.read_all(progress_path(root, subscriber), size_max=PROGRESS_BYTES_MAX)
+    return "otap" if progress_checksum(memoryview(data)) == "crc32" else "spec"
+
+
+def _floor(fs: FileSystem, root: str) -> int:
+    try:
+        data = fs.read_all(f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", size_max=_FLOOR_BYTES_MAX)
+    except FileNotFoundError:
+        return 0
+    answer = decode_floor(memoryview(data))
+    return answer.value if isinstance(answer, Frame) else 0

@@ -1,0 +1,114 @@
+"""
+A full segment becomes a file; then the log may forget it and subscribers may have it. In this order, or a crash loses.
+
+::
+
+    1  the segment's file is durable under its name     crash before: the log has it all
+    2  the cursor passes it                             crash before: replay finds it in the segment, and skips it
+    3  catalog and registry know it                     from here on it is delivered
+    4  log files that lie before the cursor go          crash before: the next open removes nothing it needs
+"""
+
+from __future__ import annotations
+
+import logging
+
+from quiver.errors import AtCapacity, StoreFailed
+from quiver.primitives.atomic import remove_durably
+from quiver.primitives.disk_full import is_full_disk
+from quiver.store.cleanup import Cleanup
+from quiver.store.parts import Parts
+from quiver.store.subscribers.state import SegmentRef
+from quiver.store.wal.reread import LogReader
+
+__all__ = ["Sealer"]
+
+
+class Sealer:
+    """
+    Writes pending segments. Thread-safe: each call takes the maintenance lock.
+
+    Args:
+        parts: the store.
+        cleanup: learns how old each segment is; has a reserve for the cursor when the disk is full.
+    """
+
+    def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
+        self._parts = parts
+        self._cleanup = cleanup
+
+    def seal_pending(self) -> int:
+        """
+        Write the pending segment, if there is one that may be tried, and make it known; how many were written.
+
+        Raises:
+            StoreFailed: the disk failed, and the log is poisoned.
+        """
+        parts = self._parts
+        sealing = parts.sealing
+        with parts.maintenance:
+            pending = sealing.pending
+            if pending is None or not sealing.may_write():
+                return 0
+            try:
+                info = sealing.write(self._open_log)
+            except StoreFailed as failure:
+                parts.wal.poison(failure.__cause__ if isinstance(failure.__cause__, OSError) else OSError(str(failure)))
+                raise
+            if info is None:
+                return 0
+            self.forget_log(info.wal_position_end or 0)
+            self._cleanup.know(info, pending.born_s)
+            parts.catalog.add(info)
+            parts.registry.sealed(SegmentRef.of(info))
+            with parts.lock:
+                sealing.done()
+                if sealing.full:
+                    sealing.swap()
+                parts.room.notify_all()
+            parts.observer.count("quiver.segment.sealed_total")
+            return 1
+
+    def _open_log(self, log: LogReader) -> None:
+        if log.end:
+            with self._parts.lock:  # a rotation would rename the file between its name and its opening
+                log.open(self._parts.wal.spans(log.start, log.end))
+
+    def seal_everything(self) -> None:
+        """
+        Write the segment that waits, then the open one.
+
+        Raises:
+            AtCapacity: the disk is full; what could not be written stays, and is tried again.
+            StoreFailed: the disk failed.
+        """
+        sealing = self._parts.sealing
+        sealing.try_now()
+        for _ in range(2):
+            with self._parts.lock:
+                sealing.swap()
+            if sealing.pending is None:
+                return
+            if not self.seal_pending() and sealing.failure is not None:
+                raise AtCapacity(f"the disk of {self._parts.path} is full: segment {sealing.pending.seq} waits")
+
+    def forget_log(self, position: int = 0) -> int:
+        """
+        Let the log forget what is durable elsewhere; how many files went. What the disk refuses is tried again.
+        """
+        parts = self._parts
+        try:
+            parts.wal.advance_cursor(position)
+            with parts.lock:
+                gone = parts.wal.purgeable()
+            if gone:
+                remove_durably(parts.files, [file.path for file in gone])
+                with parts.lock:
+                    parts.wal.forget(gone)
+                    parts.room.notify_all()
+        except OSError as error:
+            parts.observer.event("quiver.wal.cursor", level=logging.WARNING, problem=str(error))
+            if not (is_full_disk(error) and self._cleanup.reserve.spend()):
+                return 0
+            return self.forget_log()
+        return len(gone)

@@ -1,0 +1,132 @@
+"""
+The end of a segment file → what the store keeps in mind of it: one read, no mapping, no table of its bundles.
+
+A store with a hundred thousand segments looks at each when it opens, and a query at each that it may touch. They need
+counts, log positions, times and streams; which chunk lies where is for whoever reads the segment, and so is the
+damage that only shows there.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from functools import cached_property
+
+from quiver.errors import Damaged
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import File, FileSystem
+from quiver.primitives.scan import Damage, Frame
+from quiver.store.format.event_times import EventColumn
+from quiver.store.format.manifest import ManifestSummary, decode_manifest_summary
+from quiver.store.format.names import parse_segment_name
+from quiver.store.format.segment_file import (
+    SegmentFooter,
+    StreamEntry,
+    check_directory,
+    decode_directory,
+    decode_segment_footer,
+)
+from quiver.store.segment.info import SegmentInfo
+from quiver.store.segment.reader import SegmentReader
+
+__all__ = ["SegmentTail", "read_info", "read_tail"]
+
+_TAIL_BYTES = 16 * 1024
+"""Directory, manifest and footer of most segments take less."""
+
+
+@dataclass(frozen=True)
+class SegmentTail:
+    """
+    What the end of a segment says of it. Until its checksum is verified, a flipped bit may be in `info`.
+    """
+
+    info: SegmentInfo
+    _footer: SegmentFooter
+    _summary: ManifestSummary
+    _directory: memoryview | None
+
+    @cached_property
+    def streams(self) -> tuple[StreamEntry, ...] | None:
+        """
+        The streams as they were written; None where only the whole file can prove that, or where they are far away.
+        """
+        region = self._directory
+        if region is None or crc32(region) != self._summary.metadata.directory_crc32:
+            return None
+        found = decode_directory(region, at=self._footer.directory_offset)
+        return None if isinstance(found, Damage) or check_directory(found, self._footer) is not None else found
+
+    @cached_property
+    def event_columns(self) -> tuple[EventColumn, ...] | None:
+        """
+        Which streams have event times, and between which they lie; None when that is damaged.
+        """
+        found = self._summary.event_columns(at=self._footer.manifest_offset)
+        return None if isinstance(found, Damage) else found
+
+
+def read_info(fs: FileSystem, path: str) -> SegmentInfo:
+    """
+    Return what the end of the segment at *path* says of it. Until its checksum is verified, a flipped bit may be in it.
+
+    Raises:
+        Damaged: it is not a whole segment; says where and why.
+        FormatUnsupported: a sound segment of a newer version.
+        OSError: it cannot be read; FileNotFoundError when it is gone.
+    """
+    tail = read_tail(fs, path)
+    # Something is odd: a longer footer, a newer version, damage. The reader says what.
+    return SegmentReader.open(fs, path).info if tail is None else tail.info
+
+
+def read_tail(fs: FileSystem, path: str) -> SegmentTail | None:
+    """
+    Return the end of the segment at *path*; None where it is odd, and only `SegmentReader` can say how.
+
+    Raises:
+        Damaged: its manifest is; says where and why.
+        OSError: it cannot be read; FileNotFoundError when it is gone.
+    """
+    file = fs.open_read(path)
+    try:
+        size = file.size()
+        before = max(0, size - _TAIL_BYTES)
+        tail = memoryview(file.pread(size - before, before))
+        answer = decode_segment_footer(tail, size_bytes=before + len(tail))
+        if not isinstance(answer, Frame):
+            return None
+        footer = answer.value
+        region = _manifest_region(file, tail, before, footer)
+    finally:
+        file.close()
+    summary = decode_manifest_summary(region, footer.bundle_count, at=footer.manifest_offset)
+    if isinstance(summary, Damage):
+        raise Damaged(path, summary.offset, summary.reason)
+    start = footer.directory_offset - before
+    directory = tail[start : start + footer.directory_length] if start >= 0 else None
+    return SegmentTail(_info(path, size, footer.bundle_count, summary), footer, summary, directory)
+
+
+def _info(path: str, size_bytes: int, bundle_count: int, summary: ManifestSummary) -> SegmentInfo:
+    metadata, times = summary.metadata, summary.ingested_times_ns
+    seq = parse_segment_name(posixpath.basename(path))
+    return SegmentInfo(
+        seq=-1 if seq is None else seq,
+        path=path,
+        bundle_count=bundle_count,
+        size_bytes=size_bytes,
+        wal_position_start=metadata.wal_position_start,
+        wal_position_end=metadata.wal_position_end,
+        sequence_first=metadata.sequence_first,
+        sequence_last=metadata.sequence_last,
+        ingested_min_ns=min(times) if times else None,
+        ingested_max_ns=max(times) if times else None,
+    )
+
+
+def _manifest_region(file: File, tail: memoryview, before: int, footer: SegmentFooter) -> memoryview:
+    start = footer.manifest_offset - before
+    if start >= 0:
+        return tail[start : start + footer.manifest_length]
+    return memoryview(file.pread(footer.manifest_length, footer.manifest_offset))

@@ -1,0 +1,232 @@
+"""
+`quiver.open`: one store in a directory, or one for each core of it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import overload
+
+from quiver.bundle import OTAP, Adapter
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import SettingsInvalid, WrongUse
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.settings import Settings
+from quiver.store.check import refuse_snapshot
+from quiver.store.format.cores import CORE_MAX, core_directory
+from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
+from quiver.store.opening import open_store
+from quiver.store.shard_capacity import SharedCapacity, find_cores
+from quiver.store.shard_claims import Evictor
+from quiver.store.shards import Shard, ShardedStore
+from quiver.store.store import Store
+
+__all__ = ["open_path"]
+
+
+@overload
+def open_path(
+    path: str | os.PathLike[str],
+    settings: Settings | None = ...,
+    *,
+    cores: None = ...,
+    files: FileSystem = ...,
+    clock: Clock = ...,
+    observer: Observer | None = ...,
+    adapter: Adapter = ...,
+    background: bool = ...,
+) -> Store: ...
+
+
+@overload
+def open_path(
+    path: str | os.PathLike[str],
+    settings: Settings | None = ...,
+    *,
+    cores: int,
+    core: int | None = ...,
+    share_cap: bool = ...,
+    files: FileSystem = ...,
+    clock: Clock = ...,
+    observer: Observer | None = ...,
+    adapter: Adapter = ...,
+    background: bool = ...,
+) -> ShardedStore: ...
+
+
+def open_path(
+    path: str | os.PathLike[str],
+    settings: Settings | None = None,
+    *,
+    cores: int | None = None,
+    core: int | None = None,
+    share_cap: bool = True,
+    files: FileSystem = REAL_FILES,
+    clock: Clock = SYSTEM_CLOCK,
+    observer: Observer | None = None,
+    adapter: Adapter = OTAP,
+    background: bool = True,
+) -> Store | ShardedStore:
+    """
+    Create or recover what is in directory *path*: one store, or with *cores* one for each core.
+
+    On return everything that was durable is back: sealed segments, logged bundles, every subscriber's progress.
+
+    Args:
+        path: the directory; created with its parents when missing.
+        settings: how the store behaves. `retention.size_cap` is over all cores together; every other limit is each
+            core's own.
+        cores: how many stores share the directory, each with its own log; None is a single one. Another number than
+            last time is fine: the bundles of cores that there are no more of are delivered, too.
+        core: open only this one, 0 to *cores* - 1; other processes have the others.
+        share_cap: a core may use what others do not. False divides the cap evenly.
+        files: the file system.
+        clock: where time comes from.
+        observer: where counts and events go; in memory and to the `quiver` logger when None.
+        adapter: the slot table.
+        background: run the flush and maintenance threads; without them the caller drives `maintain()`.
+
+    Raises:
+        DirectoryInUse: another process, or this one, has it open.
+        FormatUnsupported: it was written by a newer version or under another adapter.
+        SettingsInvalid: the size cap is too small for so many cores.
+        WrongUse: *cores* or *core* is out of range, or the directory was made with cores and is opened without, or
+            the other way round.
+    """
+    root = os.fspath(path).rstrip("/") or "/"
+    settings = settings or Settings()
+    observer = observer or InMemoryObserver()
+    found = find_cores(files, root) if files.exists(root) else []
+    if cores is None:
+        if core is not None:
+            raise WrongUse(f"core={core} needs cores, too: how many cores share the directory")
+        if found:
+            raise WrongUse(f"{root} holds {len(found)} cores; open it with cores={max(found) + 1}, or any other number")
+        return open_store(
+            root, settings, files=files, clock=clock, observer=observer, adapter=adapter, background=background
+        )
+    _check_cores(files, root, cores, core)
+    part = _divided(settings, cores, len({*found, *range(cores)}))
+    # make_dirs makes each missing level durable, so no core's directory is lost behind its segments.
+    files.make_dirs(root)
+    place = _Place(root, settings if share_cap else part, cores, files, clock, observer, adapter, background)
+    return ShardedStore(
+        root,
+        settings,
+        cores=cores,
+        core=core,
+        open_shard=place.open_shared if share_cap else place.open_alone,
+        files=files,
+        clock=clock,
+        observer=observer,
+        adapter=adapter,
+        background=background,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """
+    A directory of cores, and how the store of each is opened. *settings* are those of one core.
+    """
+
+    root: str
+    settings: Settings
+    cores: int
+    files: FileSystem
+    clock: Clock
+    observer: Observer
+    adapter: Adapter
+    background: bool
+
+    def open_alone(self, core: int) -> Shard:
+        """
+        Open a core that has its even part of the cap, and neither asks nor tells anybody.
+        """
+        return Shard(core, self._open_store(core, None))
+
+    def open_shared(self, core: int) -> Shard:
+        """
+        Open a core under the cap of all.
+        """
+        evictor = Evictor(self.files, self.root, core, clock=self.clock, observer=self.observer)
+        capacity = self._capacity(core, evictor)
+        store = self._open_store(core, capacity)
+        try:
+            capacity.attach(store.claimed_bytes)
+        except BaseException:
+            store.close()
+            raise
+        return Shard(core, store, capacity, evictor)
+
+    def _open_store(self, core: int, capacity: SharedCapacity | None) -> Store:
+        return open_store(
+            f"{self.root}/{core_directory(core)}",
+            self.settings,
+            files=self.files,
+            clock=self.clock,
+            observer=self.observer,
+            adapter=self.adapter,
+            background=self.background,
+            capacity=capacity,
+        )
+
+    def _capacity(self, core: int, evictor: Evictor) -> SharedCapacity:
+        settings = self.settings
+        cap = settings.size_cap_bytes
+
+        def evict(bytes_wanted: int) -> dict[int, int]:
+            """
+            Free what is finished; under `drop_oldest` also what is not, from cores that have more than an even part.
+            """
+            others = [other for other in find_cores(self.files, self.root) if other != core]
+            greedy: list[int] = []
+            if settings.size_cap_policy == "drop_oldest" and cap is not None:
+                even = cap // self.cores
+                if capacity.used_bytes() < even:
+                    greedy = [other for other in others if capacity.bytes_of(other) > even]
+            return evictor.evict(others, bytes_wanted, drop_from=greedy)
+
+        capacity = SharedCapacity(
+            self.files,
+            self.root,
+            core,
+            cap_bytes=cap,
+            # A core that only waits to be drained takes no bundles, and claims nothing beyond what it has.
+            segment_bytes=settings.segment_bytes_max if core < self.cores else 0,
+            clock=self.clock,
+            evict=evict,
+        )
+        return capacity
+
+
+def _check_cores(files: FileSystem, root: str, cores: int, core: int | None) -> None:
+    if not 1 <= cores <= CORE_MAX + 1:
+        raise WrongUse(f"cores={cores} is not 1 to {CORE_MAX + 1}")
+    if core is not None and not 0 <= core < cores:
+        raise WrongUse(f"core={core} is not 0 to {cores - 1}")
+    refuse_snapshot(files, root)
+    if files.exists(f"{root}/{WAL_DIR}") or files.exists(f"{root}/{SEGMENTS_DIR}"):
+        raise WrongUse(
+            f"{root} holds a single store. To go on with cores, close it and move all that is in it into "
+            f"{root}/{core_directory(0)}/; what it holds is then core 0's"
+        )
+
+
+def _divided(settings: Settings, cores: int, directories: int) -> Settings:
+    """
+    Return the settings of one core when the cap is divided evenly, which also checks that each can live on its part.
+    """
+    cap = settings.size_cap_bytes
+    if cap is None:
+        return settings
+    try:
+        replace(settings, size_cap_bytes=cap // cores)
+        return replace(settings, size_cap_bytes=cap // directories)
+    except SettingsInvalid as error:
+        raise SettingsInvalid(
+            f"retention.size_cap ({cap} bytes) over {directories} cores leaves each {cap // directories} bytes: {error}"
+        ) from error

@@ -1,0 +1,78 @@
+"""
+Removing the directory of a core that there is no more of, once nothing is left in it.
+
+Everything in it is delivered and deleted by then, so a crash at any step leaves a directory with less in it: the next
+start opens it, finds nothing to deliver, and removes the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from quiver.errors import DirectoryInUse
+from quiver.primitives.atomic import remove_durably
+from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import hold
+from quiver.store.format.names import (
+    CURSOR_NAME,
+    QUARANTINE_DIR,
+    SEGMENTS_DIR,
+    STORE_LOCK,
+    WAL_DIR,
+    parse_segment_name,
+)
+
+__all__ = ["remove_drained"]
+
+
+def remove_drained(fs: FileSystem, directory: str) -> bool:
+    """
+    Remove a closed store's *directory*, durably; False when it stays.
+
+    It stays while somebody has it open, while it holds a segment after all, and for ever when damaged bytes were put
+    into its quarantine: those only a person may throw away.
+
+    Raises:
+        OSError: the disk refused; what is left can be opened and removed later.
+    """
+    try:
+        lock = hold(fs, f"{directory}/{STORE_LOCK}", owner="removal of a drained core")
+    except DirectoryInUse:
+        return False
+    try:
+        if _must_stay(fs, directory):
+            return False
+        # The log first: without its cursor, or without progress files, what is in it would be delivered once more.
+        log = [name for name in _names(fs, f"{directory}/{WAL_DIR}") if name != CURSOR_NAME]
+        remove_durably(fs, [f"{directory}/{WAL_DIR}/{name}" for name in log])
+        # The lock's own file last: until it goes nobody else can open what is being removed.
+        for name in fs.list_dir(directory):
+            path = f"{directory}/{name}"
+            if name == STORE_LOCK:
+                continue
+            try:
+                within = fs.list_dir(path)
+            except NotADirectoryError:
+                fs.remove(path)
+                continue
+            remove_durably(fs, [f"{path}/{inner}" for inner in within])
+            fs.remove_dir(path)
+        fs.sync_dir(directory)
+        remove_durably(fs, [f"{directory}/{STORE_LOCK}"])
+    finally:
+        lock.release()
+    # Whoever made a file in it meanwhile keeps it.
+    with contextlib.suppress(OSError):
+        fs.remove_dir(directory)
+        fs.sync_dir(directory.rpartition("/")[0] or "/")
+    return not fs.exists(directory)
+
+
+def _must_stay(fs: FileSystem, directory: str) -> bool:
+    if _names(fs, f"{directory}/{QUARANTINE_DIR}"):
+        return True
+    return any(parse_segment_name(name) is not None for name in _names(fs, f"{directory}/{SEGMENTS_DIR}"))
+
+
+def _names(fs: FileSystem, directory: str) -> list[str]:
+    return fs.list_dir(directory) if fs.exists(directory) else []

@@ -1,0 +1,261 @@
+"""
+A subscriber of several cores: one `Subscriber` in each store, and handles that say from which core they come.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from quiver.bundle import Bundle, BundleRef
+from quiver.clock import Clock
+from quiver.errors import BundleUnavailable, StoreClosed, SubscriberUnknown
+from quiver.store.subscribers.handle import BundleHandle, Subscriber
+
+__all__ = ["CoreHandle", "ShardedSubscriber"]
+
+_MOMENT_S = 1e-6
+_WAIT_S = 0.02
+"""While no core has a bundle, each is waited for this long in turn."""
+
+
+class CoreHandle:
+    """
+    One bundle of one core, claimed for one subscriber; see `BundleHandle`, which it stands for.
+    """
+
+    __slots__ = ("core", "handle")
+
+    def __init__(self, core: int, handle: BundleHandle) -> None:
+        self.core = core
+        """The core whose store holds the bundle. Together with `ref` it says where."""
+        self.handle = handle
+        """The core's own handle."""
+
+    @property
+    def ref(self) -> BundleRef:
+        """
+        Where the bundle lies within its core's store.
+        """
+        return self.handle.ref
+
+    @property
+    def outcome(self) -> str | None:
+        """
+        How the claim ended; None while it lasts.
+        """
+        return self.handle.outcome
+
+    @property
+    def bundle(self) -> Bundle:
+        """
+        The bundle, read when first asked for; see `BundleHandle.bundle`.
+
+        Raises:
+            Damaged: the bytes on disk are not what was written.
+            BundleUnavailable: the segment is not on disk any more.
+            OSError: the disk could not be read.
+        """
+        return self.handle.bundle
+
+    def ack(self) -> None:
+        """
+        Say that the bundle was processed; see `BundleHandle.ack`.
+
+        Raises:
+            BundleUnavailable: the handle was rejected, deferred or given back before.
+            StoreClosed: the store is closed; the bundle will be delivered again.
+        """
+        self.handle.ack()
+
+    def reject(self, why: str = "") -> None:
+        """
+        Say that the bundle can never be processed, and *why*; see `BundleHandle.reject`.
+
+        Raises:
+            BundleUnavailable: the handle was acknowledged, deferred or given back before.
+            StoreClosed: the store is closed; the bundle will be delivered again.
+        """
+        self.handle.reject(why)
+
+    def defer(self, seconds: float = 0.0) -> None:
+        """
+        Give the bundle back, to be delivered again after *seconds*.
+
+        Raises:
+            BundleUnavailable: the handle was acknowledged, rejected, deferred or given back before.
+            WrongUse: *seconds* is negative or not a number.
+        """
+        self.handle.defer(seconds)
+
+    def __enter__(self) -> Self:
+        self.handle.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.handle.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"CoreHandle(core {self.core}, {self.handle!r})"
+
+
+class ShardedSubscriber:
+    """
+    One consumer of all cores that this process has open. Several threads may share it.
+
+    Cores take turns; within a core the oldest bundle comes first. Across cores there is no order.
+    """
+
+    def __init__(self, subscriber_id: str, clock: Clock) -> None:
+        self.id = subscriber_id
+        """The name it was registered under."""
+        self._clock = clock
+        self._parts: dict[int, Subscriber] = {}
+        self._turn = itertools.count()
+
+    def join(self, core: int, part: Subscriber) -> None:
+        """
+        Deliver from *core*, too.
+        """
+        self._parts = {**self._parts, core: part}
+
+    def leave(self, core: int) -> None:
+        """
+        Deliver from *core* no more.
+        """
+        self._parts = {other: part for other, part in self._parts.items() if other != core}
+
+    def next_bundle(self, timeout: float | None = None) -> CoreHandle | None:
+        """
+        Claim the oldest pending bundle of the next core that has one; wait up to *timeout* seconds for one.
+
+        None waits without end, 0 not at all.
+
+        Returns:
+            The handle, or None when the time has passed.
+
+        Raises:
+            DirectoryInUse: another process works for this subscriber in one of the cores.
+            SubscriberUnknown: it was unregistered.
+            StoreClosed: the store was closed, also while waiting.
+        """
+        handles = self._next(1, timeout)
+        return handles[0] if handles else None
+
+    def next_bundles(self, count: int, timeout: float | None = None) -> list[CoreHandle]:
+        """
+        Claim up to *count* bundles at once, all of the next core that has one; see `Subscriber.next_bundles`.
+
+        Returns:
+            The handles; empty when the time has passed.
+
+        Raises:
+            WrongUse: *count* is below 1.
+            DirectoryInUse: another process works for this subscriber in one of the cores.
+            SubscriberUnknown: it was unregistered.
+            StoreClosed: the store was closed, also while waiting.
+        """
+        return self._next(count, timeout)
+
+    def _next(self, count: int, timeout: float | None) -> list[CoreHandle]:
+        deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
+        while True:
+            parts = list(self._parts.items())
+            if not parts:
+                raise SubscriberUnknown(f"there is no subscriber {self.id!r} in any core")
+            turn = next(self._turn) % len(parts)
+            for core, part in parts[turn:] + parts[:turn]:
+                handles = self._take(core, part, count, 0.0)
+                if handles:
+                    return handles
+            left = deadline - self._clock.monotonic()
+            if left < _MOMENT_S:
+                return []
+            core, part = parts[turn]
+            handles = self._take(core, part, count, min(left, _WAIT_S))
+            if handles:
+                return handles
+
+    def _take(self, core: int, part: Subscriber, count: int, timeout_s: float) -> list[CoreHandle]:
+        try:
+            handles = part.next_bundles(count, timeout_s)
+        except StoreClosed:
+            if self._parts.get(core) is part:
+                raise
+            return []  # the core was drained and is gone; the others go on
+        return [CoreHandle(core, handle) for handle in handles]
+
+    def ack_all(self, handles: Iterable[CoreHandle]) -> None:
+        """
+        Say of all *handles*, which this subscriber gave out, what `CoreHandle.ack` says of one.
+
+        Raises:
+            BundleUnavailable: one of them was rejected, deferred or given back before; all others are acknowledged.
+            SubscriberUnknown: it was unregistered.
+            StoreClosed: the store is closed; the bundles will be delivered again.
+        """
+        by_core: dict[int, list[BundleHandle]] = {}
+        for handle in handles:
+            by_core.setdefault(handle.core, []).append(handle.handle)
+        refused: BundleUnavailable | None = None
+        for core, of_core in by_core.items():
+            try:
+                self.part(core).ack_all(of_core)
+            except BundleUnavailable as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
+
+    def claim(self, ref: BundleRef, *, core: int) -> CoreHandle:
+        """
+        Claim one bundle of *core* by name, whatever its turn.
+
+        Raises:
+            BundleUnavailable: there is no such bundle, or it is resolved or claimed.
+            DirectoryInUse: another process works for this subscriber.
+            SubscriberUnknown: it was unregistered, or this process has no such core open.
+            StoreClosed: the store was closed.
+        """
+        return CoreHandle(core, self.part(core).claim(ref))
+
+    def part(self, core: int) -> Subscriber:
+        """
+        Return the subscriber of one core, which can do more: rewind, look at segments, be called back.
+
+        Raises:
+            SubscriberUnknown: this process has no such core open.
+        """
+        part = self._parts.get(core)
+        if part is None:
+            raise SubscriberUnknown(f"subscriber {self.id!r} is not registered in core {core} by this process")
+        return part
+
+    def pending_bundle_count(self) -> int:
+        """
+        Return how many sealed bundles are not resolved, over all cores; claimed and deferred ones included.
+        """
+        return sum(part.pending_bundle_count() for part in self._parts.values())
+
+    def is_drained(self) -> bool:
+        """
+        Say whether all sealed bundles of all cores are resolved. What is in open segments is not: `flush` first.
+        """
+        return self.pending_bundle_count() == 0
+
+    def release(self) -> None:
+        """
+        Write the progress in every core and let another process work for this subscriber. Claims end.
+
+        Raises:
+            OSError: the progress could not be written; ownership is kept where it was not.
+        """
+        for part in self._parts.values():
+            part.release()
+
+    def __repr__(self) -> str:
+        return f"ShardedSubscriber({self.id!r}, cores {sorted(self._parts)})"

@@ -1,0 +1,509 @@
+"""
+Several cores as one store: a directory ``core_<n>`` for each, a `Store` in each, one size cap over all.
+
+A bundle goes to one core; a subscriber is one in every core. Which cores this object has open is settled when it is
+made: all of them, or one (then other processes have the others). Directories of cores that there are no more of, after
+a restart with fewer, are opened beside: their bundles are delivered, and when nothing is left they are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from quiver.bundle import Adapter, Bundle
+from quiver.clock import Clock
+from quiver.errors import AtCapacity, DirectoryInUse, QuiverError, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.settings import Settings
+from quiver.store.background import Background
+from quiver.store.query import By, Moment, Scan
+from quiver.store.read import StoreReader
+from quiver.store.receipts import MaintenanceReport
+from quiver.store.shard_capacity import STALE_S, SharedCapacity, find_cores
+from quiver.store.shard_claims import Evictor, forget_record, read_record, take_claim, was_evicted
+from quiver.store.shard_removal import remove_drained
+from quiver.store.shard_subscriber import ShardedSubscriber
+from quiver.store.store import Store
+from quiver.store.subscribers.delivery import Order
+from quiver.store.subscribers.state import Start
+
+__all__ = ["CoreReceipt", "Shard", "ShardedStore"]
+
+_MOMENT_S = 1e-6
+_ROOM_S = 0.05
+"""While all cores are full, each is waited for this long in turn."""
+_SUMMED = ("segments", "segment_bytes", "wal_bytes", "wal_files", "open_bundles", "open_bytes")
+_ADOPT_S = 5.0
+"""A directory of a removed core that another process has open is tried again this often."""
+
+
+class CoreReceipt(NamedTuple):
+    """
+    Proof of ingest: the core, and there the bundle's sequence number and the log position behind it.
+    """
+
+    core: int
+    sequence: int
+    wal_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """
+    One core's store, open, and what it shares the cap by; neither when the cap is divided evenly.
+    """
+
+    core: int
+    store: Store
+    capacity: SharedCapacity | None = None
+    evictor: Evictor | None = None
+
+    def figures(self) -> dict[str, int]:
+        """
+        Return how this core stands towards the others; empty when it shares nothing.
+        """
+        if self.capacity is None or self.evictor is None:
+            return {}
+        return {
+            "claim_bytes": self.capacity.claim_bytes,
+            "others_bytes": self.capacity.seen_bytes,
+            "claim_writes": self.capacity.claim_writes,
+            "evicted_elsewhere": self.evictor.evicted,
+            "dropped_elsewhere": self.evictor.dropped,
+        }
+
+
+@dataclass(slots=True)
+class _Registered:
+    """
+    A subscriber, and how it is registered in a core that is opened later.
+    """
+
+    subscriber: ShardedSubscriber
+    start: Start = "latest"
+    order: Order = "oldest"
+
+
+class ShardedStore:
+    """
+    The cores of one directory that this process has open. Thread-safe. Made by `quiver.open` with ``cores``.
+
+    Args:
+        root: the directory that holds the cores.
+        settings: of all cores together: `size_cap_bytes` is over all of them.
+        cores: how many cores there are.
+        core: the one core to open; all when None.
+        open_shard: opens the store of one core.
+        files: the file system.
+        clock: where time comes from.
+        observer: takes counts and events.
+        adapter: the slot table.
+        background: run a thread for what the cores share.
+
+    Raises:
+        DirectoryInUse: a core that is to be opened is open elsewhere.
+        FormatUnsupported: a core was written by a newer version or under another adapter.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        settings: Settings,
+        *,
+        cores: int,
+        core: int | None,
+        open_shard: Callable[[int], Shard],
+        files: FileSystem,
+        clock: Clock,
+        observer: Observer,
+        adapter: Adapter,
+        background: bool,
+    ) -> None:
+        self.path = root
+        self.settings = settings
+        self.adapter = adapter
+        self.core_count = cores
+        self._core = core
+        self._files = files
+        self._clock = clock
+        self._observer = observer
+        self._open_shard = open_shard
+        self._lock = threading.Lock()
+        self._upkeep = threading.RLock()
+        self._closed = False
+        self._shards: dict[int, Shard] = {}
+        self._registered: dict[str, _Registered] = {}
+        self._reader = StoreReader(root, fs=files, adapter=adapter)
+        self._turn = itertools.count()
+        self._adopt_again_s = -math.inf
+        self._background: Background | None = None
+        self.cores = tuple(range(cores)) if core is None else (core,)
+        """The cores of this process that take bundles."""
+        try:
+            for number in self.cores:
+                self._open(number)
+            self._adopt()
+        except BaseException:
+            self._close_shards()
+            raise
+        if background:
+            self._background = Background(
+                name=f"{root} cores",
+                flush=None,
+                fill=lambda: None,
+                maintain=self._tick,
+                flush_interval_s=settings.wal_flush_interval_s,
+                # Often enough that the others believe the claims, however seldom the stores are maintained.
+                maintain_interval_s=min(settings.maintain_interval_s, STALE_S / 10),
+                clock=clock,
+                observer=observer,
+            )
+            self._background.start()
+
+    # ── taking in ────────────────────────────────────────────────────────────────────────────────────
+
+    def ingest(
+        self, bundle: Bundle, *, core: int | None = None, durable: bool = False, timeout: float | None = None
+    ) -> CoreReceipt:
+        """
+        Take responsibility for *bundle*, in one of the cores; see `Store.ingest`.
+
+        Args:
+            bundle: what to keep. Its buffers are not needed after return.
+            core: where it goes; the cores take turns when None, and a full one is passed over. Order is kept within
+                a core only.
+            durable: wait until the log is synced.
+            timeout: seconds to wait for room when full; None and 0 raise at once.
+
+        Raises:
+            AtCapacity: no core has room, also after *timeout*; nothing was kept.
+            WrongUse: this process has no such core open to take bundles.
+            BundleInvalid: it cannot be stored as it is; nothing was kept.
+            StoreFailed: a write or sync failed in that core, now or earlier; reopen to recover.
+            StoreClosed: the store was closed.
+        """
+        if core is not None:
+            receipt = self.core(core).ingest(bundle, durable=durable, timeout=timeout)
+            return CoreReceipt(core, *receipt)
+        turn = next(self._turn) % len(self.cores)
+        order = self.cores[turn:] + self.cores[:turn]
+        deadline = self._clock.monotonic() + (timeout or 0.0)
+        wait_s = 0.0
+        while True:
+            for number in order:
+                try:
+                    receipt = self._shards[number].store.ingest(bundle, durable=durable, timeout=wait_s)
+                except AtCapacity:
+                    if number == order[-1] and deadline - self._clock.monotonic() < _MOMENT_S:
+                        raise
+                else:
+                    return CoreReceipt(number, *receipt)
+            wait_s = max(0.0, min(_ROOM_S, deadline - self._clock.monotonic()))
+
+    def core(self, core: int) -> Store:
+        """
+        Return the store of one core that takes bundles.
+
+        Raises:
+            WrongUse: this process has no such core open.
+        """
+        if core not in self.cores:
+            known = ", ".join(map(str, self.cores))
+            raise WrongUse(f"core={core}: this process has open core {known} of {self.core_count}")
+        return self._shards[core].store
+
+    # ── subscribers ──────────────────────────────────────────────────────────────────────────────────
+
+    def register(self, subscriber_id: str, start: Start = "latest", *, order: Order = "oldest") -> ShardedSubscriber:
+        """
+        Register a subscriber in every core that this process has open, durably; see `Store.register`.
+
+        Args:
+            subscriber_id: 1 to 64 of ``A-Za-z0-9_-``.
+            start: "latest", "earliest", or an aware datetime. A segment number would be another place in each core.
+            order: that within each core: "oldest" or "newest" first, or "round_robin".
+
+        Raises:
+            WrongUse: the id, the start or the order is not lawful.
+            StoreClosed: the store was closed.
+        """
+        if isinstance(start, int):
+            raise WrongUse(f"start={start}: each core counts its own segments; give a time, or register with core(n)")
+        with self._upkeep:
+            self._require_open()
+            known = self._registered.get(subscriber_id) or _Registered(ShardedSubscriber(subscriber_id, self._clock))
+            known.start, known.order = start, order
+            for shard in self._shards.values():
+                known.subscriber.join(shard.core, shard.store.register(subscriber_id, start, order=order))
+            self._registered[subscriber_id] = known
+            return known.subscriber
+
+    def unregister(self, subscriber_id: str) -> int:
+        """
+        Remove a subscriber for good from every core of this process, durably; return how many bundles it had not
+        resolved. They count as dropped for it.
+
+        Raises:
+            SubscriberUnknown: registered in none of them.
+        """
+        with self._upkeep:
+            self._require_open()
+            lost: list[int] = []
+            for shard in self._shards.values():
+                with contextlib.suppress(SubscriberUnknown):
+                    lost.append(shard.store.unregister(subscriber_id))
+            self._registered.pop(subscriber_id, None)
+            if not lost:
+                raise SubscriberUnknown(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
+            return sum(lost)
+
+    def activate(self) -> None:
+        """
+        End the registration phase in every core.
+        """
+        for shard in self._open_shards():
+            shard.store.activate()
+
+    # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
+
+    def sync(self) -> None:
+        """
+        Make everything ingested so far durable, in every core.
+
+        Raises:
+            StoreFailed: a sync failed, now or earlier.
+        """
+        for shard in self._open_shards():
+            shard.store.sync()
+
+    def flush(self) -> None:
+        """
+        Seal the open segment of every core.
+
+        Raises:
+            AtCapacity: the disk has no room for a segment; it is kept and tried again.
+            StoreFailed: the disk failed; reopen to recover.
+            StoreClosed: the store was closed.
+        """
+        self._require_open()
+        for shard in self._open_shards():
+            shard.store.flush()
+
+    def maintain(self) -> MaintenanceReport:
+        """
+        One maintenance pass of every core, and of what they share. Returns the sums. Never waits.
+
+        Raises:
+            StoreFailed: the disk failed under a core; the others were maintained. Reopen to recover.
+            StoreClosed: the store was closed.
+        """
+        self._require_open()
+        reports: list[MaintenanceReport] = []
+        failure: QuiverError | None = None
+        self._tick()
+        for shard in self._open_shards():
+            try:
+                reports.append(shard.store.maintain())
+            except StoreClosed:
+                continue  # drained and removed meanwhile
+            except QuiverError as error:
+                failure = failure or error
+        self._tick()
+        if failure is not None:
+            raise failure
+        return MaintenanceReport(*map(sum, zip(*reports, strict=True)))
+
+    def _tick(self) -> None:
+        with self._upkeep:
+            self._require_open()
+            for shard in list(self._shards.values()):
+                try:
+                    self._take_note(shard)
+                    if shard.capacity is not None:
+                        shard.capacity.beat()
+                    if shard.core not in self.cores:
+                        self._retire_if_drained(shard)
+                except (QuiverError, OSError) as error:
+                    self._report(shard.core, error)
+            if self._clock.monotonic() >= self._adopt_again_s:
+                try:
+                    self._adopt()
+                except (QuiverError, OSError) as error:
+                    self._report(None, error)
+
+    def _report(self, core: int | None, error: Exception) -> None:
+        # The others go on. What failed is tried again at the next tick.
+        which = "removed" if core is None else str(core)
+        self._observer.event("quiver.core.tick", level=logging.ERROR, core_id=which, problem=str(error))
+
+    def _open(self, number: int) -> Shard:
+        shard = self._shards[number] = self._open_shard(number)
+        # Before anybody registers: what was given up while the core was closed counts as lost, not as delivered.
+        self._take_note(shard)
+        return shard
+
+    def _take_note(self, shard: Shard) -> None:
+        """
+        Forget what other cores deleted in this core's directory.
+        """
+        directory = shard.store.path
+        if not was_evicted(self._files, directory):
+            return
+        claim = take_claim(self._files, directory, who="its owner")
+        if claim is None:
+            return  # somebody is deleting right now
+        try:
+            drops = read_record(self._files, directory, self._observer)
+            if drops is not None and shard.store.note_evicted(drops):
+                forget_record(self._files, directory)
+        finally:
+            claim.release()
+
+    # ── cores that there are no more of ──────────────────────────────────────────────────────────────
+
+    def _adopt(self) -> None:
+        self._adopt_again_s = self._clock.monotonic() + _ADOPT_S
+        for number in find_cores(self._files, self.path):
+            mine = self._core is None or number % self.core_count == self._core
+            if number < self.core_count or number in self._shards or not mine:
+                continue
+            try:
+                shard = self._open(number)
+            except DirectoryInUse:
+                continue  # a process that still counts it among its cores
+            # What is only in its log can be delivered once it is sealed; nothing else will come to fill the segment.
+            with contextlib.suppress(AtCapacity):  # the next ticks try again
+                shard.store.flush()
+            for known in self._registered.values():
+                part = shard.store.register(known.subscriber.id, known.start, order=known.order)
+                known.subscriber.join(number, part)
+            self._observer.event("quiver.core.drain", core_id=number, segments=len(shard.store.catalog))
+
+    def _retire_if_drained(self, shard: Shard) -> None:
+        figures = shard.store.stats()
+        if figures["open_bundles"]:
+            shard.store.flush()
+            return
+        if figures["segments"]:
+            return
+        for known in self._registered.values():
+            known.subscriber.leave(shard.core)
+        del self._shards[shard.core]
+        shard.store.close()
+        if shard.capacity is not None:
+            shard.capacity.close()
+        removed = remove_drained(self._files, shard.store.path)
+        self._observer.event("quiver.core.drained", core_id=shard.core, removed=removed)
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def disk_bytes(self) -> int:
+        """
+        Bytes of log and segments on disk, of the cores that this process has open.
+        """
+        return sum(shard.store.disk_bytes for shard in self._open_shards())
+
+    def core_usage(self) -> dict[int, tuple[int, float | None]]:
+        """
+        Return for each open core its bytes on disk, and which part of the size cap that is (None without a cap).
+
+        The documents call the two `quiver.core.bytes` and `quiver.core.cap_fraction`.
+        """
+        cap = self.settings.size_cap_bytes
+        sizes = {shard.core: shard.store.disk_bytes for shard in self._open_shards()}
+        return {core: (size, None if cap is None else size / cap) for core, size in sizes.items()}
+
+    def scan(
+        self,
+        slot: int | str,
+        columns: Sequence[str] | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        *,
+        by: By = "ingested",
+    ) -> Scan:
+        """
+        Return the rows of one slot, of every core of the directory, one core after the other; see `Store.scan`.
+        """
+        self._require_open()
+        return self._reader.scan(slot, columns, start, end, by=by)
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment: sums over the open cores, each subscriber's lag, and each core's own figures.
+        """
+        by_core = {shard.core: (shard, shard.store.stats()) for shard in self._open_shards()}
+        usage = self.core_usage()
+        figures: dict[str, Any] = {"cores": {}, "subscribers": {}}
+        for core, (shard, one) in by_core.items():
+            size, fraction = usage.get(core, (0, None))
+            own = {**one, "bytes": size, "cap_fraction": fraction, "is_draining": core not in self.cores}
+            figures["cores"][core] = own | shard.figures()
+            for name in _SUMMED:
+                figures[name] = figures.get(name, 0) + one[name]
+            for name, standing in one["subscribers"].items():
+                total = figures["subscribers"].setdefault(name, {})
+                for key, value in standing.items():
+                    # Bundles and bytes add up; of ages, and of what is true of one core, the worst counts.
+                    adds = isinstance(value, int) and not isinstance(value, bool) and key != "oldest_incomplete"
+                    if key != "oldest_incomplete":
+                        total[key] = total.get(key, 0) + value if adds else max(total.get(key, value), value)
+        return figures
+
+    # ── closing ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _open_shards(self) -> list[Shard]:
+        with self._upkeep:
+            return list(self._shards.values())
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.path} is closed")
+
+    def close(self) -> None:
+        """
+        Close every core; see `Store.close`. Idempotent. A core that cannot be closed cleanly does not stop the others.
+
+        Raises:
+            AtCapacity: a `segment_only` core could not seal its open segment, which is lost.
+            StoreFailed: the disk failed, now or earlier; what was synced is safe.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._background is not None:
+            self._background.stop()
+        failure = self._close_shards()
+        if failure is not None:
+            raise failure
+
+    def _close_shards(self) -> QuiverError | None:
+        failure: QuiverError | None = None
+        with self._upkeep:
+            for shard in self._shards.values():
+                try:
+                    shard.store.close()
+                except QuiverError as error:
+                    failure = failure or error
+                if shard.capacity is not None:
+                    shard.capacity.close()
+        return failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

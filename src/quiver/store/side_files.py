@@ -1,0 +1,175 @@
+"""
+What lies in a store's directory beside log and segments: how much it takes, and a reserve for hard times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+from quiver.clock import Clock
+from quiver.observe import Observer
+from quiver.primitives.atomic import remove_durably
+from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.files import FileSystem
+from quiver.primitives.prealloc import reserve_blocks
+from quiver.store.format.names import (
+    CURSOR_NAME,
+    QUARANTINE_DIR,
+    RESERVE,
+    SEGMENT_FLOOR,
+    SEGMENTS_DIR,
+    WAL_DIR,
+    parse_progress_name,
+)
+
+__all__ = ["Reserve", "SideFiles"]
+
+MEASURE_S = 1.0
+"""Files that others write are measured this often at most."""
+
+RETRY_S = 1.0
+
+_OURS = "quiver."
+
+
+class SideFiles:
+    """
+    Bytes of everything that is neither log nor segment: progress, audit trails, quarantine, ledger, reserve.
+
+    Attributes:
+        nbytes: all of it, when last measured.
+        quarantine_bytes: the part that waits for a person.
+        progress_bytes_max: the largest progress file.
+    """
+
+    def __init__(self, files: FileSystem, root: str, clock: Clock) -> None:
+        self._files = files
+        self._root = root
+        self._clock = clock
+        self._measured_at: float | None = None
+        self.nbytes = 0
+        self.quarantine_bytes = 0
+        self.progress_bytes_max = 0
+
+    def measure(self, *, now: bool = False) -> None:
+        """
+        Measure again, if the last time was a moment ago or with *now*. A directory that cannot be read changes nothing.
+        """
+        at = self._clock.monotonic()
+        if not now and self._measured_at is not None and at - self._measured_at < MEASURE_S:
+            return
+        self._measured_at = at
+        root = self._root
+        with contextlib.suppress(OSError):
+            sizes = {
+                name: self._size(f"{root}/{name}") for name in self._files.list_dir(root) if name.startswith(_OURS)
+            }
+            progress = (size for name, size in sizes.items() if parse_progress_name(name) is not None)
+            self.progress_bytes_max = max(progress, default=0)
+            paths = [f"{root}/{WAL_DIR}/{CURSOR_NAME}", f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"]
+            quarantine = f"{root}/{QUARANTINE_DIR}"
+            kept = [f"{quarantine}/{name}" for name in self._files.list_dir(quarantine)] if self._exists() else []
+            self.quarantine_bytes = sum(map(self._size, kept))
+            self.nbytes = self.quarantine_bytes + sum(sizes.values()) + sum(map(self._size, paths))
+
+    def _exists(self) -> bool:
+        return self._files.exists(f"{self._root}/{QUARANTINE_DIR}")
+
+    def _size(self, path: str) -> int:
+        try:
+            return self._files.stat(path).size_bytes
+        except FileNotFoundError:
+            return 0
+
+
+class Reserve:
+    """
+    Blocks held in a file of no content. When the disk is full they are given back, so that an acknowledgement can
+    still be written and what it frees be deleted; as long as they are not held again nothing is ingested.
+
+    Args:
+        files: the file system.
+        root: the store's directory.
+        size_bytes: how much it should be at this moment. It grows when that does.
+        clock: spaces the attempts to get it back.
+        observer: takes events.
+        on_change: told True when the reserve is lacking, False when it is held again.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        root: str,
+        size_bytes: Callable[[], int],
+        *,
+        clock: Clock,
+        observer: Observer,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self._files = files
+        self._path = f"{root}/{RESERVE}"
+        self._size_bytes = size_bytes
+        self._clock = clock
+        self._observer = observer
+        self._on_change = on_change
+        self._retry_at = 0.0
+        self._held_bytes = 0
+        self.is_lacking = False
+        """There was no room for it. Not so when the file system cannot make room ahead: then there is no reserve."""
+
+    def keep(self, *, now: bool = False) -> bool:
+        """
+        Hold the reserve if it is not held; after a failure once in a while, or *now*. True when ingest may go on.
+        """
+        wanted = self._size_bytes()
+        if self._held_bytes >= wanted:
+            self._say(is_lacking=False)
+            return True
+        if not now and self._clock.monotonic() < self._retry_at:
+            return not self.is_lacking
+        self._retry_at = self._clock.monotonic() + RETRY_S
+        try:
+            self._hold(wanted)
+        except OSError as error:
+            if not self._held_bytes:
+                with contextlib.suppress(OSError):
+                    self._files.remove(self._path)
+            self._say(is_lacking=is_full_disk(error), problem=str(error))
+        else:
+            self._held_bytes = wanted
+            self._say(is_lacking=False)
+        return not self.is_lacking
+
+    def _say(self, *, is_lacking: bool, problem: str = "") -> None:
+        if self.is_lacking == is_lacking:
+            return
+        self.is_lacking = is_lacking
+        if problem:
+            self._observer.event("quiver.reserve", level=logging.WARNING, path=self._path, problem=problem)
+        self._on_change(is_lacking)
+
+    def _hold(self, size_bytes: int) -> None:
+        # What is held already is not let go of: on a full disk it would not come back.
+        open_file = self._files.open_write if self._held_bytes else self._files.create_or_truncate
+        file = open_file(self._path)
+        try:
+            reserve_blocks(file, 0, size_bytes, on_unsupported="zeros")
+        finally:
+            file.close()
+
+    def spend(self) -> bool:
+        """
+        Give the reserve back to the disk; False when there is none to give.
+        """
+        if not self._held_bytes:
+            return False
+        self._held_bytes = 0
+        self._retry_at = self._clock.monotonic()
+        self._say(is_lacking=True, problem="spent: the disk is full")
+        try:
+            remove_durably(self._files, [self._path])
+        except OSError:
+            return False
+        return True

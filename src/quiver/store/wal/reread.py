@@ -1,0 +1,92 @@
+"""
+Entries of the log, read once more when the segment that they belong to is written.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import File, FileSystem
+from quiver.store.format.wal_entry import CRC
+
+__all__ = ["LogReader", "LogSpan"]
+
+_LENGTH_BYTES = 4
+
+
+class LogSpan(NamedTuple):
+    """
+    A file of the log: entries from stream position *start* to *end* lie at ``position - shift``.
+    """
+
+    path: str
+    start: int
+    end: int
+    shift: int
+
+
+class LogReader:
+    """
+    Reads the entries of one segment again. Used by one thread at a time, the one that writes the segment.
+    """
+
+    __slots__ = ("_files", "_open", "end", "start")
+
+    def __init__(self, files: FileSystem) -> None:
+        self._files = files
+        self._open: list[tuple[LogSpan, File]] = []
+        self.start = 0
+        """Stream position of the first entry that will be asked for,"""
+        self.end = 0
+        """and behind the last one: 0 when there is none."""
+
+    def note(self, start: int, end: int) -> None:
+        """
+        The entry from *start* to *end* will be asked for; it lies behind those noted before.
+        """
+        if not self.end:
+            self.start = start
+        self.end = end
+
+    def open(self, spans: Sequence[LogSpan]) -> None:
+        """
+        Open the files of the log that have the segment's entries; call it where none of them can be renamed meanwhile.
+
+        Raises:
+            OSError: one cannot be opened; none is open then.
+        """
+        self.close()
+        try:
+            for span in spans:
+                self._open.append((span, self._files.open_read(span.path)))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """
+        Close them. `open` may be called again.
+        """
+        files, self._open = self._open, []
+        for _, file in files:
+            file.close()
+
+    def entry(self, position: int, nbytes: int) -> memoryview:
+        """
+        Return the entry at stream *position*, which has *nbytes*, its checksum verified.
+
+        Raises:
+            OSError: it cannot be read, or (EIO) is not what was written. Opening the store again says what is left.
+        """
+        for span, file in self._open:
+            if span.start <= position < span.end:
+                data = memoryview(file.pread(nbytes, position - span.shift))
+                if len(data) == nbytes and CRC.unpack_from(data, nbytes - CRC.size)[0] == crc32(
+                    data[_LENGTH_BYTES : -CRC.size]
+                ):
+                    return data
+                raise OSError(errno.EIO, f"the entry at {position - span.shift} is not what was written", span.path)
+        raise OSError(errno.EIO, f"no open file of the log has position {position}")

@@ -1,0 +1,26 @@
+"""
+How long the disk takes to make the log durable, told to whoever listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiver.clock import Clock
+from quiver.observe import Observer
+from quiver.primitives.files import File
+
+__all__ = ["timed_sync"]
+
+
+def timed_sync(clock: Clock, observer: Observer) -> Callable[[File], None]:
+    """
+    Return what syncs a file's data and records the seconds that took. A sync that failed is not recorded.
+    """
+
+    def sync(file: File) -> None:
+        started = clock.monotonic()
+        file.sync_data()
+        observer.record("quiver.wal.fsync.duration", clock.monotonic() - started)
+
+    return sync

@@ -1,0 +1,71 @@
+"""
+The benchmark scripts run to their end on tiny sizes, and say what they were asked.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUST_ENGINE = ROOT / "bench" / "rivals" / "rust_engine" / "target" / "release" / "rust-engine"
+
+pytestmark = pytest.mark.slow
+
+
+def run(script: str, page: Path, *words: str) -> str:
+    """Run one script with --quick in an empty directory, and return the section it wrote."""
+    page.write_text(f"# Page\n\n<!-- {Path(script).stem} -->\nold\n<!-- end {Path(script).stem} -->\n\nafter\n")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / script), "--quick", "--write", str(page), *words],
+        cwd=page.parent, capture_output=True, text=True, timeout=170, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert list(page.parent.iterdir()) == [page]
+    text = page.read_text()
+    assert "old" not in text
+    assert text.endswith("after\n")
+    return text
+
+
+def column(text: str, number: int) -> list[str]:
+    return [line.split("|")[number].strip() for line in text.splitlines() if line.startswith("| ")][1:]
+
+
+def test_ingest_shows_all_contenders(tmp_path):
+    """Each setting shows the store, the bare log, and the three that people would take instead."""
+    text = run("ingest.py", tmp_path / "page.md", "--rows", "100")
+
+    assert {"Quiver", "bare log", "LMDB", "RocksDB", "SQLite queue"} <= set(column(text, 3))
+
+
+def test_engines_shows_every_row(tmp_path):
+    """Three modes, delivery, replay, sealing and reopening, for each engine that is there."""
+    text = run("engines.py", tmp_path / "page.md", "--rows", "10")
+
+    what = set(column(text, 1))
+    assert len(what) == 9
+    assert set(column(text, 3)) == ({"Quiver", "Rust engine"} if RUST_ENGINE.exists() else {"Quiver"})
+
+
+@pytest.mark.parametrize(
+    "goals", [["P1", "P2", "P3", "P4", "P5"], ["P6", "P7", "P8", "P9"], ["P10", "P11", "P12", "P14"]]
+)
+def test_goals_shows_the_store_beside_its_floor(tmp_path, goals):
+    """Every goal has a row of the store and a row of its floor, which is 1.00."""
+    text = run("goals.py", tmp_path / "page.md", "--goals", *goals)
+
+    assert set(column(text, 1)) == set(goals)
+    for goal in goals:
+        lines = [line for line in text.splitlines() if line.startswith(f"| {goal} |")]
+        assert any("| Quiver |" in line for line in lines)
+        assert any(re.search(r"\| 1\.00 \| 1\.00 to 1\.00 \|", line) for line in lines)
+
+
+def test_startup_shows_every_case(tmp_path):
+    """All three kinds of directory are opened."""
+    assert len(column(run("startup.py", tmp_path / "page.md"), 1)) == 3

@@ -1,0 +1,170 @@
+"""
+A crash at every step of a drop: nobody is left with a gap that cannot fill, and what was lost is counted once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+from collections.abc import Callable, Iterator
+
+import limits_rig as rig
+import pytest
+
+from quiver.observe import InMemoryObserver
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+Work = Callable[[tuple[int, ...]], rig.Run]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def at_the_cap(seeds: tuple[int, ...]) -> rig.Run:
+    """The oldest segments go when a bundle wants their room."""
+    run = rig.Run(dataclasses.replace(rig.SETTINGS, segment_bytes_max=1_000, size_cap_bytes=24_000), seeds)
+    run.open()
+    run.ingest(10)
+    run.read(6)
+    run.ingest(2)
+    with run.watched():
+        run.ingest(4)
+        run.read(2)
+        run.ingest(4)
+        run.store.maintain()
+    return run
+
+
+def over_age(seeds: tuple[int, ...]) -> rig.Run:
+    """Several go at once, some of them finished, some in part, some not at all."""
+    run = rig.Run(dataclasses.replace(rig.SETTINGS, size_cap_bytes=None, max_age_s=100.0), seeds)
+    run.open()
+    run.ingest(30)
+    run.read(17)
+    run.clock.advance(60)
+    run.ingest(20)
+    run.clock.advance(60)
+    with run.watched():
+        run.store.maintain()
+        run.got["query"] += run.query.look(run.store)
+        run.store.maintain()
+    return run
+
+
+def on_a_full_disk(seeds: tuple[int, ...]) -> rig.Run:
+    """Nothing is left to give up but a segment that has no file yet."""
+    disk = CrashFileSystem()
+    full = FaultFileSystem(disk, error=errno.ENOSPC, path_part="/segments/000", forever=True)
+    run = rig.Run(dataclasses.replace(rig.SETTINGS, size_cap_bytes=None), seeds, files=disk, faults=full)
+    run.open()
+    run.ingest(5)
+    run.read(5)
+    full.fail_on("pwrite")
+    with run.watched():
+        run.ingest(14)
+    full.heal()
+    assert run.observer.total("quiver.retention.size_emergency_total") > 1
+    return run
+
+
+def check_all(work: Work, seeds: tuple[int, ...], *, query_lives: bool) -> None:
+    run = work(seeds)
+    assert len(run.states) > 40
+    assert any(state.counted["sleeps"] for state in run.states)
+    for state in run.states:
+        uncounted = rig.check(state, run.settings, query_lives=query_lives)
+        # The loss was durable, and the process that was about to count it is gone.
+        assert all(0 <= number <= state.in_ledger for number in uncounted.values()), (state.label, uncounted)
+        if state.label.startswith("kill, after"):
+            assert set(uncounted.values()) == {0}, (state.label, uncounted)
+
+
+@pytest.mark.parametrize("query_lives", [True, False])
+@pytest.mark.parametrize("work", [at_the_cap, over_age, on_a_full_disk])
+def test_a_crash_at_every_step_of_a_drop(work: Work, query_lives: bool) -> None:
+    """
+    Whatever the crash left: everybody gets the rest, the disk becomes free, the ledger empty, and nothing is counted
+    twice. The subscriber of another process takes note itself, or, when that has ended, the store does it.
+    """
+    check_all(work, (1,), query_lives=query_lives)
+
+
+def test_nothing_is_dropped_that_the_log_would_bring_back() -> None:
+    """
+    The disk takes no cursor: the oldest segments are still in the log, and giving them up would free nothing for good.
+    Ingest is refused until it does; a crash meanwhile brings back every bundle, once.
+    """
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
+    settings = dataclasses.replace(rig.SETTINGS, size_cap_bytes=20_000)
+    store = rig.opened(files, settings)
+    store.register("sleeps", start="earliest")
+    files.fail_on("pwrite")
+    number = 0
+    while rig.refused(store, number) is None:
+        number += 1
+    assert number > 5
+    again = rig.opened(disk.clone_after_crash(0), settings)
+    again.flush()
+    assert rig.drain(again, "sleeps") == list(range(number))
+    files.heal()
+    for later in range(number, number + 60):
+        store.ingest(rig.numbered(later))
+    store.flush()
+    left = rig.drain(store, "sleeps")
+    assert left == list(range(left[0], number + 60))
+    assert left[0] == rig.counted(store._observer, "sleeps") > 0
+    store.close()
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "sync_dir"])
+def test_a_drop_that_the_cursor_refused_is_no_loss(operation: str) -> None:
+    """
+    What the disk had no room to write was to be given up, and the disk had no room for that either. The next writing
+    of the cursor must not go through with it: the bundles are in the log only, and nobody counted them as lost.
+    """
+    disk = CrashFileSystem()
+    segments = FaultFileSystem(disk, {"pwrite": 1}, error=errno.ENOSPC, path_part="/segments/000", forever=True)
+    part = "cursor.tmp" if operation == "pwrite" else "/wal"
+    files = FaultFileSystem(segments, error=errno.ENOSPC, path_part=part, forever=True)
+    settings = dataclasses.replace(rig.SETTINGS, size_cap_bytes=None, wal_rotate_bytes=20_000, wal_bytes_max=40_000)
+    store = rig.opened(files, settings)
+    store.register("sleeps", start="earliest")
+    files.fail_on(operation)
+    number = 0
+    while rig.refused(store, number) is None:
+        number += 1
+    assert number > 5
+    assert rig.counted(store._observer, "sleeps") == 0
+    killed = disk.clone_after_kill()
+    files.heal()
+    for _ in range(3):
+        store.maintain()
+    for state in (killed, disk.clone_after_kill()):
+        observer = InMemoryObserver()
+        again = rig.opened(state, settings, observer=observer)
+        again.flush()
+        got = rig.drain(again, "sleeps")
+        lost = rig.counted(observer, "sleeps")
+        assert got == list(range(lost, number)), "bundles are gone that nobody counted"
+        assert lost == 0 or operation == "sync_dir"
+    segments.heal()
+    store.flush()
+    assert rig.drain(store, "sleeps") == list(range(number))
+    store.maintain()
+    assert not disk.exists(f"{rig.ROOT}/quiver.drops")
+    store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query_lives", [True, False])
+@pytest.mark.parametrize("work", [at_the_cap, over_age, on_a_full_disk])
+def test_a_power_loss_at_every_step_of_a_drop_by_many_seeds(work: Work, query_lives: bool) -> None:
+    """As above, with more choices of what a power loss keeps of names, lengths and blocks."""
+    check_all(work, tuple(range(10)), query_lives=query_lives)

@@ -1,0 +1,306 @@
+"""
+Recovery of a directory that is damaged everywhere at once, and cut off at each of its own steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from quiver.bundle import Bundle, BundleRef
+from quiver.errors import FormatUnsupported, QuiverError
+from quiver.observe import InMemoryObserver
+from quiver.settings import Settings
+from quiver.store.opening import open_store
+from quiver.store.store import Store
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/buffer"
+SETTINGS = Settings(segment_bytes_max=3_000, wal_rotate_bytes=1_200, delete_grace_s=0.0)
+BUNDLES = 23
+IN_A_SEGMENT = 6
+RUBBISH = {
+    "empty": b"", "one zero": b"\0", "a magic": b"QUIVER", "ones": b"\xff" * 200, "zeros": bytes(5000),
+    "another program's": b"\x89PNG\r\n" * 100,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def numbered(number: int) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number] * 4), "text": pa.array([f"row {number}"] * 4)})})
+
+
+def opened(files: CrashFileSystem, observer: InMemoryObserver | None = None, *, now_ns: int = 10**18) -> Store:
+    clock = ManualClock(now_ns=now_ns)
+    return open_store(ROOT, SETTINGS, files=files, clock=clock, observer=observer, background=False)
+
+
+def put(files: CrashFileSystem, path: str, data: bytes) -> None:
+    if files.exists(path):
+        files.remove(path)  # a sealed segment refuses to be written
+    file = files.create(path)
+    file.pwrite(data, 0)
+    file.sync()
+    file.close()
+    files.sync_dir(path.rpartition("/")[0])
+
+
+def content(files: CrashFileSystem, path: str) -> bytes:
+    return files.read_all(path, size_max=1 << 30)
+
+
+def used(files: CrashFileSystem) -> None:
+    """A store that sealed, deleted, and died with bundles that are in the log alone."""
+    store = opened(files)
+    subscriber = store.register("s", start="earliest")
+    for number in range(BUNDLES):
+        store.ingest(numbered(number))
+        if number == IN_A_SEGMENT:
+            for _ in range(IN_A_SEGMENT):
+                handle = subscriber.next_bundle(timeout=0)
+                assert handle is not None
+                handle.ack()
+            store.maintain()
+    store.sync()
+
+
+@pytest.fixture(scope="module")
+def sound() -> CrashFileSystem:
+    """Killed in the middle of work."""
+    files = CrashFileSystem()
+    used(files)
+    return files.clone_after_kill()
+
+
+def paths(files: CrashFileSystem) -> list[str]:
+    """Every file of the store."""
+    found = [f"{ROOT}/{name}" for name in files.list_dir(ROOT) if name not in {"wal", "segments", "quarantine"}]
+    for room in ("wal", "segments"):
+        found += [f"{ROOT}/{room}/{name}" for name in files.list_dir(f"{ROOT}/{room}")]
+    return found
+
+
+def held(store: Store) -> list[int]:
+    """The numbers of all bundles that the store holds, sealed."""
+    store.flush()
+    refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
+    return [store.catalog.bundle(ref)[30]["n"][0].as_py() for ref in refs]
+
+
+def kept(files: CrashFileSystem) -> dict[str, bytes]:
+    """What lies in quarantine."""
+    quarantine = f"{ROOT}/quarantine"
+    names = files.list_dir(quarantine) if files.exists(quarantine) else []
+    return {name: content(files, f"{quarantine}/{name}") for name in names if not name.endswith(".tmp")}
+
+
+def segment_paths(files: CrashFileSystem) -> list[str]:
+    return [path for path in paths(files) if path.endswith(".qseg")]
+
+
+def damage_everything(files: CrashFileSystem) -> None:
+    """Damage of every kind at once: each step of recovery has something to do."""
+    first, *_ = segment_paths(files)
+    whole = content(files, first)
+    put(files, first, whole[: len(whole) // 2])
+    put(files, f"{ROOT}/segments/0000000000000040.qseg", b"")
+    put(files, f"{ROOT}/segments/0000000000000041.qseg", b"\xff" * 40)
+    put(files, f"{ROOT}/segments/0000000000000042.qseg.tmp", whole)
+    put(files, f"{ROOT}/segments/notes.txt", b"not ours")
+    put(files, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER")
+    put(files, f"{ROOT}/wal/quiver.wal.cursor", b"")
+    put(files, f"{ROOT}/wal/quiver.wal.next", b"half a header")
+    put(files, f"{ROOT}/wal/quiver.wal.abc", b"not ours")
+    *_, rotated = [path for path in paths(files) if path.rpartition(".")[2].isdigit()]
+    log = bytearray(content(files, rotated))
+    log[120] ^= 0x10
+    put(files, rotated, bytes(log))
+    active = content(files, f"{ROOT}/wal/quiver.wal").rstrip(b"\0")
+    put(files, f"{ROOT}/wal/quiver.wal", active[:-7])
+
+
+def test_the_damage_reaches_every_step(sound: CrashFileSystem) -> None:
+    """Otherwise the tests below would show less than they say."""
+    files = sound.clone_after_kill()
+    damage_everything(files)
+    observer = InMemoryObserver()
+    store = opened(files, observer)
+
+    found = {dict(key)["kind"] for name, key in observer.counts if name == "quiver.recovery.damaged_files_total"}
+    assert found == {"segment", "floor", "cursor", "wal"}
+    assert observer.total("quiver.wal.torn_tail_total") == 1
+    assert {name for name in kept(files) if name.endswith(".qseg")} == {
+        segment_paths(sound)[0].rpartition("/")[2],
+        "0000000000000040.qseg",
+        "0000000000000041.qseg",
+    }
+    assert not [path for path in paths(files) if path.endswith((".tmp", ".next"))]
+    assert files.exists(f"{ROOT}/segments/notes.txt"), "what is not ours stays"
+    assert files.exists(f"{ROOT}/wal/quiver.wal.abc"), "what is not ours stays"
+    assert set(held(opened(sound.clone_after_kill()))) - set(held(store)) == {*range(6, 12), 18, 22}
+
+
+def test_a_crash_at_any_step_of_recovery_changes_nothing_about_its_result(sound: CrashFileSystem) -> None:
+    """
+    The process is killed, or the power goes, before each step of a recovery that has everything to do: the next one
+    ends with the same bundles, the same copies of damaged bytes, and a next segment that is no lower.
+    """
+    damaged = sound.clone_after_kill()
+    damage_everything(damaged)
+    whole = damaged.clone_after_kill()
+    store = opened(whole)
+    copies, next_segment = kept(whole), store.stats()["next_segment"]
+    expected = held(store)
+
+    cut: list[tuple[str, CrashFileSystem]] = []
+    files = damaged.clone_after_kill()
+
+    def before(operation: str, path: str) -> None:
+        label = f"before {operation} {path}, step {files.steps}"
+        cut.append((f"{label}, killed", files.clone_after_kill()))
+        cut.extend((f"{label}, power loss {seed}", files.clone_after_crash(seed)) for seed in (0, 2))
+
+    files.on_step = before
+    opened(files)
+    files.on_step = None
+    assert len(cut) > 60
+    for label, again in cut:
+        store = opened(again)
+        assert kept(again) == copies, label
+        assert store.stats()["next_segment"] >= next_segment, label
+        assert held(store) == expected, label
+
+
+def test_recovering_again_finds_nothing_more_to_do(sound: CrashFileSystem) -> None:
+    """The second recovery reports no damage: the first one dealt with all of it."""
+    files = sound.clone_after_kill()
+    damage_everything(files)
+    store = opened(files)
+    expected = held(store)
+    store.close()
+    observer = InMemoryObserver()
+    store = opened(files, observer)
+
+    assert observer.total("quiver.recovery.damaged_files_total") == 0
+    assert observer.total("quiver.wal.torn_tail_total") == 0
+    assert held(store) == expected
+
+
+@pytest.mark.parametrize("damage", RUBBISH.values(), ids=RUBBISH)
+def test_no_single_file_of_rubbish_keeps_the_rest_from_coming_back(sound: CrashFileSystem, damage: bytes) -> None:
+    """
+    Each file in turn is empty, short, zeros or another program's: the store opens and has whatever lies in other files,
+    or says which file it is. Nothing comes twice.
+    """
+    all_there = set(held(opened(sound.clone_after_kill())))
+    assert len(all_there) > BUNDLES // 2
+    for path in paths(sound):
+        files = sound.clone_after_kill()
+        inside = len(content(files, path))
+        put(files, path, damage)
+        try:
+            store = opened(files)
+        except QuiverError as error:
+            assert path in str(error), f"{path}: {error}"
+            assert isinstance(error, FormatUnsupported), f"{path}: {error}"
+            continue
+        numbers = held(store)
+        assert sorted(set(numbers)) == sorted(numbers), f"{path}: twice: {numbers}"
+        lost = all_there - set(numbers)
+        if "/wal/quiver.wal" in path and not path.endswith(".cursor"):
+            assert len(lost) <= inside // 300, f"{path}: {lost}"
+        else:
+            assert len(lost) <= (IN_A_SEGMENT if path.endswith(".qseg") else 0), f"{path}: {lost}"
+        store.ingest(numbered(1000))
+        assert held(store)[-1] == 1000, path
+        store.close()
+
+
+@pytest.mark.parametrize("now_ns", [0, 2_000_000_000 * 10**9], ids=["a clock that was never set", "2033"])
+@pytest.mark.parametrize("damage", [b"", b"QUIVER", b"\xff" * 64], ids=["empty", "short", "ones"])
+def test_a_damaged_floor_never_counts_as_zero(damage: bytes, now_ns: int) -> None:
+    """
+    When every segment is gone, the floor alone knows which numbers were used. Damaged, the next segment lies above any
+    that a store can have reached; its bytes are kept.
+    """
+    files = CrashFileSystem()
+    with opened(files) as store:
+        subscriber = store.register("s", start="earliest")
+        for number in range(BUNDLES):
+            store.ingest(numbered(number))
+        store.flush()
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            handle.ack()
+        store.maintain()
+        assert not len(store.catalog)
+        reached = store.stats()["next_segment"]
+        store.unregister("s")
+    put(files, f"{ROOT}/segments/quiver.segment.floor", damage)
+
+    cut: list[CrashFileSystem] = []
+    clone = files.clone_after_kill()
+    clone.on_step = lambda _operation, _path: cut.extend((clone.clone_after_crash(0), clone.clone_after_kill()))
+    opened(clone, now_ns=now_ns)
+    clone.on_step = None
+    for again in (files, *cut):
+        floors = []
+        for _ in range(2):
+            store = opened(again, now_ns=now_ns)
+            floors.append(store.stats()["next_segment"])
+            store.close()
+        assert floors[0] >= max(now_ns // 10**6, 10**12) > reached
+        assert floors[1] == floors[0], "the number is written down"
+        assert damage in kept(again).values()
+
+
+def test_a_log_that_reads_otherwise_the_second_time_stops_recovery() -> None:
+    """
+    A retired file is read again when it is replayed. A disk that says something else then gets an error that says so;
+    nothing that it said becomes a bundle.
+    """
+    files = CrashFileSystem()
+    settings = Settings(segment_bytes_max=1 << 20, wal_rotate_bytes=1_200)
+    store = open_store(ROOT, settings, files=files, clock=ManualClock(), background=False)
+    for number in range(BUNDLES):
+        store.ingest(numbered(number))
+    files = files.clone_after_kill()
+    rotated = next(path for path in paths(files) if path.rpartition(".")[2].isdigit())
+    reads: list[str] = []
+    read_all = files.read_all
+
+    def flipping(path: str, *, size_max: int) -> bytes:
+        data = read_all(path, size_max=size_max)
+        reads.append(path)
+        if path != rotated or reads.count(path) == 1:
+            return data
+        return data[:100] + bytes([data[100] ^ 1]) + data[101:]
+
+    files.read_all = flipping  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="a moment ago") as failed:
+        opened(files)
+
+    assert failed.value.filename == rotated
+    del files.read_all
+    assert held(opened(files)) == list(range(BUNDLES))
+
+
+@pytest.mark.parametrize(
+    "name", ["wal/quiver.wal.cursor", "segments/quiver.segment.floor", "quiver.reserve", "quiver.drops"]
+)
+def test_a_small_file_that_became_large_is_damage_like_any_other(sound: CrashFileSystem, name: str) -> None:
+    """It is not read whole, and the store opens with all that the other files hold."""
+    files = sound.clone_after_kill()
+    expected = held(opened(sound.clone_after_kill()))
+    put(files, f"{ROOT}/{name}", b"x" * (3 << 20))
+
+    assert held(opened(files)) == expected

@@ -1,0 +1,202 @@
+"""
+Each file of a store damaged in turn: `verify` names it, `repair` mends it, and nothing that was not in it is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from quiver import Bundle, Settings, Store, read
+from quiver import open as open_store
+from quiver.errors import FormatUnsupported
+from quiver.primitives.checksum import crc32
+from quiver.primitives.findings import Finding
+from quiver.store.check import check_store
+from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
+from quiver.store.format.floor import encode_floor
+from quiver.store.repair import Mend, repair
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/r"
+BUNDLES = 14
+WITH_LOG = Settings(
+    segment_bytes_max=1_000,
+    wal_rotate_bytes=1_000_000,
+    wal_bytes_max=4_000_000,
+    delete_grace_s=0.0,
+    progress_damage="backup",
+)
+ROTATED = replace(WITH_LOG, segment_bytes_max=100_000, wal_rotate_bytes=700)
+ALONE = replace(WITH_LOG, wal_rotate_bytes=700, wal_bytes_max=40_000)
+SETTINGS = {"log": WITH_LOG, "retired logs": ROTATED, "segments alone": ALONE}
+NOT_READ = (".lock", "quiver.reserve")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(files: CrashFileSystem, settings: Settings) -> Store:
+    return open_store(ROOT, settings, files=files, clock=ManualClock(), background=False)
+
+
+def bundle_of(number: int) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32())})}, ingested_at_ns=5 + number)
+
+
+def made(settings: Settings) -> CrashFileSystem:
+    """Killed at work: two thirds sealed, `s` has some of it and a backup of that, and a ledger is there, too."""
+    files = CrashFileSystem()
+    store = opened(files, settings)
+    subscriber = store.register("s", start="earliest")
+    store.register("t", start="earliest")
+    for number in range(BUNDLES):
+        store.ingest(bundle_of(number), durable=True)
+        if number == 9:
+            store.flush()
+            for _ in range(2):
+                handle = subscriber.next_bundle(timeout=0)
+                assert handle is not None
+                handle.ack()
+                store.maintain()
+    left = files.clone_after_kill()
+    put(left, f"{ROOT}/quiver.drops", encode_drop_ledger([DroppedSegment(500, 1, 9, "size", 7)]))
+    put(left, f"{ROOT}/segments/quiver.segment.floor", encode_floor(3))
+    return left
+
+
+def put(files: CrashFileSystem, path: str, data: bytes) -> None:
+    if files.exists(path):
+        files.remove(path)
+    file = files.create(path)
+    file.pwrite(data, 0)
+    file.sync()
+    file.close()
+    files.sync_dir(path.rpartition("/")[0])
+
+
+def paths(files: CrashFileSystem) -> list[str]:
+    found = [f"{ROOT}/{room}/{name}" for room in ("wal", "segments") for name in files.list_dir(f"{ROOT}/{room}")]
+    found += [f"{ROOT}/{name}" for name in files.list_dir(ROOT) if name.startswith("quiver.")]
+    return [path for path in found if not path.endswith(NOT_READ)]
+
+
+def contents(files: CrashFileSystem, path: str) -> bytes:
+    return files.read_all(path, size_max=1 << 30)
+
+
+def numbers(files: CrashFileSystem) -> list[int]:
+    return [bundle[30]["n"][0].as_py() for _, bundle in read(ROOT, fs=files).bundles()]
+
+
+def delivered(files: CrashFileSystem, settings: Settings, name: str) -> list[int]:
+    got = []
+    with opened(files, settings) as store:
+        store.flush()
+        subscriber = store.register(name, start="earliest")
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            got.append(handle.bundle[30]["n"][0].as_py())
+            handle.ack()
+    return got
+
+
+def damages(data: bytes, count: int) -> Iterator[tuple[str, bytes]]:
+    """Flipped anywhere, cut anywhere, emptied, overwritten."""
+    end = len(data.rstrip(b"\0")) or len(data)
+    chosen = random.Random(len(data)).sample(range(end), min(count, end))
+    for offset in sorted(chosen):
+        yield f"flipped at {offset}", data[:offset] + bytes([data[offset] ^ 0x41]) + data[offset + 1 :]
+        yield f"cut at {offset}", data[:offset]
+    yield "emptied", b""
+    yield "overwritten", b"\xa5" * len(data)
+
+
+def named(findings: list[Finding], path: str) -> list[Finding]:
+    return [finding for finding in findings if finding.path == path]
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
+    """Named with an offset in it, mended, and everything comes out that is not in this file alone."""
+    settings = SETTINGS[kind]
+    whole = made(settings)
+    assert check_store(whole, ROOT).findings == []
+    kinds = {path.rpartition("/")[2].rstrip("0123456789.") for path in paths(whole)}
+    assert {"quiver.drops", "quiver.id", "quiver.sub.s", "quiver.sub.s.bak", "quiver.segment.floor"} <= kinds
+    assert sorted(numbers(whole)) == list(range(BUNDLES))
+    for path in paths(whole):
+        data = contents(whole, path)
+        without = whole.clone_after_kill()
+        without.remove(path)
+        elsewhere = set(numbers(without))
+        is_log = "/quiver.wal" in path and not path.endswith("cursor")
+        for what, damaged in damages(data, count):
+            label = f"{path} {what}"
+            files = whole.clone_after_kill()
+            put(files, path, damaged)
+            found = named(check_store(files, ROOT).findings, path)
+            # A log that ends early is what a crash leaves: only between entries it is no finding at all.
+            assert found or (is_log and "cut" in label), label
+            assert all(0 <= finding.offset <= max(len(data), len(damaged)) for finding in found), label
+            report = repair(files, ROOT, clock=ManualClock())
+            assert not report.damaged, f"{label}: {report.left}"
+            assert not any(finding.damaged for finding in found) or named_in(report.mends, path), label
+            assert set(numbers(files)) >= elsewhere, label
+            after = files.clone_after_crash(0)
+            got = delivered(after, settings, "t")
+            assert set(got) >= elsewhere, label
+            assert len(got) == len(set(got)), label
+            assert set(delivered(after, settings, "s")) | {0, 1} >= elsewhere, label
+
+
+def named_in(mends: list[Mend], path: str) -> bool:
+    return any(mend.path == path for mend in mends)
+
+
+def test_damage_everywhere_at_once_still_opens() -> None:
+    """One byte of every file: what can be had is had, and the store takes and delivers new bundles."""
+    for seed in range(6):
+        files = made(ALONE)
+        chance = random.Random(seed)
+        for path in paths(files):
+            data = bytearray(contents(files, path))
+            data[chance.randrange(len(data.rstrip(b"\0")) or len(data))] ^= 0x41
+            put(files, path, bytes(data))
+        report = repair(files, ROOT, clock=ManualClock())
+        assert not report.damaged, f"seed {seed}: {report.left}"
+        with opened(files, ALONE) as store:
+            store.ingest(bundle_of(99), durable=True)
+        assert 99 in delivered(files, ALONE, "t"), seed
+
+
+@pytest.mark.parametrize("name", ["quiver.sub.s", "wal/quiver.wal"])
+def test_what_a_newer_version_wrote_is_left_alone(name: str) -> None:
+    """Its checksum is right, so it is not damaged: refused with path and offset, and no byte changes."""
+    files = made(WITH_LOG)
+    path = f"{ROOT}/{name}"
+    data = bytearray(contents(files, path))
+    at = 8 if name.startswith("quiver.sub") else 10
+    data[at] = 9
+    if at == 8:
+        data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
+    put(files, path, bytes(data))
+    if at == 8:
+        with pytest.raises(FormatUnsupported, match=r"quiver\.sub\.s.*unsupported version 9"):
+            repair(files, ROOT, clock=ManualClock())
+        assert contents(files, path) == bytes(data)
+        assert not files.exists(f"{ROOT}/quarantine")
+    else:
+        # A log's head has no checksum: with sound entries behind it, a wrong version is a damaged one.
+        assert not repair(files, ROOT, clock=ManualClock()).damaged
+        assert sorted(numbers(files)) == list(range(BUNDLES))

@@ -1,0 +1,246 @@
+"""
+`migrate` between profiles and slot tables: data and progress stay, a crash at any step is finished by the next call.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from quiver import Adapter, Bundle, Damaged, DirectoryInUse, FormatUnsupported, Settings, Store
+from quiver import open as open_store
+from quiver.bundle import OTAP, OTAP_CONFIG_HASH
+from quiver.primitives.checksum import crc32
+from quiver.primitives.scan import Frame
+from quiver.store.check import check_store
+from quiver.store.format.ipc_table import decode_table, encode_table
+from quiver.store.format.progress import progress_checksum
+from quiver.store.format.segment_file import (
+    SegmentFooter,
+    decode_segment_footer,
+    encode_segment_footer,
+    encode_segment_trailer,
+)
+from quiver.store.migrate import migrate
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.subscribers.progress_store import SubscriberFile
+from quiver.store.wal.replay import find_wal_files
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/m"
+BUNDLES = 14
+WEATHER = Adapter("weather", {30: "readings"})
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(files: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> Store:
+    settings = Settings(
+        segment_bytes_max=900,
+        wal_rotate_bytes=700,
+        wal_bytes_max=60_000,
+        wal_files_max=40,
+        delete_grace_s=0.0,
+        format_profile=profile,
+    )
+    return open_store(ROOT, settings, files=files, clock=ManualClock(), background=False, adapter=adapter)
+
+
+def bundle_of(number: int) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32())})}, ingested_at_ns=5 + number)
+
+
+def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
+    """Killed at work: `s` has resolved some in the middle, some segments are gone, some bundles only logged."""
+    files = CrashFileSystem()
+    store = opened(files, profile, adapter)
+    one, two = store.register("one", start="earliest"), store.register("two", start="earliest")
+    for number in range(BUNDLES - 4):
+        store.ingest(bundle_of(number), durable=True)
+    store.flush()
+    for subscriber, most in ((one, 7), (two, 3)):
+        handles = [subscriber.next_bundle(timeout=0) for _ in range(most)]
+        for handle in handles:
+            assert handle is not None
+            if handle.ref.index or handle.ref.segment == 0:
+                handle.ack()
+    store.maintain()
+    for number in range(BUNDLES - 4, BUNDLES):
+        store.ingest(bundle_of(number), durable=True)
+    return files.clone_after_kill()
+
+
+def pending(files: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    with opened(files.clone_after_kill(), profile, adapter) as store:
+        store.flush()
+        for name in ("one", "two"):
+            subscriber = store.register(name)
+            found[name] = []
+            while (handle := subscriber.next_bundle(timeout=0)) is not None:
+                found[name].append(handle.bundle[30]["n"][0].as_py())
+                handle.ack()
+    return found
+
+
+def hashes(files: CrashFileSystem) -> set[bytes | None]:
+    return {file.config_hash for file in find_wal_files(files, f"{ROOT}/wal")}
+
+
+def checksums(files: CrashFileSystem) -> set[str | None]:
+    names = [f"{ROOT}/quiver.sub.{name}" for name in ("one", "two")]
+    return {progress_checksum(memoryview(files.read_all(name, size_max=1 << 20))) for name in names}
+
+
+def with_item_counts(files: CrashFileSystem) -> int:
+    """Give every segment that has it not the extra column, as the other engine does."""
+    names = [name for name in files.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
+    for name in names:
+        path = f"{ROOT}/segments/{name}"
+        view = memoryview(files.read_all(path, size_max=1 << 30))
+        answer = decode_segment_footer(view)
+        assert isinstance(answer, Frame)
+        footer = answer.value
+        end = footer.manifest_offset + footer.manifest_length
+        table = decode_table(view[footer.manifest_offset : end], what="manifest", at=0)
+        assert isinstance(table, pa.RecordBatch)
+        if "item_count" in table.schema.names:
+            continue
+        counts = pa.array([7] * table.num_rows, pa.uint64())
+        wider = table.add_column(1, pa.field("item_count", pa.uint64(), nullable=False), counts)
+        manifest = encode_table(wider)
+        moved = SegmentFooter(
+            footer.stream_count,
+            footer.bundle_count,
+            footer.directory_offset,
+            footer.directory_length,
+            footer.manifest_offset,
+            len(manifest),
+        )
+        data = bytes(view[: footer.manifest_offset]) + manifest + encode_segment_footer(moved)
+        files.remove(path)
+        file = files.create(path, mode=0o440)
+        file.pwrite(data + encode_segment_trailer(crc32(data)), 0)
+        file.sync()
+        file.close()
+    files.sync_dir(f"{ROOT}/segments")
+    return len(names)
+
+
+def item_counts(files: CrashFileSystem) -> list[bool]:
+    names = [name for name in files.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
+    readers = [SegmentReader.open(files, f"{ROOT}/segments/{name}") for name in names]
+    return [reader.manifest.item_counts is not None for reader in readers]
+
+
+@pytest.mark.parametrize(("before", "after"), [("spec", "otap"), ("otap", "spec")])
+def test_data_and_progress_stay(before: Any, after: Any) -> None:
+    """Every subscriber is still to get exactly what it was to get; log and progress are of the new profile."""
+    files = made(before)
+    expected = pending(files, before)
+    done = migrate(files, ROOT, profile=after, adapter=None, clock=ManualClock())
+
+    assert done.sealed_bundles > 0
+    assert (done.log_replaced, done.progress_rewritten) == (True, 2)
+    assert hashes(files) == {OTAP_CONFIG_HASH if after == "otap" else OTAP.config_hash}
+    assert checksums(files) == {"crc32" if after == "otap" else "crc32c"}
+    assert pending(files, after) == expected
+    assert not check_store(files, ROOT).damaged
+    again = migrate(files, ROOT, profile=after, adapter=None, clock=ManualClock())
+    assert (again.sealed_bundles, again.log_replaced, again.progress_rewritten) == (0, False, 0)
+    back = migrate(files, ROOT, profile=before, adapter=None, clock=ManualClock())
+    assert back.log_replaced
+    assert pending(files, before) == expected
+
+
+def test_the_slot_table_changes() -> None:
+    """A store of one adapter is refused under another, and accepted after the migration; the old is refused then."""
+    files = made("spec")
+    expected = pending(files, "spec")
+    with pytest.raises(FormatUnsupported):
+        opened(files.clone_after_kill(), "spec", WEATHER)
+    migrate(files, ROOT, profile="spec", adapter=WEATHER, clock=ManualClock())
+    with pytest.raises(FormatUnsupported):
+        opened(files.clone_after_kill(), "spec")
+    assert pending(files, "spec", WEATHER) == expected
+    # Nobody needs to name the table that it has now.
+    migrate(files, ROOT, profile="spec", adapter=OTAP, clock=ManualClock())
+    assert pending(files, "spec") == expected
+
+
+def test_the_extra_column_goes() -> None:
+    """`spec` has no item_count: those segments are written again, and say the same."""
+    files = made("otap")
+    expected = pending(files, "otap")
+    count = with_item_counts(files)
+    assert all(item_counts(files))
+    done = migrate(files, ROOT, profile="spec", adapter=None, clock=ManualClock())
+
+    # Those sealed by the migration itself have it, too, where the adapter can count items.
+    assert done.segments_rewritten >= count > 1
+    assert not any(item_counts(files))
+    assert pending(files, "spec") == expected
+    assert all(
+        files.stat(f"{ROOT}/segments/{name}").mode == 0o440
+        for name in files.list_dir(f"{ROOT}/segments")
+        if name.endswith(".qseg")
+    )
+
+
+def test_it_refuses_what_is_in_use_or_damaged() -> None:
+    """An open store, a subscriber at work elsewhere, a damaged file: said in words, and nothing has changed."""
+    files = made("spec")
+    with opened(files, "spec"), pytest.raises(DirectoryInUse, match="quiver store"):
+        migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
+    with SubscriberFile(files, ROOT, "one"), pytest.raises(DirectoryInUse, match="subscriber one"):
+        migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
+    path = f"{ROOT}/quiver.sub.one"
+    data = files.read_all(path, size_max=1 << 20)
+    files.remove(path)
+    file = files.create(path)
+    file.pwrite(data[:-1], 0)
+    file.close()
+    with pytest.raises(Damaged, match="quiver repair"):
+        migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
+    assert hashes(files) == {OTAP.config_hash}
+
+
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("before", "after", "adapter"), [("spec", "otap", None), ("otap", "spec", WEATHER)])
+def test_a_crash_at_every_step_is_finished_by_the_next_call(
+    before: Any, after: Any, adapter: Adapter | None, stride: int
+) -> None:
+    """Power loss and kill at each step: the second call ends where the first would have; nothing is lost or skipped."""
+    files = made(before)
+    expected = pending(files, before)
+    if before == "otap":
+        with_item_counts(files)
+    clones: list[tuple[str, CrashFileSystem]] = []
+
+    def note(operation: str, path: str) -> None:
+        label = f"step {len(clones)} ({operation} {path})"
+        clones.append((label, files.clone_after_crash(len(clones) % 4)))
+        clones.append((label, files.clone_after_kill()))
+
+    files.on_step = note
+    migrate(files, ROOT, profile=after, adapter=adapter, clock=ManualClock())
+    files.on_step = None
+    assert len(clones) > 60
+    for label, clone in clones[random.randrange(stride) :: stride]:
+        migrate(clone, ROOT, profile=after, adapter=adapter, clock=ManualClock())
+        end = clone.clone_after_crash(0)
+        assert hashes(end) == {OTAP_CONFIG_HASH if after == "otap" else (adapter or OTAP).config_hash}, label
+        assert checksums(end) == {"crc32" if after == "otap" else "crc32c"}, label
+        assert after == "otap" or not any(item_counts(end)), label
+        assert pending(end, after, adapter or OTAP) == expected, label

@@ -1,0 +1,350 @@
+"""
+`snapshot` beside a writer that goes on between any two of its calls, `restore`, and a crash at every step of both.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from quiver import Bundle, Damaged, Settings, Store, WrongUse
+from quiver import open as open_store
+from quiver.primitives.scan import Frame
+from quiver.store.check import check_store
+from quiver.store.format.names import parse_segment_name
+from quiver.store.format.progress import decode_progress
+from quiver.store.format.snapshot_list import SNAPSHOT_LIST
+from quiver.store.snapshot import check_snapshot, restore, snapshot
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+SOURCE, COPY, BACK = "/live", "/copy", "/back"
+SETTINGS = Settings(
+    segment_bytes_max=1_000, wal_rotate_bytes=900, wal_bytes_max=60_000, wal_files_max=30, delete_grace_s=0.0
+)
+NAMES = ("fast", "slow")
+IDENTITY = "00000000-0000-4000-8000-000000000000"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(files: Any, root: str, settings: Settings = SETTINGS) -> Store:
+    return open_store(root, settings, files=files, clock=ManualClock(), background=False)
+
+
+def bundle_of(number: int) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number], pa.int32())})}, ingested_at_ns=5 + number)
+
+
+class Work:
+    """
+    A store at work: ingests, seals, acknowledges and deletes, one thing a call.
+    """
+
+    def __init__(self, files: CrashFileSystem, settings: Settings = SETTINGS) -> None:
+        self.store = opened(files, SOURCE, settings)
+        self.subscribers = {name: self.store.register(name, start="earliest") for name in NAMES}
+        self.accepted = 0
+        self.acked: dict[str, set[int]] = {name: set() for name in NAMES}
+        self._random = random.Random(7)
+
+    def step(self) -> None:
+        what = self._random.choice(("ingest", "ingest", "ingest", "flush", "fast", "fast", "slow", "maintain"))
+        if what == "ingest":
+            self.store.ingest(bundle_of(self.accepted), durable=True)
+            self.accepted += 1
+        elif what == "flush":
+            self.store.flush()
+        elif what == "maintain":
+            self.store.maintain()
+        else:
+            self.ack(what, 4 if what == "fast" else 2)
+
+    def ack(self, name: str, most: int) -> None:
+        for _ in range(most):
+            handle = self.subscribers[name].next_bundle(timeout=0)
+            if handle is None:
+                return
+            self.acked[name].add(handle.bundle[30]["n"][0].as_py())
+            handle.ack()
+
+
+class Between:
+    """
+    A file system that lets the writer do something before every so many calls of somebody else.
+    """
+
+    def __init__(self, files: CrashFileSystem, work: Work, *, every: int, first: int) -> None:
+        self._files = files
+        self._work = work
+        self._every = every
+        self._calls = -first
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._files, name)
+
+        def after_the_writer(*arguments: Any, **named: Any) -> Any:
+            self._calls += 1
+            if self._calls % self._every == 0:
+                self._work.step()
+            return call(*arguments, **named)
+
+        return after_the_writer
+
+
+def worked(steps: int, settings: Settings = SETTINGS) -> tuple[CrashFileSystem, Work]:
+    files = CrashFileSystem()
+    work = Work(files, settings)
+    for _ in range(steps):
+        work.step()
+    return files, work
+
+
+def delivered(store: Store, name: str) -> list[int]:
+    got = []
+    subscriber = store.register(name, start="earliest")
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(handle.bundle[30]["n"][0].as_py())
+        handle.ack()
+    return got
+
+
+def check_restored(files: CrashFileSystem, root: str, promised: int, acked: dict[str, set[int]], label: str) -> None:
+    """A store that has everything that was promised and not acknowledged, and takes and delivers new bundles."""
+    report = check_store(files, root)
+    assert not report.damaged, f"{label}: {report.findings}"
+    with opened(files, root) as store:
+        store.flush()
+        for name in NAMES:
+            got = delivered(store, name)
+            missing = set(range(promised)) - set(got) - acked[name]
+            assert not missing, f"{label}: {name} misses {sorted(missing)}"
+            assert len(got) == len(set(got)), f"{label}: {name} got {got}"
+        store.ingest(bundle_of(9_999))
+        store.flush()
+        for name in NAMES:
+            assert delivered(store, name) == [9_999], f"{label}: {name} does not get what comes after"
+
+
+def claims(files: CrashFileSystem, root: str) -> None:
+    """No progress in the copy speaks of a segment above those in it, and what is missing below them is resolved."""
+    seqs = {parse_segment_name(name) for name in files.list_dir(f"{root}/segments")} - {None}
+    highest = max((seq for seq in seqs if seq is not None), default=None)
+    for name in NAMES:
+        data = files.read_all(f"{root}/quiver.sub.{name}", size_max=1 << 20)
+        answer = decode_progress(memoryview(data))
+        assert isinstance(answer, Frame)
+        if highest is not None:
+            assert max(answer.value.entries, default=-1) <= highest
+            assert answer.value.oldest_incomplete <= highest + 1
+            for seq in set(range(answer.value.oldest_incomplete, highest)) - seqs:
+                entry = answer.value.entries.get(seq)
+                assert entry is not None
+                assert entry.bitmap.bit_count() == entry.bundle_count, f"{name} would wait for segment {seq}"
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+def test_beside_a_writer_nothing_is_missing(every: int) -> None:
+    """Whatever the writer does between two calls: all that was accepted before is in the copy, or was acknowledged."""
+    moved = 0
+    for steps in (5, 40, 90):
+        for first in range(min(every, 3)):
+            files, work = worked(steps + first)
+            promised = work.accepted
+            done = snapshot(Between(files, work, every=every, first=first), SOURCE, COPY, now_ns=1)
+            label = f"every {every}, from {first}, after {steps}"
+            assert done.notes == [], label
+            assert check_snapshot(files, COPY)[1] == [], label
+            claims(files, COPY)
+            acked = {name: set(numbers) for name, numbers in work.acked.items()}
+            restored = restore(files, COPY, BACK, identity=IDENTITY)
+            assert restored.notes == [], label
+            check_restored(files, BACK, promised, acked, label)
+            # The live store is none the wiser.
+            for name in NAMES:
+                work.ack(name, 10_000)
+            work.store.flush()
+            for name in NAMES:
+                work.ack(name, 10_000)
+                assert work.acked[name] == set(range(work.accepted)), label
+            work.store.close()
+            moved += work.accepted - promised
+    assert moved > 0 or every == 7
+
+
+class Once(Between):
+    """
+    Lets the writer do a lot at once, right before the drop ledger is looked at: when all segments are copied.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._files, name)
+
+        def after_the_writer(*arguments: Any, **named: Any) -> Any:
+            if name == "read_all" and arguments[0].endswith("quiver.drops") and self._calls == 0:
+                self._calls = 1
+                for _ in range(30):
+                    self._work.step()
+                self._work.store.flush()
+                self._work.ack("fast", 100)
+                self._work.store.maintain()
+            return call(*arguments, **named)
+
+        return after_the_writer
+
+
+def test_numbers_are_never_given_out_again() -> None:
+    """What the writer sealed while the copy was made keeps its numbers: the restored store begins above them."""
+    files, work = worked(60)
+    snapshot(Once(files, work, every=1, first=0), SOURCE, COPY, now_ns=1)
+    restore(files, COPY, BACK, identity=None)
+    sealed = work.store.stats()["next_segment"]
+    claims(files, COPY)
+
+    assert f"{sealed - 1:016d}.qseg" not in files.list_dir(f"{COPY}/segments")
+    with opened(files, BACK) as store:
+        assert store.stats()["next_segment"] >= sealed
+
+
+def test_a_restored_store_is_another_one_unless_asked() -> None:
+    """By its identity a Spark checkpoint of the old store is refused, which would skip numbers of the new."""
+    files, work = worked(20)
+    work.store.close()
+    snapshot(files, SOURCE, COPY, now_ns=1)
+    restore(files, COPY, BACK, identity=IDENTITY)
+    restore(files, COPY, "/same", identity=None)
+    old = files.read_all(f"{SOURCE}/quiver.id", size_max=99)
+
+    assert files.read_all(f"{BACK}/quiver.id", size_max=99) == f"{IDENTITY}\n".encode()
+    assert files.read_all("/same/quiver.id", size_max=99) == old
+
+
+def test_a_damaged_snapshot_is_refused_by_name() -> None:
+    """A missing file, a shorter one, a flipped byte: path and reason; there is no target then, unless asked."""
+    files, work = worked(60)
+    work.store.close()
+    snapshot(files, SOURCE, COPY, now_ns=1)
+    listed, _ = check_snapshot(files, COPY)
+    assert {"wal", "segments"} <= {file.path.partition("/")[0] for file in listed.files}
+    for file in listed.files:
+        path = f"{COPY}/{file.path}"
+        data = files.read_all(path, size_max=1 << 30)
+        for damaged in (None, data[:-1], data[:9] + bytes([data[9] ^ 1]) + data[10:]):
+            one = files.clone_after_kill()
+            one.remove(path)
+            if damaged is not None:
+                written = one.create(path)
+                written.pwrite(damaged, 0)
+                written.sync()
+                written.close()
+            with pytest.raises(Damaged, match=file.path.replace(".", r"\.")):
+                restore(one, COPY, BACK, identity=None)
+            assert not one.exists(BACK)
+            done = restore(one, COPY, BACK, identity=None, damaged_too=True)
+            assert any(path in note for note in done.notes)
+            opened(one, BACK).close()
+
+
+def test_wrong_use_is_refused() -> None:
+    """A target that exists, a target within the source, a source that is none."""
+    files, work = worked(5)
+    work.store.close()
+    with pytest.raises(WrongUse, match="lies within"):
+        snapshot(files, SOURCE, f"{SOURCE}/copy", now_ns=1)
+    snapshot(files, SOURCE, COPY, now_ns=1)
+    with pytest.raises(WrongUse, match="exists"):
+        snapshot(files, SOURCE, COPY, now_ns=1)
+    with pytest.raises(WrongUse, match="exists"):
+        restore(files, COPY, SOURCE, identity=None)
+    with pytest.raises(WrongUse, match="not a finished snapshot"):
+        restore(files, SOURCE, BACK, identity=None)
+    with pytest.raises(WrongUse, match="no such directory"):
+        snapshot(files, "/nothing", BACK, now_ns=1)
+
+
+@pytest.mark.parametrize("profile", ["spec", "otap"])
+def test_a_crash_at_every_step(profile: Any) -> None:
+    """Cut off anywhere, there is no target or a whole one; the next try works, and the source is what it was."""
+    settings = replace(SETTINGS, format_profile=profile)
+    files, work = worked(60, settings)
+    promised, acked = work.accepted, work.acked
+    work.store.close()
+    clones: list[tuple[str, CrashFileSystem]] = []
+
+    def before(operation: str, path: str) -> None:
+        label = f"step {len(clones)} ({operation} {path})"
+        clones.append((label, files.clone_after_crash(len(clones) % 4)))
+        clones.append((label, files.clone_after_kill()))
+
+    files.on_step = before
+    snapshot(files, SOURCE, COPY, now_ns=1)
+    restore(files, COPY, BACK, identity=None)
+    files.on_step = None
+    assert len(clones) > 100
+    for label, clone in clones[random.randrange(5) :: 5]:
+        if not clone.exists(COPY):
+            snapshot(clone, SOURCE, COPY, now_ns=1)
+        assert clone.exists(f"{COPY}/{SNAPSHOT_LIST}"), label
+        assert check_snapshot(clone, COPY)[1] == [], label
+        if clone.exists(BACK):
+            with pytest.raises(WrongUse, match="exists"):  # which makes its name last
+                restore(clone, COPY, BACK, identity=None)
+        else:
+            restore(clone, COPY, BACK, identity=None)
+        after = clone.clone_after_crash(0)
+        assert not check_store(after, SOURCE).damaged, label
+        check_restored(after, BACK, promised, acked, label)
+
+
+def test_a_crash_at_every_step_of_a_copy_of_two_cores() -> None:
+    """There is no target or a whole one with both cores in it; the next try ends with everything."""
+    files = CrashFileSystem()
+    with open_store(SOURCE, SETTINGS, cores=2, files=files, clock=ManualClock(), background=False) as store:
+        store.register("slow", start="earliest")
+        for number in range(12):
+            store.ingest(bundle_of(number), durable=True)
+        store.flush()
+        for number in range(12, 15):
+            store.ingest(bundle_of(number), durable=True)
+        live = files.clone_after_kill()
+    clones: list[tuple[str, CrashFileSystem]] = []
+
+    def before(operation: str, path: str) -> None:
+        label = f"step {len(clones)} ({operation} {path})"
+        clones.append((label, live.clone_after_crash(len(clones) % 4)))
+        clones.append((label, live.clone_after_kill()))
+
+    live.on_step = before
+    snapshot(live, SOURCE, COPY, now_ns=1)
+    restore(live, COPY, BACK, identity=None)
+    live.on_step = None
+    assert len(clones) > 60
+    for label, clone in clones[random.randrange(7) :: 7]:
+        if not clone.exists(COPY):
+            snapshot(clone, SOURCE, COPY, now_ns=1)
+        assert check_snapshot(clone, COPY)[1] == [], label
+        if clone.exists(BACK):
+            with pytest.raises(WrongUse, match="exists"):  # which makes its name last
+                restore(clone, COPY, BACK, identity=None)
+        else:
+            restore(clone, COPY, BACK, identity=IDENTITY)
+        after = clone.clone_after_crash(0)
+        got = []
+        with open_store(BACK, SETTINGS, cores=2, files=after, clock=ManualClock(), background=False) as restored:
+            restored.flush()
+            slow = restored.register("slow")
+            while (handle := slow.next_bundle(timeout=0)) is not None:
+                got.append(handle.bundle[30]["n"][0].as_py())
+                handle.ack()
+        assert sorted(got) == list(range(15)), label

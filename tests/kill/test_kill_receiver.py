@@ -1,0 +1,170 @@
+"""
+The receiving process under load, killed with SIGKILL: what was confirmed is there, and nothing half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+import quiver
+from quiver.clock import SYSTEM_CLOCK
+from quiver.otap.stored import stored_requests
+from quiver.receivers.otlp_grpc import SERVICES
+
+RECORDS = 20
+PIPELINE = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out: {destinations: [store]}}
+    config:
+      protocols: {grpc: {listening_addr: "127.0.0.1:{{grpc}}"}, http: {listening_addr: "127.0.0.1:{{http}}"}}
+      otlp_handling: "{{handling}}"
+      ack: "{{ack}}"
+  store:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    config: {path: "{{directory}}/buffer"}
+"""
+
+
+def request(number: int) -> ExportLogsServiceRequest:
+    made = ExportLogsServiceRequest()
+    resource = made.resource_logs.add()
+    resource.resource.attributes.add(key="request").value.int_value = number
+    records = resource.scope_logs.add().log_records
+    for index in range(RECORDS):
+        record = records.add(time_unix_nano=index + 1)
+        record.body.string_value = f"{number}-{index}"
+        record.attributes.add(key="index").value.int_value = index
+    return made
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Load:
+    """
+    Requests from several threads over both protocols, until the other side is gone.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+        self.confirmed: set[int] = set()
+        self.sent: set[int] = set()
+
+    def over_http(self, port: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        headers = {"Content-Type": "application/x-protobuf"}
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            while True:
+                number = next(self.numbers)
+                self.sent.add(number)
+                connection.request("POST", "/v1/logs", body=request(number).SerializeToString(), headers=headers)
+                answer = connection.getresponse()
+                answer.read()
+                if answer.status == 200:
+                    self.confirmed.add(number)
+
+    def over_grpc(self, port: int) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            export = channel.unary_unary(f"/{SERVICES['logs']}/Export")
+            with contextlib.suppress(grpc.RpcError):
+                while True:
+                    number = next(self.numbers)
+                    self.sent.add(number)
+                    export(request(number).SerializeToString(), timeout=20)
+                    self.confirmed.add(number)
+
+
+def cycles(directory: Path, *, count: int, handling: str, ack: str = "synced") -> Load:
+    """
+    Start, load and kill *count* times; return what was sent and confirmed.
+    """
+    load = Load()
+    ports = {"grpc": free_port(), "http": free_port()}
+    run = directory / "run"
+    run.mkdir()
+    (directory / "p.yaml").write_text(PIPELINE)
+    argv = [sys.executable, "-m", "quiver.pipeline.ingest", str(directory / "p.yaml"), "--run-dir", str(run)]
+    for name, value in {**ports, "handling": handling, "ack": ack, "directory": directory}.items():
+        argv += ["--set", f"{name}={value}"]
+    pause = threading.Event()
+    for _ in range(count):
+        wanted = len(load.confirmed) + random.randrange(1, 60)
+        log = directory / "ingest.log"
+        with (
+            log.open("ab") as out,
+            subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out, stderr=out) as process,
+            ThreadPoolExecutor(4) as pool,
+        ):
+            try:
+                until_ready(run / "ingest.json", process, log)
+                clients = [pool.submit(load.over_http, ports["http"]) for _ in range(2)]
+                clients += [pool.submit(load.over_grpc, ports["grpc"]) for _ in range(2)]
+                deadline = SYSTEM_CLOCK.monotonic() + 30
+                while len(load.confirmed) < wanted and SYSTEM_CLOCK.monotonic() < deadline:
+                    pause.wait(0.001)
+            finally:
+                process.send_signal(signal.SIGKILL)
+            for client in clients:
+                client.result(60)
+    return load
+
+
+def until_ready(ready: Path, process: subprocess.Popen, log: Path) -> None:
+    deadline = SYSTEM_CLOCK.monotonic() + 60
+    pause = threading.Event()
+    while not (ready.exists() and json.loads(ready.read_bytes())["pid"] == process.pid):
+        assert process.poll() is None, log.read_text()
+        assert SYSTEM_CLOCK.monotonic() < deadline, log.read_text()
+        pause.wait(0.02)
+
+
+def check(directory: Path, load: Load, *, tables: bool) -> None:
+    found: list[int] = []
+    for _, bundle in quiver.read(str(directory / "buffer")).bundles():
+        assert (30 in bundle.slots) is tables
+        for data in stored_requests(bundle.batches, "logs"):
+            assert isinstance(data, bytes), data
+            kept = ExportLogsServiceRequest.FromString(data)
+            number = kept.resource_logs[0].resource.attributes[0].value.int_value
+            assert kept == request(number)  # whole, or not there
+            found.append(number)
+    assert len(found) == len(set(found))
+    assert load.confirmed <= set(found) <= load.sent
+    assert load.confirmed
+
+
+def test_what_a_receiver_confirmed_as_tables_survives_kill_9(tmp_path: Path) -> None:
+    """One kill in every run of the tests."""
+    check(tmp_path, cycles(tmp_path, count=1, handling="convert_to_arrow"), tables=True)
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ack", ["synced", "logged"])
+@pytest.mark.parametrize("handling", ["pass_through", "convert_to_arrow"])
+def test_what_a_receiver_confirmed_survives_many_kills(tmp_path: Path, handling: str, ack: str) -> None:
+    """Forty kills of each kind, at moments that are never the same."""
+    load = cycles(tmp_path, count=40, handling=handling, ack=ack)
+    check(tmp_path, load, tables=handling == "convert_to_arrow")

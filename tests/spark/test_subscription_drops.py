@@ -1,0 +1,143 @@
+"""
+A streaming query whose bundles a policy dropped: it is told once, counts them, and goes on or stops. No Spark here.
+"""
+
+import errno
+
+import pytest
+
+from quiver.errors import DataLoss
+from quiver.observe import InMemoryObserver
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.offsets import Position, StreamOffset
+from quiver.spark.options import parse_options
+from quiver.spark.segments import SegmentList
+from quiver.spark.subscription import Subscription
+from quiver.store.format.cursor import encode_cursor
+from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
+from quiver.store.subscribers.progress_store import load_progress
+from quiver.testing.clock import ManualClock
+from quiver.testing.faultfs import FaultFileSystem
+
+LOST = "quiver.subscriber.dropped_bundles_total"
+
+
+class Query:
+    """The source side of a query, and what it counted."""
+
+    def __init__(self, store, files=REAL_FILES, **options):
+        parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp", **options})
+        segments = SegmentList(files, store.root, slots=frozenset({30}), fail_on_data_loss=parsed.fail_on_data_loss)
+        self.observer = InMemoryObserver()
+        self.side = Subscription(files, parsed, segments, parallelism=2, clock=ManualClock(), observer=self.observer)
+
+    @property
+    def lost(self):
+        return self.observer.total(LOST)
+
+    def read(self, start):
+        """Take and confirm everything from *start*; which segments that was, and the new start."""
+        end = self.side.latest(start, unlimited=True)
+        spans = [span for spans in self.side.plan(start, end) for span in spans] if end != start else []
+        if spans:
+            self.side.commit(end)
+        return [span.segment for span in spans], end
+
+
+@pytest.fixture
+def query(store):
+    made = []
+
+    def make(**options):
+        made.append(Query(store, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.side.release()
+
+
+def at(segment, index=0, store="5c0f0000-0000-0000-0000-000000000001"):
+    return StreamOffset(store, Position(segment, index)).to_json()
+
+
+def write(store, name, *entries):
+    replacement = f"{store.root}/{name}.new"
+    with open(replacement, "wb") as file:
+        file.write(encode_drop_ledger(entries))
+    REAL_FILES.rename(replacement, f"{store.root}/{name}")
+
+
+def drop(store, name, seq, bundles=2):
+    REAL_FILES.remove(f"{store.root}/segments/{seq:016}.qseg")
+    write(store, name, DroppedSegment(seq, bundles, 100, "size", 0))
+
+
+@pytest.mark.parametrize("name", ["quiver.drops", "quiver.evicted"])
+def test_what_policy_dropped_is_counted_and_passed_over(store, query, name):
+    """Whether the store says it, or another core that gave it up and whose record the store has not read yet."""
+    for _ in range(3):
+        store.rows(2)
+    lenient = query(failOnDataLoss="false")
+    start = lenient.side.initial()
+    drop(store, name, 0)
+    assert lenient.read(start) == ([1, 2], at(3))
+    assert lenient.lost == 2
+    assert lenient.read(at(3)) == ([], at(3))
+    assert lenient.lost == 2
+
+
+@pytest.mark.parametrize("name", ["quiver.drops", "quiver.evicted"])
+def test_a_strict_query_stops_and_the_loss_is_durable_all_the_same(store, query, name):
+    """Started again with a new checkpoint it goes on behind the loss, and counts it no second time."""
+    store.rows(2)
+    store.rows(2)
+    strict = query()
+    start = strict.side.initial()
+    drop(store, name, 0)
+    with pytest.raises(DataLoss, match="policy dropped 2 bundles"):
+        strict.side.latest(start, unlimited=True)
+    strict.side.release()
+    again = query()
+    assert again.side.initial() == at(1)
+    assert again.read(at(1)) == ([1], at(2))
+    assert (strict.lost, again.lost) == (2, 0)
+
+
+def test_what_the_log_may_still_bring_back_is_no_loss(store, query):
+    """
+    A segment that was never written is noted first and given up when the cursor has passed it. A crash in between
+    brings its bundles back: a query that had counted them, or stopped for them, would have been told a lie.
+    """
+    store.rows(2)
+    write(store, "quiver.drops", DroppedSegment(1, 3, 0, "size", 0, wal_position_end=500))
+    strict = query()
+    assert strict.read(strict.side.initial()) == ([0], at(1))
+    REAL_FILES.make_dirs(f"{store.root}/wal")
+    cursor = f"{store.root}/wal/quiver.wal.cursor"
+    for position, is_lost in ((499, False), (500, True)):
+        with open(cursor, "wb") as file:
+            file.write(encode_cursor(position))
+        if is_lost:
+            with pytest.raises(DataLoss, match="policy dropped 3 bundles"):
+                strict.side.latest(at(1), unlimited=True)
+        else:
+            assert strict.read(at(1)) == ([], at(1))
+    assert strict.lost == 3
+
+
+def test_a_disk_that_refuses_the_progress_is_asked_again(store, query):
+    """The loss is counted once, and durable as soon as the disk takes it."""
+    store.rows(2)
+    store.rows(2)
+    files = FaultFileSystem(REAL_FILES, error=errno.ENOSPC, path_part="quiver.sub.exp", forever=True)
+    lenient = query(files=files, failOnDataLoss="false")
+    start = lenient.side.initial()
+    drop(store, "quiver.drops", 0)
+    files.fail_on("pwrite")
+    with pytest.raises(OSError, match="No space"):
+        lenient.side.latest(start, unlimited=True)
+    files.heal()
+    lenient.side.latest(start, unlimited=True)
+    assert load_progress(REAL_FILES, store.root, "exp").oldest_incomplete == 1
+    assert lenient.lost == 2

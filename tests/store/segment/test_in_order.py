@@ -1,0 +1,65 @@
+"""
+Going on from message to message gives what looking each up gives, or nothing.
+"""
+
+import pyarrow as pa
+import pytest
+
+from quiver.store.segment.in_order import InOrder
+from quiver.store.segment.ipc_file import assemble
+
+BATCHES = [pa.record_batch({"number": pa.array([number] * (number % 3), pa.int64())}) for number in range(7)]
+
+
+def _by_arrow():
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, BATCHES[0].schema) as writer:
+        for batch in BATCHES:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _by_us():
+    schema = BATCHES[0].schema.serialize().to_pybytes()
+    return b"".join(map(bytes, assemble(schema, [], [batch.serialize() for batch in BATCHES]).parts()))
+
+
+@pytest.mark.parametrize("make", [_by_arrow, _by_us])
+def test_each_chunk_in_turn_and_no_other(make):
+    data = make()
+    assert pa.ipc.open_file(data).num_record_batches == 7
+    line = InOrder()
+    assert line.next(1, 1) is None
+    line.begin(1, memoryview(data), BATCHES[0])
+    assert [line.next(1, index) for index in range(1, 7)] == BATCHES[1:]
+    assert line.next(1, 7) is None
+    line.begin(1, memoryview(data), BATCHES[0])
+    assert line.next(1, 2) is None
+    assert line.next(2, 1) is None
+    assert line.next(1, 1) == BATCHES[1]
+    line.clear()
+    assert line.next(1, 2) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"ARROW1\0\0", bytes(200), b"\xff" * 200, b"ARROW1\0\0" + b"\xff" * 200])
+def test_what_is_no_arrow_file_is_left_alone(data):
+    line = InOrder()
+    line.begin(1, memoryview(data), BATCHES[0])
+    assert line.next(1, 1) is None
+
+
+def test_another_first_chunk_than_the_files_own_is_not_gone_on_from():
+    line = InOrder()
+    line.begin(1, memoryview(_by_arrow()), BATCHES[1])
+    assert line.next(1, 1) is None
+
+
+def test_a_file_cut_short_ends_the_line():
+    data = memoryview(_by_arrow())
+    for length in range(0, len(data), 8):
+        line = InOrder()
+        line.begin(1, data[:length], BATCHES[0])
+        found = [line.next(1, index) for index in range(1, 7)]
+        whole = [batch for batch in found if batch is not None]
+        assert whole == BATCHES[1 : 1 + len(whole)]
+        assert found[len(whole) :] == [None] * (6 - len(whole))

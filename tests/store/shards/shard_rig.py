@@ -1,0 +1,95 @@
+"""
+Small cores on one file system, driven by hand.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+import quiver
+from quiver import Bundle, Settings
+from quiver.observe import InMemoryObserver
+from quiver.store.shards import ShardedStore
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/cores"
+SEGMENT_BYTES = 4_000
+CAP_BYTES = 200_000
+
+
+def settings(**changes: object) -> Settings:
+    small = {
+        "segment_bytes_max": SEGMENT_BYTES,
+        "wal_rotate_bytes": 8_000,
+        "wal_bytes_max": 80_000,
+        "delete_grace_s": 60.0,
+        "size_cap_bytes": CAP_BYTES,
+    }
+    return Settings(**{**small, **changes})
+
+
+class Rig:
+    """
+    A file system, a clock that all processes share, and the stores that were opened on them.
+    """
+
+    def __init__(
+        self, files: CrashFileSystem | None = None, clock: ManualClock | None = None, **changes: object
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.files = files or CrashFileSystem(clock=self.clock)
+        self.settings = settings(**changes)
+        self.observer = InMemoryObserver()
+
+    def open(self, cores: int = 3, core: int | None = None, **more: object) -> ShardedStore:
+        return quiver.open(
+            ROOT,
+            self.settings,
+            cores=cores,
+            core=core,
+            files=self.files,
+            clock=self.clock,
+            observer=self.observer,
+            background=False,
+            **more,
+        )
+
+    def tick(self, *stores: ShardedStore) -> None:
+        self.clock.advance(0.1)
+        for store in stores:
+            store.maintain()
+
+    def segments(self, core: int) -> list[str]:
+        return [name for name in self.files.list_dir(f"{ROOT}/core_{core}/segments") if name.endswith(".qseg")]
+
+
+def numbered(number: int, size: int = 600) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": pa.array(["x" * size])})})
+
+
+def number_of(bundle: Bundle) -> int:
+    return bundle[30]["n"][0].as_py()
+
+
+def drain(store: ShardedStore, name: str = "one", start: str = "earliest") -> list[int]:
+    """
+    Acknowledge everything that is sealed; the numbers, in the order they came.
+    """
+    subscriber = store.register(name, start=start)
+    got = []
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(number_of(handle.bundle))
+        handle.ack()
+    return got
+
+
+def fill(store: ShardedStore, core: int, bundles: int, first: int = 0) -> list[int]:
+    """
+    Put *bundles* into one core and seal them; their numbers.
+    """
+    numbers = list(range(first, first + bundles))
+    for number in numbers:
+        store.ingest(numbered(number), core=core)
+    store.core(core).flush()
+    return numbers

@@ -1,0 +1,202 @@
+"""
+Cores and power cuts: at every step of making, opening and claiming, and at random in the life of several processes.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, number_of, numbered
+
+import quiver
+from quiver import AtCapacity
+from quiver.store.format.cores import CORE_CLAIM, EVICTED, core_directory
+from quiver.store.shard_capacity import directory_bytes, find_cores
+from quiver.store.shards import ShardedStore
+from quiver.testing.crashfs import CrashFileSystem
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_a_crash_at_every_step_of_the_first_use(cores: int) -> None:
+    """Made with two cores, crashed anywhere, opened with one, two or three: what was synced comes out, once."""
+    rig = Rig()
+    rig.files.make_dirs("/")
+    clones: list[tuple[CrashFileSystem, set[int]]] = []
+    synced: set[int] = set()
+
+    def on_step(_op: str, _path: str) -> None:
+        clones.extend((rig.files.clone_after_crash(seed), set(synced)) for seed in (len(clones), len(clones) + 1))
+
+    rig.files.on_step = on_step
+    with rig.open(cores=2) as store:
+        store.register("one", start="earliest")
+        for number in range(4):
+            store.ingest(numbered(number), durable=True)
+            synced.add(number)
+        store.flush()
+        rig.tick(store)
+    rig.files.on_step = None
+    assert len(clones) > 150
+    for clone, expected in clones[cores::10]:
+        again = Rig(clone, rig.clock)
+        with again.open(cores=cores) as store:
+            store.register("one", start="earliest")
+            again.tick(store)
+            store.flush()
+            got = drain(store)
+            assert len(got) == len(set(got))
+            assert expected <= set(got) <= set(range(4))
+
+
+def test_a_crash_at_every_step_of_a_claim() -> None:
+    """The claim is never synced: the disk may have any of it, and the next start goes by the files."""
+    rig = Rig()
+    with rig.open(cores=2) as store:
+        store.register("one", start="earliest")
+        clones: list[CrashFileSystem] = []
+
+        def on_step(_op: str, path: str) -> None:
+            if path.endswith(CORE_CLAIM):
+                clones.extend(rig.files.clone_after_crash(seed) for seed in (len(clones), len(clones) + 1))
+
+        rig.files.on_step = on_step
+        for number in range(40):
+            store.ingest(numbered(number), durable=True, core=0)
+        rig.tick(store)
+        rig.files.on_step = None
+    assert len(clones) > 20
+    for clone in clones:
+        again = Rig(clone, rig.clock)
+        with again.open(cores=2, core=1) as store:
+            again.tick(store)
+            figures = store.stats()["cores"][1]
+            # Nobody writes the claim of core 0: what counts is what is there.
+            assert figures["others_bytes"] == directory_bytes(clone, f"{ROOT}/core_0")
+
+
+# ---- several processes, at random
+
+
+@dataclass
+class Life:
+    """
+    Processes with one core each, on one disk; what they were promised, and what they gave.
+    """
+
+    rig: Rig
+    cores: int = 3
+    stores: dict[int, ShardedStore] = field(default_factory=dict)
+    synced: set[int] = field(default_factory=set)
+    offered: int = 0
+    out: set[int] = field(default_factory=set)
+    """Handed out and acknowledged."""
+    settled: set[int] = field(default_factory=set)
+    """Of these, those whose acknowledgement is durable."""
+    unsettled: dict[int, set[int]] = field(default_factory=dict)
+    """The others, by the process that acknowledged them."""
+
+    def open(self, core: int) -> None:
+        store = self.rig.open(cores=self.cores, core=core)
+        store.register("one", start="earliest")
+        self.stores[core] = store
+
+    def put(self, store: ShardedStore, bundles: int) -> None:
+        for _ in range(bundles):
+            self.offered += 1
+            try:
+                store.ingest(numbered(self.offered, 1_500), durable=True)
+            except AtCapacity:
+                return
+            self.synced.add(self.offered)
+
+    def take(self, core: int, bundles: int) -> None:
+        store = self.stores[core]
+        subscriber = store.register("one", start="earliest")
+        for _ in range(bundles):
+            handle = subscriber.next_bundle(timeout=0)
+            if handle is None:
+                return
+            number = number_of(handle.bundle)
+            assert number not in self.settled, "delivered once more"
+            handle.ack()
+            self.out.add(number)
+            self.unsettled.setdefault(core, set()).add(number)
+
+    def tick(self) -> None:
+        self.rig.tick(*self.stores.values())
+        for core in self.stores:
+            self.settled |= self.unsettled.pop(core, set())
+
+    def crash(self, chance: random.Random, *, power: bool) -> None:
+        files = self.rig.files
+        self.rig.files = files.clone_after_crash(chance.randrange(1000)) if power else files.clone_after_kill()
+        self.stores.clear()
+        self.unsettled.clear()
+
+    def close(self, core: int) -> None:
+        store = self.stores.pop(core, None)
+        if store is not None:
+            store.close()
+            self.settled |= self.unsettled.pop(core, set())
+
+    def check(self) -> None:
+        files = self.rig.files
+        total = sum(directory_bytes(files, f"{ROOT}/{core_directory(core)}") for core in find_cores(files, ROOT))
+        # A segment for each core; the files of these small ones are nearly twice what their bundles take.
+        assert total <= CAP_BYTES + 2 * SEGMENT_BYTES * len(find_cores(files, ROOT))
+
+
+STEPS = ["put", "put", "put", "take", "take", "tick", "tick", "close", "open", "kill", "power", "cores"]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**32), st.integers(15, 40))
+def test_random_lives_lose_nothing(seed: int, steps: int) -> None:
+    """Whatever several processes do, and however they end: with `backpressure` all that was synced comes out."""
+    chance = random.Random(seed)
+    life = Life(Rig())
+    life.rig.files.make_dirs(ROOT)
+    for _ in range(steps):
+        step = chance.choice(STEPS)
+        core = chance.randrange(life.cores)
+        if core not in life.stores and step in {"put", "take", "open"}:
+            try:
+                life.open(core)
+            except quiver.DirectoryInUse:
+                continue  # a process of fewer cores drains it
+        store = life.stores.get(core)
+        if step == "put" and store is not None:
+            life.put(store, chance.choice([1, 5, 40]))
+        elif step == "take" and store is not None:
+            life.take(core, chance.choice([1, 10, 100]))
+        elif step == "tick":
+            life.tick()
+        elif step == "close":
+            life.close(core)
+        elif step in {"kill", "power"}:
+            life.crash(chance, power=step == "power")
+        elif step == "cores":
+            for one in list(life.stores):
+                life.close(one)
+            life.cores = chance.randint(1, 4)
+        life.check()
+    for one in list(life.stores):
+        life.close(one)
+    with life.rig.open(cores=1) as store:
+        # What was acknowledged and not yet written down comes once more; nothing else is missing.
+        store.flush()
+        late = drain(store)
+        assert len(late) == len(set(late))
+        assert not life.settled & set(late)
+        assert life.synced <= life.out | set(late)
+        life.rig.tick(store)
+        life.rig.clock.advance(1_000)
+        life.rig.tick(store)
+        life.rig.tick(store)
+        assert store.stats()["subscribers"]["one"]["pending_bundles"] == 0
+        assert find_cores(life.rig.files, ROOT) == [0]
+        assert not life.rig.files.exists(f"{ROOT}/core_0/{EVICTED}")

@@ -1,0 +1,99 @@
+"""
+A process for each core, killed at random while the cap bites: nothing that was accepted is lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_processes import CAP_BYTES, PROCESSES, SEGMENT_BYTES, disk_bytes, settings
+from shard_rig import number_of, numbered
+
+import quiver
+from quiver import AtCapacity
+
+CORES = 3
+
+
+def _work(root: Path, core: int, first: int, ready: Connection) -> None:
+    """
+    Ingest and acknowledge without end. What was accepted, and what is about to be acknowledged, is noted in files.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    accepted, taken = (os.open(root.parent / name, flags) for name in ("accepted", "taken"))
+    with quiver.open(root, settings(), cores=CORES, core=core) as store:
+        subscriber = store.register("one", start="earliest")
+        ready.send(None)
+        for number in itertools.count(first):
+            try:
+                store.ingest(numbered(number, 4_000), timeout=0.01)
+                os.write(accepted, b"%d\n" % number)
+            except AtCapacity:
+                store.flush()
+            # It falls behind for a while, so that the cap is felt, and catches up.
+            while number % 40 < 20 and (handle := subscriber.next_bundle(timeout=0)) is not None:
+                os.write(taken, b"%d\n" % number_of(handle.bundle))
+                handle.ack()
+
+
+def _noted(path: Path) -> list[int]:
+    return [int(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+@pytest.mark.kill
+def test_cores_are_killed_at_random(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """All that was accepted is delivered in the end, and disk use stays within a segment for each core of the cap."""
+    cycles = max(10, pytestconfig.getoption("--kill-cycles") // 50)
+    chance = random.Random(18)
+    root = tmp_path / "buffer"
+    processes: dict[int, Any] = {}
+    ready: dict[int, Connection] = {}
+    numbers = itertools.count()
+
+    def start(core: int) -> None:
+        ours, theirs = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=_work, args=(root, core, next(numbers) * 1_000_000, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        processes[core], ready[core] = process, ours
+
+    for core in range(CORES):
+        start(core)
+    most = 0
+    try:
+        for _ in range(cycles):
+            core = chance.randrange(CORES)
+            if chance.random() < 0.7:  # the others are killed while they start, or a little later
+                ready[core].recv()
+            time.sleep(chance.uniform(0.0, 0.2))  # at any moment: that is the point
+            processes[core].kill()
+            processes[core].join()
+            ready[core].close()
+            assert processes[core].exitcode == -9, "it ended by itself"
+            most = max(most, disk_bytes(root))
+            start(core)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.join()
+        for pipe in ready.values():
+            pipe.close()
+    # A killed process leaves its log unsealed, and the next one seals it: for a moment the bundles are there twice.
+    assert most <= CAP_BYTES + CORES * 3 * SEGMENT_BYTES
+    late = []
+    with quiver.open(root, settings(), cores=CORES, background=False) as store:
+        subscriber = store.register("one", start="earliest")
+        store.flush()
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            late.append(number_of(handle.bundle))
+            handle.ack()
+    accepted = set(_noted(tmp_path / "accepted"))
+    assert len(accepted) > cycles
+    assert accepted <= set(_noted(tmp_path / "taken")) | set(late)

@@ -1,0 +1,419 @@
+"""
+Several cores as one store: where bundles go, who gets them, what is refused, and what becomes of removed cores.
+"""
+
+from __future__ import annotations
+
+import pytest
+from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
+
+import quiver
+from quiver import AtCapacity, BundleRef, DirectoryInUse, SettingsInvalid, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.store.shards import ShardedStore
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_cores_take_turns_and_a_subscriber_gets_all(rig: Rig) -> None:
+    """Every core has its own directory and numbers; a subscriber gets each bundle once, and knows from where."""
+    with rig.open() as store:
+        subscriber = store.register("one", start="earliest")
+        receipts = [store.ingest(numbered(number)) for number in range(9)]
+        assert [receipt.core for receipt in receipts] == [0, 1, 2] * 3
+        assert [receipt.sequence for receipt in receipts] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        store.flush()
+        assert subscriber.pending_bundle_count() == 9
+        got = {}
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            with handle:
+                got[handle.core, handle.ref.index] = number_of(handle.bundle)
+                handle.ack()
+                assert handle.outcome == "acked"
+        assert got == {(number % 3, number // 3): number for number in range(9)}
+        assert subscriber.is_drained()
+    assert [name for name in rig.files.list_dir(ROOT) if name.startswith("core_")] == ["core_0", "core_1", "core_2"]
+
+
+def test_bundles_are_taken_and_acknowledged_in_batches(rig: Rig) -> None:
+    """A batch is of one core; what is given back is refused in `ack_all`, and all others count."""
+    with rig.open() as store:
+        subscriber = store.register("one", start="earliest")
+        for number in range(9):
+            store.ingest(numbered(number))
+        store.flush()
+        with pytest.raises(WrongUse, match="at least one"):
+            subscriber.next_bundles(0, timeout=0)
+        batches = [subscriber.next_bundles(2, timeout=0) for _ in range(6)]
+        assert [len(batch) for batch in batches] == [2, 2, 2, 1, 1, 1]
+        assert all(len({handle.core for handle in batch}) == 1 for batch in batches)
+        assert subscriber.next_bundles(2, timeout=0) == []
+        handles = [handle for batch in batches for handle in batch]
+        handles[4].defer()
+        with pytest.raises(quiver.BundleUnavailable, match="deferred"):
+            subscriber.ack_all(handles)
+        assert subscriber.pending_bundle_count() == 1
+        subscriber.ack_all(subscriber.next_bundles(2, timeout=0))
+        assert subscriber.is_drained()
+
+
+def test_the_order_of_delivery_holds_in_every_core(rig: Rig) -> None:
+    """Newest first in each, also in one that is opened later; an order that there is not is refused."""
+    with rig.open() as store:
+        subscriber = store.register("one", start="earliest", order="newest")
+        for number in range(6):
+            store.ingest(numbered(number))
+            if number == 2:
+                store.flush()
+        store.flush()
+        got = [number_of(handle.bundle) for handle in subscriber.next_bundles(2, timeout=0)]
+        assert got[0] > got[1]
+        with pytest.raises(WrongUse):
+            store.register("two", order="best")
+
+
+def test_unregister_says_what_was_lost(rig: Rig) -> None:
+    """The sum over the cores."""
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        for number in range(5):
+            store.ingest(numbered(number))
+        store.flush()
+        assert store.unregister("one") == 5
+
+
+def test_order_is_kept_within_a_core(rig: Rig) -> None:
+    """What a producer puts into one core comes out in order."""
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        fill(store, 1, 10)
+        assert drain(store) == list(range(10))
+
+
+def test_progress_survives(rig: Rig) -> None:
+    """After a restart a subscriber gets what it had not acknowledged, from each core."""
+    with rig.open() as store:
+        subscriber = store.register("one", start="earliest")
+        for number in range(6):
+            store.ingest(numbered(number))
+        store.flush()
+        for _ in range(4):
+            handle = subscriber.next_bundle(timeout=0)
+            assert handle is not None
+            handle.ack()
+    with rig.open() as store:
+        assert sorted(drain(store)) == [4, 5]
+
+
+def test_handles_do_all_that_handles_do(rig: Rig) -> None:
+    """Reject, defer, claim by reference, giving back: each reaches the core that the bundle is in."""
+    with rig.open(cores=2) as store:
+        subscriber = store.register("one", start="earliest")
+        fill(store, 0, 1, first=0)
+        fill(store, 1, 3, first=10)
+        first = subscriber.claim(BundleRef(0, 1), core=1)
+        assert number_of(first.bundle) == 11
+        first.defer(5)
+        second = subscriber.claim(BundleRef(0, 2), core=1)
+        second.reject("not wanted")
+        with pytest.raises(quiver.BundleUnavailable):
+            subscriber.claim(BundleRef(0, 2), core=1)
+        assert sorted(drain(store)) == [0, 10]
+        rig.clock.advance(6)
+        assert drain(store) == [11]
+        with pytest.raises(SubscriberUnknown, match="core 7"):
+            subscriber.claim(BundleRef(0, 0), core=7)
+        assert subscriber.part(1).id == "one"
+        subscriber.release()
+
+
+def test_waiting_ends_when_a_core_seals(rig: Rig) -> None:
+    """The time-out is kept; without one that passed, the bundle of any core ends the waiting."""
+    with rig.open(cores=2) as store:
+        subscriber = store.register("one", start="earliest")
+        before = rig.clock.monotonic()
+        assert subscriber.next_bundle(timeout=1) is None
+        assert rig.clock.monotonic() - before == pytest.approx(1, abs=0.05)
+        fill(store, 1, 1)
+        assert subscriber.next_bundle(timeout=1) is not None
+
+
+def test_unregistering_is_final_in_every_core(rig: Rig) -> None:
+    """Nothing is left of the subscriber; a second time is refused."""
+    with rig.open(cores=2) as store:
+        store.register("one")
+        store.unregister("one")
+        with pytest.raises(SubscriberUnknown):
+            store.unregister("one")
+        assert store.stats()["subscribers"] == {}
+    assert not [name for core in (0, 1) for name in rig.files.list_dir(f"{ROOT}/core_{core}") if "quiver.sub" in name]
+
+
+def test_what_does_not_fit_is_refused_in_words(rig: Rig) -> None:
+    """Wrong numbers, a segment number as a start, a directory that is of the other kind."""
+    for wrong in ({"cores": 0}, {"cores": 2, "core": 2}, {"cores": 2, "core": -1}, {"cores": 5000}):
+        with pytest.raises(WrongUse):
+            rig.open(**wrong)
+    with pytest.raises(WrongUse, match="needs cores"):
+        quiver.open(ROOT, files=rig.files, core=1)
+    with rig.open(cores=2) as store:
+        with pytest.raises(WrongUse, match="each core counts its own"):
+            store.register("one", start=0)
+        with pytest.raises(WrongUse, match="core=5"):
+            store.ingest(numbered(0), core=5)
+    with pytest.raises(WrongUse, match="holds 2 cores; open it with cores=2"):
+        quiver.open(ROOT, files=rig.files, background=False)
+
+
+def test_a_single_store_is_not_taken_for_cores(rig: Rig) -> None:
+    """The refusal says how to go on, and doing so works."""
+    with quiver.open(ROOT, rig.settings, files=rig.files, clock=rig.clock, background=False) as store:
+        store.register("one", start="earliest")
+        store.ingest(numbered(7))
+    with pytest.raises(WrongUse, match="move all that is in it into /cores/core_0/"):
+        rig.open(cores=2)
+    names = rig.files.list_dir(ROOT)
+    rig.files.make_dirs(f"{ROOT}/core_0")
+    for name in names:
+        rig.files.rename(f"{ROOT}/{name}", f"{ROOT}/core_0/{name}")
+    with rig.open(cores=2) as cores:
+        assert drain(cores) == [7]
+
+
+def test_a_cap_that_cores_cannot_live_on_is_refused(rig: Rig) -> None:
+    """Each core needs room for its log and two segments, however the cap is shared."""
+    for share_cap in (True, False):
+        with pytest.raises(SettingsInvalid, match="over 20 cores leaves each 10000 bytes"):
+            rig.open(cores=20, share_cap=share_cap)
+
+
+def test_an_even_part_of_the_cap(rig: Rig) -> None:
+    """Without sharing, a core is full at its part, though the others are empty."""
+    with rig.open(cores=4, share_cap=False) as store:
+        store.register("one", start="earliest")
+        with pytest.raises(AtCapacity):
+            fill(store, 2, 1_000)
+        assert CAP_BYTES // 4 - 2 * SEGMENT_BYTES < store.core(2).claimed_bytes() <= CAP_BYTES // 4
+        store.ingest(numbered(0), core=1)
+        # Without a core in mind, the full one is passed over.
+        assert {store.ingest(numbered(number)).core for number in range(12)} == {0, 1, 3}
+
+
+def test_all_full_is_refused_after_the_time(rig: Rig) -> None:
+    """AtCapacity comes when no core has room until the time has passed."""
+    with rig.open(cores=2, share_cap=False) as store:
+        store.register("one", start="earliest")
+        with pytest.raises(AtCapacity):
+            for number in range(1_000):
+                store.ingest(numbered(number))
+        before = rig.clock.monotonic()
+        with pytest.raises(AtCapacity):
+            store.ingest(numbered(0), timeout=2)
+        assert rig.clock.monotonic() - before == pytest.approx(2, abs=0.1)
+
+
+def test_one_core_in_each_process(rig: Rig) -> None:
+    """Each opens its own; the same one twice is refused; each subscriber sees its core's bundles."""
+    stores = [rig.open(cores=2, core=core) for core in (0, 1)]
+    with pytest.raises(DirectoryInUse):
+        rig.open(cores=2, core=1)
+    with pytest.raises(DirectoryInUse):
+        rig.open(cores=2)
+    for core, store in enumerate(stores):
+        assert store.cores == (core,)
+        store.register("one", start="earliest")
+        assert store.ingest(numbered(core)).core == core
+        with pytest.raises(WrongUse, match=f"has open core {core} of 2"):
+            store.ingest(numbered(9), core=1 - core)
+        store.flush()
+    assert [drain(store) for store in stores] == [[0], [1]]
+    for store in stores:
+        store.close()
+
+
+def test_a_failed_start_leaves_nothing_open(rig: Rig) -> None:
+    """When the last core cannot be opened the first ones are let go again."""
+    with rig.open(cores=3, core=2), pytest.raises(DirectoryInUse):
+        rig.open(cores=3)
+    rig.open(cores=3).close()
+
+
+def test_figures(rig: Rig) -> None:
+    """Sums over the cores, and each core's bytes and its part of the cap."""
+    with rig.open(cores=2) as store:
+        store.register("one", start="earliest")
+        fill(store, 0, 5)
+        rig.tick(store)
+        figures = store.stats()
+        assert figures["segments"] == figures["cores"][0]["segments"] == 2
+        assert figures["subscribers"]["one"]["pending_bundles"] == 5
+        size, fraction = store.core_usage()[0]
+        assert (figures["cores"][0]["bytes"], figures["cores"][0]["cap_fraction"]) == (size, fraction)
+        assert fraction == size / CAP_BYTES
+        assert store.disk_bytes == sum(size for size, _ in store.core_usage().values())
+    with Rig(size_cap_bytes=None).open(cores=2) as store:
+        assert store.core_usage()[1][1] is None
+
+
+def test_everything_is_refused_after_close(rig: Rig) -> None:
+    """Closing twice is fine."""
+    store = rig.open(cores=2)
+    subscriber = store.register("one")
+    store.close()
+    store.close()
+    calls = (
+        lambda: store.ingest(numbered(0)), lambda: store.register("two"), store.flush, store.maintain,
+        lambda: store.unregister("one"), lambda: subscriber.next_bundle(timeout=0),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(StoreClosed):
+            call()
+
+
+# ---- cores that there are no more of
+
+
+def left_over(rig: Rig) -> None:
+    """
+    Four cores with two bundles each, one sealed and one only in the log, and a subscriber that has nothing yet.
+    """
+    with rig.open(cores=4) as store:
+        store.register("one", start="earliest")
+        for number in range(4):
+            store.ingest(numbered(number))
+        store.flush()
+        for number in range(4, 8):
+            store.ingest(numbered(number))
+        crashed = rig.files.clone_after_kill()
+    rig.files = crashed
+
+
+def cores_on_disk(rig: Rig) -> list[str]:
+    return [name for name in rig.files.list_dir(ROOT) if name.startswith("core_")]
+
+
+def test_fewer_cores_strand_nothing(rig: Rig) -> None:
+    """Bundles of removed cores are delivered, also those in the log; then the directories go."""
+    left_over(rig)
+    with rig.open(cores=2) as store:
+        store.register("one", start="earliest")
+        with pytest.raises(WrongUse, match="core=3"):
+            store.ingest(numbered(0), core=3)
+        store.flush()
+        assert sorted(drain(store)) == list(range(8))
+        rig.tick(store)
+        assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
+        rig.clock.advance(rig.settings.delete_grace_s)
+        rig.tick(store)
+        rig.tick(store)
+        assert cores_on_disk(rig) == ["core_0", "core_1"]
+        fill(store, 1, 1, first=100)
+        assert drain(store) == [100]
+    with rig.open(cores=4) as store:
+        assert drain(store) == []
+
+
+def test_what_nobody_finished_stays(rig: Rig) -> None:
+    """A removed core with bundles that a subscriber still wants is kept, over any number of starts."""
+    left_over(rig)
+    for _ in range(2):
+        with rig.open(cores=1) as store:
+            rig.clock.advance(1_000)
+            rig.tick(store)
+            rig.tick(store)
+    assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
+    with rig.open(cores=1) as store:
+        store.flush()
+        assert sorted(drain(store)) == list(range(8))
+
+
+def test_a_subscriber_that_is_registered_before_the_core_is_found(rig: Rig) -> None:
+    """Another process has the removed core open at first; when it lets go, its bundles are delivered."""
+    left_over(rig)
+    old = rig.open(cores=4, core=3)
+    with rig.open(cores=3) as store:
+        subscriber = store.register("one", start="earliest")
+        assert 3 not in store.stats()["cores"]
+        old.close()
+        rig.clock.advance(10)
+        rig.tick(store)
+        assert store.stats()["cores"][3]["is_draining"]
+        handle = subscriber.claim(BundleRef(0, 0), core=3)
+        assert number_of(handle.bundle) == 3
+
+
+def test_each_process_drains_its_share(rig: Rig) -> None:
+    """With a process per core, a removed core belongs to one of them."""
+    left_over(rig)
+    stores = [rig.open(cores=2, core=core) for core in (0, 1)]
+    assert [sorted(store.stats()["cores"]) for store in stores] == [[0, 2], [1, 3]]
+    for store in stores:
+        store.close()
+
+
+def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
+    """Damaged bytes were put aside for a person: the directory stays."""
+    left_over(rig)
+    rig.files.make_dirs(f"{ROOT}/core_3/quarantine")
+    rig.files.create(f"{ROOT}/core_3/quarantine/something.damaged").close()
+    with rig.open(cores=3) as store:
+        store.flush()
+        drain(store)
+        rig.tick(store)
+        rig.clock.advance(1_000)
+        rig.tick(store)
+        rig.tick(store)
+        assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
+        assert rig.files.exists(f"{ROOT}/core_3/quarantine/something.damaged")
+
+
+def test_a_crash_at_every_step_of_a_removal(rig: Rig) -> None:
+    """Whatever is left of the directory opens again, delivers nothing, and is removed."""
+    left_over(rig)
+    with rig.open(cores=3) as store:
+        store.flush()
+        drain(store)
+        rig.tick(store)
+        rig.clock.advance(rig.settings.delete_grace_s)
+        clones = []
+        removing = []
+
+        def on_step(op: str, path: str) -> None:
+            removing.append("core_3" in path and op in {"remove", "rmdir"})
+            if any(removing):
+                clones.extend(rig.files.clone_after_crash(seed) for seed in (0, 1, 2))
+
+        rig.files.on_step = on_step
+        rig.tick(store)
+        rig.tick(store)
+        rig.files.on_step = None
+        assert cores_on_disk(rig) == ["core_0", "core_1", "core_2"]
+    assert len(clones) > 30
+    for clone in clones:
+        again = Rig(clone, rig.clock)
+        with again.open(cores=3) as store:
+            assert drain(store) == []
+            again.tick(store)
+            again.clock.advance(rig.settings.delete_grace_s)
+            again.tick(store)
+            again.tick(store)
+        assert cores_on_disk(again) == ["core_0", "core_1", "core_2"]
+
+
+def test_what_a_core_raises_reaches_the_caller_after_the_others(rig: Rig) -> None:
+    """A core whose disk failed does not keep the others from their maintenance."""
+    with rig.open(cores=2) as store:
+        store.register("one", start="earliest")
+        for core in (0, 1):
+            store.ingest(numbered(core), core=core)
+        store.core(0)._wal.poison(OSError("broken"))
+        rig.clock.advance(10)
+        with pytest.raises(quiver.StoreFailed):
+            store.maintain()
+        assert rig.segments(1) == ["0000000000000000.qseg"]
+        with pytest.raises(quiver.StoreFailed):
+            store.ingest(numbered(0), core=0)
+        store.ingest(numbered(0), core=1)
+        assert isinstance(store, ShardedStore)

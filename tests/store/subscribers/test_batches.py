@@ -1,0 +1,189 @@
+"""
+Many bundles at once: what comes, what is kept, and what is refused are those of one by one.
+"""
+
+import threading
+
+import pyarrow as pa
+import pytest
+from registry_rig import Bench, names
+
+from quiver.bundle import Bundle, BundleRef
+from quiver.errors import BundleUnavailable, DirectoryInUse, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.settings import Settings
+from quiver.store.opening import open_store
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.subscribers.progress_store import SubscriberFile
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/store"
+
+
+def _bench(*counts, order="oldest", **options):
+    bench = Bench(**options)
+    subscriber = bench.registry.register("a", "earliest", order=order)
+    for seq, count in enumerate(counts):
+        bench.seal(seq, count)
+    return bench, subscriber
+
+
+def test_as_many_as_there_are_and_no_more():
+    _, subscriber = _bench(2, 3)
+    held = subscriber.next_bundles(4, timeout=0)
+    assert names(held) == ["0:0", "0:1", "1:0", "1:1"]
+    rest = subscriber.next_bundles(4, timeout=0)
+    assert names(rest) == ["1:2"]
+    assert subscriber.next_bundles(1, timeout=0) == []
+    assert subscriber.pending_bundle_count() == 5
+
+
+def test_nothing_is_read_before_it_is_looked_at():
+    bench, subscriber = _bench(5)
+    handles = subscriber.next_bundles(5, timeout=0)
+    assert bench.reads == []
+    assert handles[3].bundle[60].column("data")[0].as_py() == b"0:3"
+    assert bench.reads == [BundleRef(0, 3)]
+
+
+def test_newest_comes_newest_first_with_its_backfill():
+    _, subscriber = _bench(8, order="newest")
+    assert names(subscriber.next_bundles(6, timeout=0)) == ["0:7", "0:6", "0:5", "0:0", "0:4", "0:3"]
+
+
+def test_what_cannot_be_read_comes_last_also_here():
+    bench, subscriber = _bench(3)
+    bench.unreadable.add(BundleRef(0, 0))
+    first, second, third = subscriber.next_bundles(3, timeout=0)
+    with pytest.raises(Exception, match="checksum"):
+        _ = first.bundle
+    second.defer()
+    assert names(subscriber.next_bundles(3, timeout=0)) == ["0:1", "0:0"]
+    assert third.outcome is None
+
+
+def test_it_waits_until_there_is_one_and_not_for_the_rest():
+    bench = Bench(waits="hold")
+    subscriber = bench.registry.register("a", "earliest")
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(subscriber.next_bundles(10, timeout=60)))
+    thread.start()
+    bench.clock.wait_for_waiters(1)
+    bench.seal(0, 2)
+    thread.join(30)
+    assert names(found) == ["0:0", "0:1"]
+
+
+def test_acknowledged_at_once_counted_once_and_durable_with_the_next_flush():
+    bench, subscriber = _bench(4, audit_bytes_max=100_000)
+    handles = subscriber.next_bundles(4, timeout=0)
+    subscriber.ack_all(handles[:3])
+    subscriber.ack_all(handles[:3])
+    assert bench.observer.total("quiver.subscriber.acked_bundles_total") == 3
+    assert subscriber.pending_bundle_count() == 1
+    assert [handle.outcome for handle in handles] == ["acked"] * 3 + [None]
+    bench.registry.flush()
+    again = Bench(bench.disk.clone_after_crash(1), segments=list(bench.registry._segments))
+    assert names(again.refs(again.registry.register("a"))) == ["0:3"]
+
+
+def test_one_that_was_decided_otherwise_is_refused_and_the_others_are_not():
+    bench, subscriber = _bench(4)
+    handles = subscriber.next_bundles(4, timeout=0)
+    handles[1].reject()
+    handles[2].defer(10)
+    with pytest.raises(BundleUnavailable, match="0:1 cannot be acked: it was rejected"):
+        subscriber.ack_all(handles)
+    assert [handle.outcome for handle in handles] == ["acked", "rejected", "deferred", "acked"]
+    assert bench.observer.total("quiver.subscriber.acked_bundles_total") == 2
+    assert subscriber.pending_bundle_count() == 1
+
+
+def test_handles_of_another_subscriber_are_refused():
+    bench, subscriber = _bench(1)
+    other = bench.registry.register("b", "earliest")
+    held = subscriber.next_bundles(1, timeout=0)
+    with pytest.raises(BundleUnavailable, match="has ended"):
+        subscriber.ack_all(other.next_bundles(1, timeout=0))
+    assert other.pending_bundle_count() == subscriber.pending_bundle_count() == 1
+    assert names(held) == ["0:0"]
+
+
+def test_dropped_handles_come_again():
+    _, subscriber = _bench(3)
+    kept = subscriber.next_bundles(3, timeout=0)[1]
+    assert names(subscriber.next_bundles(3, timeout=0)) == ["0:0", "0:2"]
+    assert kept.outcome is None
+
+
+def test_wrong_use_and_the_end():
+    bench, subscriber = _bench(2)
+    with pytest.raises(WrongUse):
+        subscriber.next_bundles(0)
+    with SubscriberFile(bench.disk, ROOT, "a"), pytest.raises(DirectoryInUse):
+        subscriber.next_bundles(1)
+    handles = subscriber.next_bundles(2, timeout=0)
+    bench.registry.close()
+    with pytest.raises(StoreClosed):
+        subscriber.ack_all(handles)
+    with pytest.raises(StoreClosed):
+        subscriber.next_bundles(1, timeout=0)
+    other, gone = _bench(1)
+    other.registry.unregister("a")
+    with pytest.raises(SubscriberUnknown):
+        gone.next_bundles(1, timeout=0)
+
+
+def _bundles(count):
+    """Several slots, dictionaries, empty batches, a schema that changes: each in a stream of its own."""
+    made = []
+    for number in range(count):
+        rows = number % 3
+        words = pa.array([f"word {number % 5}"] * rows, pa.string()).dictionary_encode()
+        slots = {30: pa.record_batch({"word": words, "number": pa.array([number] * rows, pa.int64())})}
+        if number % 2:
+            slots[31] = pa.record_batch({f"column {number % 4}": pa.array([str(number)] * (number % 4))})
+        made.append(Bundle(slots, ingested_at_ns=number))
+    return made
+
+
+def _values(bundle):
+    """Dictionaries of one stream are shared, so a batch's own may have more words than it had."""
+    return {slot: (bundle[slot].schema, bundle[slot].num_rows, bundle[slot].to_pylist()) for slot in bundle}
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_in_order_or_not_the_same_values_come(compression):
+    """Reading on from one bundle to the next takes another way than looking one up: both give what went in."""
+    disk, clock = CrashFileSystem(), ManualClock()
+    settings = Settings(segment_compression=compression)
+    with open_store(ROOT, settings, files=disk, clock=clock, background=False) as store:
+        bundles = _bundles(40)
+        for bundle in bundles:
+            store.ingest(bundle)
+        store.flush()
+        first, second, third = (store.register(name, "earliest") for name in "abc")
+        for number, handle in enumerate(first.next_bundles(100, timeout=0)):
+            assert _values(handle.bundle) == _values(bundles[number])
+            assert handle.bundle.ingested_at_ns == number
+        for number in (0, 1, 2, 17, 3, 4, 0, 1, 39, 38):
+            with second.claim(BundleRef(0, number)) as handle:
+                assert _values(handle.bundle) == _values(bundles[number])
+        again = third.next_bundles(100, timeout=0)
+        assert [_values(handle.bundle) for handle in again] == [_values(bundle) for bundle in bundles]
+
+
+def test_what_was_read_in_order_stays_valid_when_the_reader_is_closed():
+    disk, clock = CrashFileSystem(), ManualClock()
+    bundles = _bundles(9)
+    with open_store(ROOT, Settings(), files=disk, clock=clock, background=False) as store:
+        for bundle in bundles:
+            store.ingest(bundle)
+        store.flush()
+        path = f"{ROOT}/segments/0000000000000000.qseg"
+        reader = SegmentReader.open(disk, path)
+        found = [Bundle(reader.bundle(index)) for index in range(5)]
+        reader.close()
+        assert list(map(_values, found)) == list(map(_values, bundles[:5]))
+        with pytest.raises(StoreClosed):
+            reader.bundle(5)

@@ -1,0 +1,42 @@
+"""
+The set of what may go out does what a set does, over the edges of its words too.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.store.subscribers.free_bits import FreeBits
+
+INDEX = st.one_of(st.integers(0, 5), st.sampled_from([510, 511, 512, 513, 1023, 1024]), st.integers(0, 65_535))
+STEP = st.tuples(st.sampled_from(["add", "discard", "first", "some", "last"]), INDEX)
+
+
+@given(st.sets(INDEX), st.lists(STEP, max_size=60))
+def test_it_is_a_set(at_first, steps):
+    free, model = FreeBits(sum(1 << index for index in at_first)), set(at_first)
+    for what, number in steps:
+        if what == "add":
+            free.add(number)
+            model.add(number)
+        elif what == "discard":
+            free.discard(number)
+            model.discard(number)
+        elif what == "some":
+            expected = sorted(model)[: number % 7]
+            assert free.pop_some(number % 7) == expected
+            model.difference_update(expected)
+        elif model:
+            expected, pop = (min(model), free.pop_first) if what == "first" else (max(model), free.pop_last)
+            assert pop() == expected
+            model.discard(expected)
+        assert free.count == len(model)
+    assert free.pop_some(len(model) + 1) == sorted(model)
+    assert free.count == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 65_536])
+def test_all_of_a_segment_in_order(count):
+    free = FreeBits((1 << count) - 1)
+    assert free.pop_some(count) == list(range(count))
+    assert free.pop_some(1) == []

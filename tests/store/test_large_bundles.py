@@ -1,0 +1,115 @@
+"""
+Bundles of one large slot: they stay in the log until their segment is written, and come out as they went in.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pyarrow as pa
+import pytest
+
+from quiver import AtCapacity, Bundle, Settings, Store, StoreFailed
+from quiver import open as open_store
+from quiver.bundle import BundleRef
+from quiver.primitives.files import FileSystem
+from quiver.store.store import REREAD_BYTES_MIN
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+ROOT = "/large"
+ROWS = REREAD_BYTES_MIN // 8
+SETTINGS = Settings(segment_bytes_max=64 << 20, delete_grace_s=0.0)
+KINDS = {
+    "plain": lambda values: pa.array(values, pa.int64()),
+    "times": lambda values: pa.array(values, pa.timestamp("ns")),
+    "dictionary": lambda values: pa.array([str(value % 7) for value in values]).dictionary_encode(),
+}
+
+
+def opened(files: FileSystem, settings: Settings = SETTINGS, clock: ManualClock | None = None) -> Store:
+    return open_store(ROOT, settings, files=files, clock=clock or ManualClock(), background=False)
+
+
+def large(number: int, kind: str = "plain") -> pa.RecordBatch:
+    values = range(number, number + ROWS)
+    column = "time_unix_nano" if kind == "times" else "value"
+    return pa.record_batch({column: KINDS[kind](values), "pad": pa.array(values, pa.int64())})
+
+
+def plain(batch: pa.RecordBatch) -> list[pa.Array]:
+    return [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch]
+
+
+def contents(store: Store) -> list[pa.RecordBatch]:
+    return [
+        store.catalog.bundle(BundleRef(info.seq, index))[30]
+        for info in store.catalog.segments()
+        for index in range(info.bundle_count)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_they_come_out_as_they_went_in(kind: str, compression: str) -> None:
+    """Between small ones, over several log files, whatever the columns are and however the segment is compressed."""
+    files = CrashFileSystem()
+    settings = Settings(segment_bytes_max=64 << 20, wal_rotate_bytes=REREAD_BYTES_MIN, segment_compression=compression)
+    given = []
+    with opened(files, settings) as store:
+        for number in range(4):
+            given += [large(number, kind), large(number, kind).slice(0, 3)]
+            for batch in given[-2:]:
+                store.ingest(Bundle({30: batch}))
+        assert store.stats()["wal_files"] > 2
+        store.flush()
+        found = contents(store)
+    # Dictionaries of one stream are unified: equal are the types and the values.
+    assert [batch.schema for batch in found] == [batch.schema for batch in given]
+    assert [plain(batch) for batch in found] == [plain(batch) for batch in given]
+
+
+def test_they_take_no_memory_until_their_segment_is_written() -> None:
+    """The open segment holds where they lie, not what they are."""
+    with opened(CrashFileSystem()) as store:
+        before = pa.total_allocated_bytes()
+        for number in range(20):
+            store.ingest(Bundle({30: large(number)}))
+        assert pa.total_allocated_bytes() - before < REREAD_BYTES_MIN
+        assert store._sealing.arena._end == 0
+
+
+def test_a_log_that_rotted_fails_the_store_and_costs_that_bundle_alone() -> None:
+    """What cannot be read back is never written as if it were right; opening again sets the one entry aside."""
+    files = CrashFileSystem()
+    store = opened(files)
+    for number in range(3):
+        end = store.ingest(Bundle({30: large(number)})).wal_position
+    file = files.open_write(f"{ROOT}/wal/quiver.wal")
+    file.pwrite(b"\xa5\x5a\xa5", end - REREAD_BYTES_MIN // 2)
+    file.sync_data()
+    file.close()
+    with pytest.raises(StoreFailed, match="is not what was written"):
+        store.flush()
+    store.close()
+    with opened(files) as store:
+        store.flush()
+        assert contents(store) == [large(0), large(1)]
+
+
+def test_a_full_disk_only_delays_their_segment() -> None:
+    """The segment is written later, from the same log."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, error=errno.ENOSPC)
+    clock = ManualClock()
+    with opened(files, clock=clock) as store:
+        given = [large(number) for number in range(3)]
+        for batch in given:
+            store.ingest(Bundle({30: batch}))
+        files.fail_on("create")
+        with pytest.raises(AtCapacity, match="full"):
+            store.flush()
+        clock.advance(2.0)
+        store.flush()
+        assert contents(store) == given

@@ -1,0 +1,494 @@
+"""
+What a store does at its limits: the size cap, the caps of the log, age, headroom and grace, and in which order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import open as open_store
+from quiver.observe import InMemoryObserver
+from quiver.primitives.files import FileSystem
+from quiver.store.format.names import DROP_LEDGER, RESERVE
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/limits"
+SEGMENT = 4_000
+CAP = 60_000
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def settings(**changes: object) -> Settings:
+    small = {"segment_bytes_max": SEGMENT, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
+    return Settings(**{**small, **changes})
+
+
+def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+    return open_store(
+        ROOT,
+        settings(**changes),
+        files=files,
+        clock=clock or ManualClock(),
+        background=False,
+        observer=InMemoryObserver(),
+    )
+
+
+def numbered(number: int, size: int = 200) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
+
+
+def taken(store: Store, name: str, most: int = 10_000) -> list[int]:
+    subscriber = store.register(name, start="earliest")
+    got: list[int] = []
+    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(handle.bundle[30]["n"][0].as_py())
+        handle.ack()
+    return got
+
+
+def fill(store: Store, start: int = 0, most: int = 2_000) -> tuple[int, AtCapacity]:
+    """Ingest until the store refuses; how many it took, and what it said."""
+    for number in range(start, start + most):
+        try:
+            store.ingest(numbered(number))
+        except AtCapacity as full:
+            return number, full
+    raise AssertionError("it was never full")
+
+
+def total(store: Store, name: str, **attributes: object) -> int:
+    wanted = set(attributes.items())
+    counts = store._observer.counts
+    return sum(amount for (counted, seen), amount in counts.items() if counted == name and wanted <= set(seen))
+
+
+def on_disk(files: CrashFileSystem, path: str = ROOT) -> int:
+    """Bytes of every file of the store, whoever wrote it."""
+    try:
+        names = files.list_dir(path)
+    except NotADirectoryError:
+        return files.stat(path).size_bytes
+    return sum(on_disk(files, f"{path}/{name}") for name in names)
+
+
+@pytest.fixture
+def files() -> CrashFileSystem:
+    return CrashFileSystem()
+
+
+# ── the size cap ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_the_cap_holds_for_everything_on_disk(files: CrashFileSystem, policy: str, durable: bool) -> None:
+    """Log with its zeros ahead, segments, progress, ledger and reserve: never more than the cap and one segment."""
+    largest = 0
+    with opened(files, size_cap_bytes=CAP, size_cap_policy=policy) as store:
+        store.register("s", start="earliest")
+        for number in range(400):
+            try:
+                store.ingest(numbered(number), durable=durable)
+            except AtCapacity:
+                taken(store, "s", 20)
+            if number % 7 == 0:
+                store.maintain()
+            largest = max(largest, on_disk(files))
+    assert CAP // 2 < largest <= CAP + SEGMENT
+
+
+def test_what_lies_beside_log_and_segments_counts(files: CrashFileSystem) -> None:
+    """A quarantine that nobody empties takes its share, and the refusal says so."""
+    with opened(files, size_cap_bytes=CAP) as store:
+        store.register("s", start="earliest")
+        plain, _ = fill(store)
+    files = CrashFileSystem()
+    files.make_dirs(f"{ROOT}/quarantine")
+    files.create(f"{ROOT}/quarantine/old.damaged").pwrite(b"x" * 20_000, 0)
+    with opened(files, size_cap_bytes=CAP) as store:
+        store.register("s", start="earliest")
+        less, full = fill(store)
+        assert less < plain * 3 // 4
+        assert "quarantine 20000" in full.what
+
+
+def test_backpressure_deletes_nothing_unfinished(files: CrashFileSystem) -> None:
+    """Every bundle that was taken is still there, and the refusal names the slowest of those that hold it."""
+    with opened(files, size_cap_bytes=CAP) as store:
+        store.register("slow", start="earliest")
+        store.register("quick", start="earliest")
+        number = 0
+        for _ in range(4):
+            number, full = fill(store, number)
+            taken(store, "quick")
+        assert full.held_by == "slow"
+        assert "retention.size_cap" in full.what
+        store.flush()
+        assert taken(store, "slow") == list(range(number))
+        assert total(store, "quiver.segment.dropped_total") == 0
+        assert total(store, "quiver.ingest.throttle_total") >= 1
+        store.ingest(numbered(number))
+
+
+def test_without_a_subscriber_the_refusal_says_that_nobody_finishes_anything(files: CrashFileSystem) -> None:
+    with opened(files, size_cap_bytes=CAP) as store:
+        _, full = fill(store)
+        assert full.held_by is None
+        assert "no subscriber is registered" in full.what
+
+
+def test_drop_oldest_gives_up_the_oldest_and_says_how_much_to_whom(files: CrashFileSystem) -> None:
+    """What is left is the newest without a gap; each subscriber is told what it lost, and no more."""
+    with opened(files, size_cap_bytes=CAP, size_cap_policy="drop_oldest") as store:
+        store.register("idle", start="earliest")
+        for number in range(60):
+            store.ingest(numbered(number))
+        early = taken(store, "busy", 20)
+        for number in range(60, 400):
+            store.ingest(numbered(number))
+        store.flush()
+        kept = taken(store, "idle")
+        assert kept == list(range(kept[0], 400))
+        lost = total(store, "quiver.subscriber.dropped_bundles_total", subscriber="idle", reason="size")
+        assert lost == kept[0]
+        assert taken(store, "busy") == kept
+        busy = total(store, "quiver.subscriber.dropped_bundles_total", subscriber="busy", reason="size")
+        assert busy == kept[0] - len(early) - early[0]
+        assert total(store, "quiver.segment.dropped_total", reason="size") > 0
+        assert total(store, "quiver.retention.size_emergency_total") > 0
+        store.maintain()
+        assert len(store.catalog) == 0
+        assert not files.exists(f"{ROOT}/{DROP_LEDGER}")
+
+
+def test_finished_segments_go_before_unfinished_ones(files: CrashFileSystem) -> None:
+    """Under `drop_oldest`, too: nothing is given up while something that nobody wants is there, whatever its age."""
+    with opened(files, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
+        for number in range(60):
+            store.ingest(numbered(number))
+        store.flush()
+        half = len(store.catalog) // 2
+        newest = [info.seq for info in store.catalog.segments()][half:]
+        subscriber = store.register("s", start=newest[0])
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            handle.ack()
+        subscriber.rewind("earliest")
+        store.maintain()
+    with opened(files, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
+        subscriber = store.register("s")
+        refs = []
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            refs.append(handle)
+        for handle in refs:
+            if handle.ref.segment in newest:
+                handle.ack()
+        first = store.catalog.segments()[0].seq
+        before = len(store.catalog)
+        number = 100
+        while len(store.catalog) >= before:
+            store.ingest(numbered(number))
+            store.maintain()
+            number += 1
+            before = max(before, len(store.catalog))
+        assert first in store.catalog
+        assert newest[0] not in store.catalog
+        assert total(store, "quiver.segment.dropped_total") == 0
+        assert total(store, "quiver.gc.evictions_total", reason="size") >= 1
+
+
+def test_early_finalizing_when_only_the_open_segment_can_make_room(files: CrashFileSystem) -> None:
+    """The open segment is far from full, but only it holds the log's room: it is sealed, and subscribers get it."""
+    with opened(files, segment_bytes_max=20_000, wal_rotate_bytes=20_000, size_cap_bytes=CAP) as store:
+        store.register("s", start="earliest")
+        for number in range(30):
+            store.ingest(numbered(number, 1_500))
+            if number % 8 == 7:
+                taken(store, "s")
+                store.maintain()
+        assert total(store, "quiver.ingest.throttle_total") == 0
+        assert total(store, "quiver.segment.sealed_total") > 30 * 1_500 // 20_000
+
+
+def test_waiting_for_room_lasts_until_the_deadline(files: CrashFileSystem) -> None:
+    """Not shorter, not longer; and a store without a timeout refuses at once."""
+    clock = ManualClock()
+    with opened(files, clock, size_cap_bytes=CAP) as store:
+        store.register("s", start="earliest")
+        number, _ = fill(store)
+        started = clock.monotonic()
+        with pytest.raises(AtCapacity):
+            store.ingest(numbered(number))
+        assert clock.monotonic() == started
+        with pytest.raises(AtCapacity, match="held by s"):
+            store.ingest(numbered(number), timeout=3.0)
+        assert 3.0 <= clock.monotonic() - started < 3.1
+
+
+def test_room_that_comes_while_waiting_is_used(files: CrashFileSystem) -> None:
+    """A subscriber finishes while ingest waits: the bundle goes in."""
+    with opened(files, size_cap_bytes=CAP, delete_grace_s=1e9) as store:
+        store.register("s", start="earliest")
+        number, _ = fill(store)
+        waits = []
+
+        class Acking(ManualClock):
+            def wait(self, condition, timeout_s):  # the store's lock is held here, as by any waiter
+                waits.append(timeout_s)
+                condition.release()
+                try:
+                    taken(store, "s")
+                finally:
+                    condition.acquire()
+                return super().wait(condition, timeout_s)
+
+        object.__setattr__(store._admission._parts, "clock", Acking())
+        store.ingest(numbered(number), timeout=3.0)
+        assert len(waits) == 1
+
+
+def test_a_cap_that_became_smaller_is_met(files: CrashFileSystem) -> None:
+    """With `drop_oldest` the first bundle makes room; with `backpressure` it waits for the subscribers."""
+    with opened(files, size_cap_bytes=CAP) as store:
+        store.register("s", start="earliest")
+        number, _ = fill(store)
+    with opened(files, size_cap_bytes=CAP // 2) as store, pytest.raises(AtCapacity, match=r"size_cap \(30000"):
+        store.ingest(numbered(number))
+    with opened(files, size_cap_bytes=CAP // 2, size_cap_policy="drop_oldest") as store:
+        store.ingest(numbered(number))
+        assert on_disk(files) <= CAP // 2 + SEGMENT
+        store.flush()
+        assert taken(store, "s")[-1] == number
+
+
+# ── the caps of the log, and of the number of segments ───────────────────────────────────────────────────
+
+
+def test_rotated_files_are_counted_with_the_active_one(files: CrashFileSystem) -> None:
+    """`wal.max_rotated_files` is active and rotated files together, as the architecture document says."""
+    with opened(files, wal_files_max=3, wal_rotate_bytes=1_000, segment_bytes_max=1_000_000) as store:
+        most = 0
+        for number in range(100):
+            store.ingest(numbered(number))
+            names = [name for name in files.list_dir(f"{ROOT}/wal") if not name.endswith(".cursor")]
+            most = max(most, len(names))
+        assert most == 3
+        store.flush()
+        assert taken(store, "s") == list(range(100))
+
+
+def test_the_log_stays_below_its_cap_by_sealing_early(files: CrashFileSystem) -> None:
+    """A slot that is written rarely keeps no log: the open segment is sealed when the log needs its room."""
+    with opened(files, segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=9_000) as store:
+        for number in range(200):
+            store.ingest(numbered(number), durable=number % 3 == 0)
+            assert store.stats()["wal_bytes"] <= 9_000
+        store.flush()
+        assert taken(store, "s") == list(range(200))
+
+
+def test_the_number_of_segments_has_a_cap_too(files: CrashFileSystem) -> None:
+    """`retention.max_segments`: at it, one goes or ingest is refused, as for bytes."""
+    with opened(files, segments_max=5) as store:
+        store.register("s", start="earliest")
+        number, full = fill(store)
+        assert "retention.max_segments (5)" in full.what
+        assert len(store.catalog) <= 5
+        store.ingest(numbered(number)) if taken(store, "s") else None
+    with opened(files, segments_max=5, size_cap_policy="drop_oldest") as store:
+        for number in range(200):
+            store.ingest(numbered(number))
+            assert len(store.catalog) <= 5
+
+
+def test_a_segment_takes_a_number_of_bundles(files: CrashFileSystem) -> None:
+    """`segment.max_bundle_count`: a progress file can speak of so many."""
+    with opened(files, segment_bundles_max=7) as store:
+        for number in range(30):
+            store.ingest(numbered(number, 1))
+        store.flush()
+        assert [info.bundle_count for info in store.catalog.segments()] == [7, 7, 7, 7, 2]
+
+
+# ── age, headroom, grace ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_over_age_goes_wanted_or_not(files: CrashFileSystem) -> None:
+    """By the newest bundle of a segment; what is lost is counted, what was finished is not."""
+    clock = ManualClock()
+    with opened(files, clock, max_age_s=100.0) as store:
+        store.register("s", start="earliest")
+        for number in range(20):
+            store.ingest(numbered(number))
+        store.flush()
+        done = taken(store, "s", 4)
+        store.maintain()
+        clock.advance(99)
+        assert store.maintain().segments_deleted == 0
+        clock.advance(1)
+        assert store.maintain().segments_deleted > 0
+        assert len(store.catalog) == 0
+        lost = total(store, "quiver.subscriber.dropped_bundles_total", subscriber="s", reason="age")
+        assert lost == 20 - len(done)
+        assert total(store, "quiver.subscriber.dropped_bundles_total") == lost
+
+
+def test_the_open_segment_expires_too(files: CrashFileSystem) -> None:
+    """While every subscriber lags it waits for size; not longer than data may live."""
+    clock = ManualClock()
+    with opened(files, clock, max_age_s=100.0) as store:
+        store.register("s", start="earliest")
+        for number in range(9):
+            store.ingest(numbered(number))
+            store.flush()
+        store.ingest(numbered(9))
+        clock.advance(100)
+        store.maintain()
+        assert store.stats()["open_bundles"] == 0
+        store.maintain()
+        assert len(store.catalog) == 0
+        assert taken(store, "s") == []
+
+
+def test_age_goes_on_over_a_restart(files: CrashFileSystem) -> None:
+    """It is that of the bundles, not that of the process; and what the log brings back is as old as it was."""
+    clock = ManualClock()
+    with opened(files, clock, max_age_s=100.0) as store:
+        store.ingest(numbered(0))
+        store.flush()
+        clock.advance(60)
+        store.ingest(numbered(1))
+        disk = files.clone_after_kill()
+    clock.advance(50)
+    with opened(disk, clock, max_age_s=100.0) as store:
+        store.maintain()
+        store.flush()
+        assert taken(store, "s") == [1]
+
+
+@pytest.mark.parametrize("step_s", [-86_400, 86_400])
+def test_a_clock_that_steps_expires_nothing_early(files: CrashFileSystem, step_s: int) -> None:
+    """Nor does it keep anything longer, or change the order: age is measured on the clock that does not step."""
+    clock = ManualClock()
+    with opened(files, clock, max_age_s=100.0) as store:
+        store.register("s", start="earliest")
+        store.ingest(numbered(0))
+        clock.set_wall_ns(clock.now_ns() + step_s * 10**9)
+        store.ingest(numbered(1))
+        store.flush()
+        store.ingest(numbered(2))
+        clock.set_wall_ns(clock.now_ns() + step_s * 10**9)
+        store.maintain()
+        store.flush()
+        clock.advance(99)
+        store.maintain()
+        assert len(store.catalog) == 2
+        assert taken(store, "s") == [0, 1, 2]
+        clock.advance(1)
+        store.maintain()
+        assert len(store.catalog) == 0
+
+
+def test_headroom_keeps_the_newest_finished_segments(files: CrashFileSystem) -> None:
+    """`retention.steady_state_headroom`: a small spool stays in healthy operation, and yields to the cap."""
+    with opened(files, steady_state_headroom_bytes=20_000, size_cap_bytes=CAP) as store:
+        store.register("s", start="earliest")
+        for number in range(300):
+            store.ingest(numbered(number))
+            if number % 10 == 9:
+                taken(store, "s")
+                store.maintain()
+        store.flush()
+        taken(store, "s")
+        store.maintain()
+        kept = [info.seq for info in store.catalog.segments()]
+        assert kept[-1] == store.stats()["next_segment"] - 1
+        assert 20_000 - 8_000 < store.catalog.bytes <= 20_000
+        fill_to = 0
+        while store.catalog.segments()[0].seq == kept[0]:
+            store.ingest(numbered(1_000 + fill_to))
+            fill_to += 1
+        assert total(store, "quiver.gc.evictions_total", reason="size") >= 1
+
+
+def test_grace_keeps_finished_segments_for_readers(files: CrashFileSystem) -> None:
+    """`retention.delete_grace`: a batch reader that listed a segment finds it, as long as the cap allows."""
+    clock = ManualClock()
+    with opened(files, clock, delete_grace_s=60.0) as store:
+        store.register("s", start="earliest")
+        for number in range(20):
+            store.ingest(numbered(number))
+        store.flush()
+        taken(store, "s")
+        store.maintain()
+        clock.advance(59)
+        store.maintain()
+        assert len(store.catalog) > 0
+        clock.advance(1)
+        store.maintain()
+        assert len(store.catalog) == 0
+
+
+def test_age_does_not_wait_for_grace_or_headroom(files: CrashFileSystem) -> None:
+    clock = ManualClock()
+    with opened(files, clock, delete_grace_s=1e9, steady_state_headroom_bytes=50_000, max_age_s=10.0) as store:
+        store.register("s", start="earliest")
+        store.ingest(numbered(0))
+        store.flush()
+        taken(store, "s")
+        clock.advance(10)
+        assert store.maintain().segments_deleted == 1
+        assert total(store, "quiver.segment.dropped_total") == 0
+
+
+def test_without_subscribers_only_age_and_the_cap_delete(files: CrashFileSystem) -> None:
+    """Nobody has seen the data, so nothing is finished."""
+    clock = ManualClock()
+    with opened(files, clock) as store:
+        for number in range(20):
+            store.ingest(numbered(number))
+        store.flush()
+        clock.advance(1e6)
+        assert store.maintain().segments_deleted == 0
+    with opened(files, clock, max_age_s=100.0) as store:
+        assert store.maintain().segments_deleted > 0
+
+
+def test_reclaim_frees_what_is_finished_and_nothing_else(files: CrashFileSystem) -> None:
+    """Grace or not, oldest first, as much as is asked for; what was acknowledged a moment ago counts."""
+    with opened(files, delete_grace_s=1e9) as store:
+        store.register("s", start="earliest")
+        for number in range(60):
+            store.ingest(numbered(number))
+        store.flush()
+        before = len(store.catalog)
+        taken(store, "s", 30)
+        assert store.reclaim(1) > 0
+        assert len(store.catalog) == before - 1
+        store.reclaim(10**9)
+        assert taken(store, "s")[0] == 30
+        assert 1 < len(store.catalog) < before - 1
+
+
+def test_the_reserve_counts_and_is_small(files: CrashFileSystem) -> None:
+    """What the store says it has on disk is what is there, with the blocks that it holds for a full disk."""
+    with opened(files) as store:
+        store.register("s", start="earliest")
+        for number in range(60):
+            store.ingest(numbered(number), durable=True)
+        store._cleanup.side.measure(now=True)
+        assert 0 < files.stat(f"{ROOT}/{RESERVE}").size_bytes <= SEGMENT // 32
+        beside = sum(files.stat(f"{ROOT}/{name}").size_bytes for name in ("quiver.sub.s.lock",))
+        assert on_disk(files) - beside <= store.disk_bytes <= on_disk(files)

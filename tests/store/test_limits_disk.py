@@ -1,0 +1,289 @@
+"""
+A full disk: what was taken stays, acknowledgements and shutdown go on, and ingest does when there is room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from limits_disk import SmallDisk
+
+from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import open as open_store
+from quiver.observe import InMemoryObserver
+from quiver.primitives.files import FileSystem
+from quiver.store.format.names import RESERVE
+from quiver.testing.clock import ManualClock
+
+ROOT = "/full"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+    small = {"segment_bytes_max": 32_000, "wal_rotate_bytes": 32_000, "wal_bytes_max": 200_000, "delete_grace_s": 0.0}
+    return open_store(
+        ROOT,
+        Settings(**{**small, **changes}),
+        files=files,
+        clock=clock or ManualClock(),
+        background=False,
+        observer=InMemoryObserver(),
+    )
+
+
+def numbered(number: int, size: int = 500) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
+
+
+def taken(store: Store, name: str, most: int = 10_000) -> list[int]:
+    subscriber = store.register(name, start="earliest")
+    got: list[int] = []
+    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(handle.bundle[30]["n"][0].as_py())
+        handle.ack()
+    return got
+
+
+def fill(store: Store, start: int = 0) -> tuple[int, AtCapacity]:
+    for number in range(start, start + 2_000):
+        try:
+            store.ingest(numbered(number))
+        except AtCapacity as full:
+            return number, full
+    raise AssertionError("the disk was never full")
+
+
+def squeeze(disk: SmallDisk) -> None:
+    """Others take what is left of the disk; but not what the store has kept back for itself, if it is there."""
+    if disk.exists(f"{ROOT}/{RESERVE}"):
+        disk.capacity = min(disk.capacity, disk.used())
+
+
+def test_acknowledgements_are_written_and_free_the_disk() -> None:
+    """
+    Replacing a progress file takes a block that the disk does not have: the reserve gives it. Nothing is lost, nothing
+    comes twice, and the refusal says that it is the disk, and who holds it.
+    """
+    disk = SmallDisk(150_000)
+    with opened(disk, segment_bytes_max=16_000, wal_rotate_bytes=8_000) as store:
+        store.register("s", start="earliest")
+        number, full = fill(store)
+        assert "the disk of /full" in full.what
+        assert full.held_by == "s"
+        squeeze(disk)
+        got = taken(store, "s")
+        assert store.maintain().progress_written == 1
+        assert len(store.catalog) == 0
+        disk.capacity = 150_000
+        store.ingest(numbered(number))
+        store.flush()
+        assert got + taken(store, "s") == list(range(number + 1))
+
+
+def test_the_reserve_comes_back_before_ingest_goes_on() -> None:
+    """Bundles must not take the block that the next acknowledgement needs."""
+    clock = ManualClock()
+    disk = SmallDisk(150_000)
+    with opened(disk, clock, segment_bytes_max=16_000, wal_rotate_bytes=8_000) as store:
+        store.register("s", start="earliest")
+        number = 0
+        for _ in range(12):
+            number, _ = fill(store, number)
+            squeeze(disk)
+            before = len(store.catalog)
+            while len(store.catalog) == before and taken(store, "s", 1):
+                store.maintain()
+            assert len(store.catalog) < before or not before, "an acknowledgement could not be written"
+            disk.capacity = 150_000
+            clock.advance(1)
+        store.ingest(numbered(number))
+        assert disk.exists(f"{ROOT}/{RESERVE}")
+
+
+def test_a_long_progress_file_can_be_replaced_on_a_full_disk() -> None:
+    """
+    One bundle that takes long, and many behind it that are done: the progress file names each of their segments.
+    The reserve grows with it; else the acknowledgement that would free all of them could never be written.
+    """
+    clock = ManualClock()
+    disk = SmallDisk(2_000_000)
+    with opened(disk, clock, segment_bytes_max=500, wal_rotate_bytes=8_000) as store:
+        subscriber = store.register("s", start="earliest")
+        number = 0
+        while number < 60:
+            store.ingest(numbered(number, 10))
+            number += 1
+            if number % 20 == 0:
+                store.flush()
+                clock.advance(2)
+                store.maintain()
+        first, second = (subscriber.next_bundle(timeout=0) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            handle.ack()
+        for _ in range(2):
+            clock.advance(2)
+            store.maintain()
+        progress = disk.stat(f"{ROOT}/quiver.sub.s").size_bytes
+        assert progress > 500, "it was not long"
+        disk.capacity = disk.used()
+        second.ack()
+        assert store.maintain().progress_written == 1
+        first.ack()
+        assert store.maintain().progress_written == 1
+        assert len(store.catalog) == 0
+        assert disk.stat(f"{ROOT}/quiver.sub.s").size_bytes < progress
+        disk.capacity = 2_000_000
+        clock.advance(2)
+        store.maintain()
+        store.ingest(numbered(number))
+
+
+@pytest.mark.parametrize("durability", ["wal", "segment_only"])
+def test_closing_and_opening_on_a_full_disk(durability: str) -> None:
+    """The log keeps what could not be sealed; a store without one says at its end that it could not."""
+    disk = SmallDisk(150_000)
+    store = opened(disk, durability=durability)
+    store.register("s", start="earliest")
+    number, _ = fill(store)
+    disk.capacity = disk.used()
+    if durability == "segment_only" and store.stats()["open_bundles"]:
+        with pytest.raises(AtCapacity):
+            store.close()
+        return
+    store.close()
+    with opened(disk) as store:
+        with pytest.raises(AtCapacity):
+            store.ingest(numbered(number))
+        assert taken(store, "s") or store.stats()["segments"] == 0
+        disk.capacity = 400_000
+        store.flush()
+        got = taken(store, "s")
+        assert got[-1] == number - 1
+
+
+def test_an_append_that_finds_no_room_waits_until_the_deadline() -> None:
+    clock = ManualClock()
+    disk = SmallDisk(150_000)
+    with opened(disk, clock) as store:
+        store.register("s", start="earliest")
+        number, _ = fill(store)
+        started = clock.monotonic()
+        with pytest.raises(AtCapacity, match="the disk of /full"):
+            store.ingest(numbered(number), timeout=2.0)
+        assert 2.0 <= clock.monotonic() - started < 2.2
+        started = clock.monotonic()
+        with pytest.raises(AtCapacity):
+            store.ingest(numbered(number))
+        assert clock.monotonic() == started
+        disk.capacity = 300_000
+        clock.advance(1)
+        store.ingest(numbered(number), timeout=2.0)
+
+
+def test_drop_oldest_goes_on_when_the_disk_is_full() -> None:
+    """The oldest segments go; what is left is the newest without a gap, and the losses are counted exactly."""
+    disk = SmallDisk(150_000)
+    with opened(disk, size_cap_policy="drop_oldest", segment_bytes_max=16_000, wal_rotate_bytes=8_000) as store:
+        store.register("s", start="earliest")
+        for number in range(600):
+            store.ingest(numbered(number))
+        disk.capacity = 400_000
+        store.flush()
+        got = taken(store, "s")
+        assert got == list(range(got[0], 600))
+        assert len(got) > 50
+        observer = store._observer
+        assert observer.total("quiver.subscriber.dropped_bundles_total") == got[0]
+
+
+@pytest.mark.parametrize("seed", [0, 7, 9, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 80))])
+def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
+    """
+    Calls in an order of chance, on a disk whose size changes: what was taken is delivered to both subscribers, once
+    and in order, or was dropped by policy and counted so.
+    """
+    chance = random.Random(seed)
+    clock = ManualClock()
+    disk = SmallDisk(200_000)
+    policy = chance.choice(["backpressure", "drop_oldest"])
+    changes = {
+        "size_cap_policy": policy,
+        "size_cap_bytes": chance.choice([None, 60_000, 120_000]),
+        "delete_grace_s": chance.choice([0.0, 5.0]),
+        "steady_state_headroom_bytes": chance.choice([0, 10_000]),
+        "segment_bytes_max": chance.choice([16_000, 24_000]),
+        "wal_rotate_bytes": chance.choice([1_000, 8_000]),
+        "wal_bytes_max": chance.choice([20_000, 60_000]),
+        "wal_files_max": chance.choice([2, 6]),
+        "segments_max": chance.choice([None, 8]),
+    }
+    store = opened(disk, clock, **changes)
+    names = ("one", "two")
+    got: dict[str, list[int]] = {name: [] for name in names}
+    lost = dict.fromkeys(names, 0)
+    for name in names:
+        store.register(name, start="earliest")
+    number = 0
+
+    def count_lost() -> None:
+        for (name, attributes), amount in store._observer.counts.items():
+            if name == "quiver.subscriber.dropped_bundles_total":
+                lost[dict(attributes)["subscriber"]] += amount
+
+    for _ in range(200):
+        call = chance.choices(
+            ["ingest", "take", "maintain", "flush", "disk", "time", "reopen"], [12, 3, 3, 1, 1, 2, 0.5]
+        )
+        if call == ["ingest"]:
+            for _ in range(chance.randrange(1, 12)):
+                try:
+                    store.ingest(numbered(number, chance.randrange(600)), durable=chance.random() < 0.3)
+                except AtCapacity:
+                    break
+                number += 1
+        elif call == ["take"]:
+            name = chance.choice(names)
+            got[name] += taken(store, name, chance.randrange(60))
+        elif call == ["maintain"]:
+            store.maintain()
+        elif call == ["flush"]:
+            with contextlib.suppress(AtCapacity):
+                store.flush()
+        elif call == ["disk"]:
+            disk.capacity = max(disk.used() + 2_000, chance.choice([100_000, 200_000, 400_000]))
+            if chance.random() < 0.5:
+                squeeze(disk)
+        elif call == ["time"]:
+            clock.advance(chance.random() * 6)
+        else:
+            disk.capacity += 2_000  # or what was acknowledged last is delivered again, as it may be
+            store.close()
+            count_lost()
+            store = opened(disk, clock, **changes)
+            for name in names:
+                store.register(name, start="earliest")
+    disk.capacity = 10**9
+    clock.advance(2)
+    store.maintain()
+    store.flush()
+    for name in names:
+        got[name] += taken(store, name)
+    count_lost()
+    store.close()
+    for name in names:
+        assert got[name] == sorted(set(got[name])), name
+        assert len(got[name]) + lost[name] == number, (name, policy)
+        assert policy == "drop_oldest" or lost[name] == 0

@@ -1,0 +1,176 @@
+"""
+Settings that cannot work together are refused in words; those that change between two runs are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from quiver import AtCapacity, Bundle, Settings, Store, StoreFailed
+from quiver import open as open_store
+from quiver.errors import SettingsInvalid
+from quiver.primitives.files import FileSystem
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/settings"
+MIB = 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(files: FileSystem, **changes: object) -> Store:
+    small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
+    return open_store(ROOT, Settings(**{**small, **changes}), files=files, clock=ManualClock(), background=False)
+
+
+def numbered(number: int, size: int = 200) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * size]})})
+
+
+def taken(store: Store, name: str) -> list[int]:
+    subscriber = store.register(name, start="earliest")
+    got: list[int] = []
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(handle.bundle[30]["n"][0].as_py())
+        handle.ack()
+    return got
+
+
+@pytest.mark.parametrize(
+    ("mapping", "said"),
+    [
+        ({"retention.size_cap": "100MiB"}, "must hold wal.rotation_target and two segments"),
+        ({"wal.max_size": "100MiB"}, "at least twice wal.rotation_target"),
+        ({"wal.max_rotated_files": 1}, "the active file and one more"),
+        ({"retention.max_segments": 2}, "one that is read, one that is written, one that fills"),
+        ({"retention.size_cap": "1GiB", "retention.steady_state_headroom": "1GiB"}, "to which it yields"),
+        ({"retention.size_cap": "1GiB", "subscriber.audit.max_size": "1GiB"}, "which counts the trail too"),
+        ({"format_profile": "otap", "segment.compression": "lz4"}, "has no lz4"),
+        ({"segment.max_bundle_count": 65_537}, "1 to 65536"),
+        ({"segment.target_size": "2GiB"}, "at most 1GiB"),
+        ({"segment.compression": "gzip"}, "none, lz4 or zstd"),
+        ({"retention.size_cap_policy": "drop_newest"}, "backpressure or drop_oldest"),
+        ({"durability": "memory"}, "wal or segment_only"),
+        ({"retention.max_age": 0}, "must be positive"),
+        ({"retention.max_age": "1h", "retention.max_retain_after_ingestion_hours": 2}, "contradicts another key"),
+        ({"retention.size_cpa": "1GiB"}, "did you mean retention.size_cap"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words(mapping: dict[str, object], said: str) -> None:
+    with pytest.raises(SettingsInvalid, match=said):
+        Settings.from_mapping(mapping)
+
+
+def test_the_documents_keys_are_taken() -> None:
+    """Nested or dotted, with human sizes; hours are hours."""
+    given = Settings.from_mapping({
+        "retention": {
+            "size_cap": "500GiB", "size_cap_policy": "drop_oldest", "max_retain_after_ingestion_hours": 72,
+            "steady_state_headroom": "64MiB", "delete_grace": "5s",
+        },
+        "segment.compression": "zstd",
+        "durability": "segment_only",
+    })  # fmt: skip
+    assert given.max_age_s == 72 * 3600
+    assert given.size_cap_bytes == 500 * 1024 * MIB
+    assert (given.size_cap_policy, given.segment_compression) == ("drop_oldest", "zstd")
+    assert (given.steady_state_headroom_bytes, given.delete_grace_s) == (64 * MIB, 5.0)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_a_store_of_any_compression_opens_under_any(compression: str) -> None:
+    files = CrashFileSystem()
+    with opened(files, segment_compression=compression) as store:
+        for number in range(20):
+            store.ingest(numbered(number))
+    for other in ("zstd", "none"):
+        with opened(files, segment_compression=other, delete_grace_s=1e9) as store:
+            assert taken(store, f"by-{other}") == list(range(20))
+
+
+def test_durability_may_change_with_a_backlog_in_the_log() -> None:
+    """What the log holds is sealed first; then the log holds nothing, and a crash brings nothing back twice."""
+    files = CrashFileSystem()
+    store = opened(files)
+    store.register("s", start="earliest")
+    for number in range(30):
+        store.ingest(numbered(number), durable=True)
+    number = 30
+    for durability in ("segment_only", "wal", "segment_only"):
+        files = files.clone_after_kill()
+        store = opened(files, durability=durability)
+        if durability == "segment_only":
+            assert store.stats()["open_bundles"] == 0
+            assert list(store.recent_wal_entries()) == []
+        for _ in range(5):
+            store.ingest(numbered(number), durable=True)
+            number += 1
+        if durability == "segment_only":
+            store.flush()
+    files = files.clone_after_crash(0)
+    with opened(files) as store:
+        store.flush()
+        assert taken(store, "s") == list(range(number))
+
+
+def test_segment_only_refuses_at_the_cap_as_well() -> None:
+    files = CrashFileSystem()
+    with opened(files, durability="segment_only", size_cap_bytes=40_000) as store:
+        store.register("s", start="earliest")
+        number = 0
+        with pytest.raises(AtCapacity, match="held by s"):
+            for number in range(1_000):
+                store.ingest(numbered(number))
+        assert store.disk_bytes <= 44_000
+        store.flush()
+        assert taken(store, "s") == list(range(number))
+        store.ingest(numbered(number))
+    with opened(files, durability="segment_only", size_cap_bytes=40_000, size_cap_policy="drop_oldest") as store:
+        for number in range(1_000, 1_400):
+            store.ingest(numbered(number))
+            assert store.disk_bytes <= 44_000
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("thread", ["maintain", "log"])
+def test_a_background_thread_that_dies_fails_the_store(tmp_path, monkeypatch, thread: str) -> None:
+    """Ingest waits for nobody who is gone: it is told, with the cause, also when it was waiting already."""
+    store = open_store(
+        tmp_path, Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=16_000, segments_max=3)
+    )
+    store.register("s", start="earliest")
+    died = threading.Event()
+
+    def die() -> None:
+        died.set()
+        raise RuntimeError("nobody thought of this")
+
+    with pytest.raises(StoreFailed) as failed:
+        for number in range(10_000):
+            try:
+                store.ingest(numbered(number))
+            except AtCapacity:
+                break
+        monkeypatch.setattr(store._background, "_maintain" if thread == "maintain" else "_flush", die)
+        store._background.wake()
+        store._background.mark_dirty()
+        while True:
+            store.ingest(numbered(0), timeout=60)
+    assert died.is_set()
+    causes = [failed.value.__cause__, failed.value.__cause__.__cause__]
+    assert isinstance(causes[1], RuntimeError)
+    assert "RuntimeError: nobody thought of this" in str(failed.value)
+    with pytest.raises(StoreFailed, match="nobody thought of this"):
+        store.ingest(numbered(0))
+    store.close()
