@@ -1,5 +1,6 @@
 """
-Ingest: the store beside a bare log with the same bytes, checksum and sync policy, LMDB, and a SQLite queue.
+Ingest: the store beside a bare log with the same bytes, checksum and sync policy, LMDB,
+RocksDB, and a SQLite queue.
 
 Three settings. *synced*: every bundle is durable before the next, as many as fit in one open segment. *burst*: the
 same, synced every 25 ms instead. *sustained*: many segments until the last is sealed: every byte is written twice.
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 import quiver
 from report import Result, machine, noise, ratios, run_rounds, write_section
-from rivals import BareLog, LmdbQueue, SqliteQueue
+from rivals import BareLog, LmdbQueue, RocksQueue, SqliteQueue
 
 ROWS = (100, 1_000, 8_192)
 BUNDLES = {
@@ -95,6 +96,7 @@ def contenders(setting: str, rows: int, bundles: int) -> dict[str, Callable[[Pat
     makers: dict[str, Callable[[Path], object]] = {
         FLOOR: lambda directory: BareLog(directory, sync_each=synced),
         "LMDB": lambda directory: LmdbQueue(directory, sync_each=synced),
+        "RocksDB": lambda directory: RocksQueue(directory, sync_each=synced),
         "SQLite queue": lambda directory: SqliteQueue(directory, sync_each=synced),
     }
     if synced:

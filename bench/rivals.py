@@ -1,5 +1,5 @@
 """
-What the store is measured against: a bare framed log, LMDB, and a queue in SQLite.
+What the store is measured against: a bare framed log, LMDB, RocksDB, and a queue in SQLite.
 
 All of them keep the same Arrow bytes: schema message, batch message, end of stream.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import lmdb
 import pyarrow as pa
+import rocksdict
 from isal.isal_zlib import crc32
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -75,6 +76,63 @@ class BareLog:
         os.close(self.fd)
 
 
+class GroupLog(BareLog):
+    """
+    The bare log for many producers: an append under a lock, and one sync for all who wait.
+    """
+
+    def __init__(self, directory: Path, *, zeroed_bytes: int = 0) -> None:
+        super().__init__(directory, sync_each=True, zeroed_bytes=zeroed_bytes)
+        self.sync_each = False
+        self._append_lock = threading.Lock()
+        self._turn = threading.Condition()
+        self._syncing = False
+        self._synced = 0
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        with self._append_lock:
+            super().append(batch)
+            end = self.offset
+        with self._turn:
+            while self._synced < end and self._syncing:
+                self._turn.wait()
+            if self._synced >= end:
+                return
+            self._syncing = True
+        target = self.offset
+        os.fdatasync(self.fd)
+        with self._turn:
+            self._syncing = False
+            self._synced = max(self._synced, target)
+            self._turn.notify_all()
+
+
+def replay_bare_log(path: Path, header_bytes: int) -> int:
+    """
+    Read a log of such entries the cheapest way: every checksum, every batch. Returns how many entries there were.
+    """
+    whole = memoryview(path.read_bytes())
+    at, count = header_bytes, 0
+    while at + _HEAD.size < len(whole) and (body_bytes := int.from_bytes(whole[at : at + 4], "little")):
+        end = at + 4 + body_bytes
+        if crc32(whole[at + 4 : end]) != _CRC.unpack_from(whole, end)[0]:
+            raise ValueError(f"{path}: damaged at {at}")
+        with pa.ipc.open_stream(pa.py_buffer(whole[at + _HEAD.size : end])) as reader:
+            reader.read_next_batch()
+        at, count = end + _CRC.size, count + 1
+    return count
+
+
+def as_stream(batch: pa.RecordBatch) -> pa.Buffer:
+    """
+    Return *batch* as a whole Arrow stream, as people store it elsewhere.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
 class LmdbQueue:
     """
     LMDB, one transaction per bundle.
@@ -85,16 +143,33 @@ class LmdbQueue:
         self.sequence = 0
 
     def append(self, batch: pa.RecordBatch) -> None:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
         with self.env.begin(write=True) as transaction:
-            transaction.put(self.sequence.to_bytes(8, "big"), sink.getvalue(), append=True)
+            transaction.put(self.sequence.to_bytes(8, "big"), as_stream(batch), append=True)
         self.sequence += 1
 
     def close(self) -> None:
         self.env.sync(True)
         self.env.close()
+
+
+class RocksQueue:
+    """
+    RocksDB, one put per bundle; its own log is synced with each put, or not at all.
+    """
+
+    def __init__(self, directory: Path, *, sync_each: bool) -> None:
+        self.db = rocksdict.Rdict(str(directory), rocksdict.Options(raw_mode=True))
+        self.options = rocksdict.WriteOptions()
+        self.options.sync = sync_each
+        self.sequence = 0
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self.db.put(self.sequence.to_bytes(8, "big"), as_stream(batch).to_pybytes(), write_opt=self.options)
+        self.sequence += 1
+
+    def close(self) -> None:
+        self.db.flush_wal(sync=True)
+        self.db.close()
 
 
 class SqliteQueue:
@@ -109,10 +184,7 @@ class SqliteQueue:
         self.db.execute("CREATE TABLE queue (id INTEGER PRIMARY KEY, bundle BLOB)")
 
     def append(self, batch: pa.RecordBatch) -> None:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        self.db.execute("INSERT INTO queue (bundle) VALUES (?)", (sink.getvalue(),))
+        self.db.execute("INSERT INTO queue (bundle) VALUES (?)", (as_stream(batch),))
 
     def close(self) -> None:
         self.db.close()

@@ -1,13 +1,15 @@
 """
-A small store on a real disk: sealed segments, a log with a rotated file, two subscribers.
+Small stores on a real disk: sealed segments, a log with a rotated file, two subscribers; a single one, and two cores.
 """
 
 import shutil
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import quiver
+from quiver.cli import main as entry
 
 
 def bundle(first):
@@ -15,12 +17,10 @@ def bundle(first):
     return quiver.Bundle({"logs": rows})
 
 
-@pytest.fixture(scope="session")
-def made_store(tmp_path_factory):
-    """The directory of a store as a crash leaves it: what is not sealed is in the log only."""
-    live = tmp_path_factory.mktemp("made") / "live"
+def left_by_a_crash(live, **how):
+    """What is not sealed is in the log only: twelve bundles and three, `fast` has five of them, `slow` none."""
     settings = quiver.Settings(segment_bytes_max=4000, wal_rotate_bytes=2000, wal_bytes_max=100_000)
-    with quiver.open(live, settings, background=False) as store:
+    with quiver.open(live, settings, background=False, **how) as store:
         fast = store.register("fast", start="earliest")
         store.register("slow", start="earliest")
         for n in range(12):
@@ -36,6 +36,18 @@ def made_store(tmp_path_factory):
     return left
 
 
+@pytest.fixture(scope="session")
+def made_store(tmp_path_factory):
+    """The directory of a store as a crash leaves it."""
+    return left_by_a_crash(tmp_path_factory.mktemp("made") / "live")
+
+
+@pytest.fixture(scope="session")
+def made_cores(tmp_path_factory):
+    """The same with two cores."""
+    return left_by_a_crash(tmp_path_factory.mktemp("made") / "live", cores=2)
+
+
 @pytest.fixture
 def make_bundle():
     """First number → a bundle of twenty rows."""
@@ -48,3 +60,24 @@ def store_dir(made_store, tmp_path):
     copy = tmp_path / "store"
     shutil.copytree(made_store, copy)
     return copy
+
+
+@pytest.fixture(params=["one", "cores"])
+def any_dir(request, tmp_path):
+    """A copy to work on, of a single store and of one of two cores."""
+    copy = tmp_path / "store"
+    shutil.copytree(request.getfixturevalue("made_store" if request.param == "one" else "made_cores"), copy)
+    return copy
+
+
+@pytest.fixture
+def call():
+    """Run the command in this process; whatever it is given, it never ends in a traceback."""
+
+    def run(*arguments):
+        result = CliRunner().invoke(entry.build_app(), [str(one) for one in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert "Traceback" not in result.output
+        return result
+
+    return run

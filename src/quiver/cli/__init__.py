@@ -7,7 +7,12 @@ that `quiver --help` is quick and works without the extras.
 | module | purpose |
 |---|---|
 | `main` | the entry point and the application; errors become one sentence and an exit code |
-| `output` | tables for people, JSON for programs |
-| `run`, `demo`, `inspect`, `verify`, `stats` | the sub-commands |
-| `store_stats` | what `stats` counts |
+| `output`, `progress` | tables for people, JSON for programs; a word while something takes long |
+| `instants` | times as people type them |
+| `run`, `demo` | the pipeline |
+| `inspect`, `verify`, `stats` | what a store holds, read beside its writer |
+| `repair`, `migrate`, `snapshot` | what changes a directory, or copies one |
+| `subscribers`, `export` | who is behind; data as files |
+| `doctor`, `bench` | the disk |
+| `store_stats`, `measure` | what `stats` counts, and what `bench` measures |
 """

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,10 +36,12 @@ def inspect(
     """
     if path.is_dir():
         found = _directory(path)
+        if not found:
+            raise WrongUse(f"{path}: there is no file of a store in it")
         if as_json:
             print_json([one.as_dict() for one in found])
         else:
-            print_table(str(path), [_line(one, path) for one in found], empty="no file of a store")
+            print_table(str(path), [_line(one, path) for one in found])
             _print_problems(found)
     else:
         one = _describe(path, rows)
@@ -54,15 +57,34 @@ def inspect(
 
 
 def _directory(root: Path) -> list[Description]:
+    from quiver.store.format.names import QUARANTINE_DIR  # noqa: PLC0415 - keeps `--help` quick
+
     found = []
-    for path in sorted(root.rglob("*")):
-        if path.suffix in SUFFIXES_OF_OTHERS or not path.is_file():
+    for path in _files_below(root):
+        if path.suffix in SUFFIXES_OF_OTHERS:
             continue
         # A live writer may have deleted it since it was listed.
         one = _describe(path, 0)
-        if one is not None and one.kind != "unknown":
+        if one is None:
+            continue
+        if path.parent.name == QUARANTINE_DIR:
+            # Damaged is what they are there for.
+            one.kind, one.problems = "kept copy", []
+        if one.kind != "unknown":
             found.append(one)
     return found
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    """
+    Yield every file below *directory*, in order of names; not beyond links to other directories.
+    """
+    for path in sorted(directory.iterdir()):
+        if path.is_dir():
+            if not path.is_symlink():
+                yield from _files_below(path)
+        elif path.is_file():
+            yield path
 
 
 def _describe(path: Path, rows: int) -> Description | None:
@@ -90,7 +112,7 @@ def _line(one: Description, root: Path) -> dict[str, object]:
 def _print_file(one: Description) -> None:
     typer.echo(f"{one.name}: {one.kind}, {one.size_bytes:,} bytes, {'sound' if one.sound else 'DAMAGED'}")
     fields = [{"field": "version", "value": str(one.version)}]
-    fields += [{"field": name, "value": str(value)} for name, value in one.fields.items()]
+    fields += [{"field": name, "value": str(_short(name, value))} for name, value in one.fields.items()]
     print_table("fields", fields)
     for name, table in one.tables.items():
         print_table(name, [{key: _short(key, value) for key, value in row.items()} for row in table])
@@ -103,8 +125,11 @@ def _short(key: str, value: object) -> object:
     """
     if key == "fingerprint":
         return f"{str(value)[:FINGERPRINT_DIGITS]}…"
-    if key == "ingested_at_ns" and isinstance(value, int):
-        return datetime.fromtimestamp(value / 1e9, tz=UTC).isoformat(timespec="milliseconds")
+    if key.endswith("_ns") and isinstance(value, int):
+        try:
+            return datetime.fromtimestamp(value / 1e9, tz=UTC).isoformat(timespec="milliseconds")
+        except (ValueError, OverflowError, OSError):
+            return value  # no date is that far
     return value
 
 

@@ -37,7 +37,20 @@ def build_app() -> typer.Typer:
     import typer  # noqa: PLC0415 - an extra; `main` says so when it is missing
     from typer.core import TyperGroup  # noqa: PLC0415
 
-    from quiver.cli import demo, inspect, run, stats, verify  # noqa: PLC0415
+    from quiver.cli import (  # noqa: PLC0415
+        bench,
+        demo,
+        doctor,
+        export,
+        inspect,
+        migrate,
+        repair,
+        run,
+        snapshot,
+        stats,
+        subscribers,
+        verify,
+    )
 
     class Commands(TyperGroup):
         """
@@ -67,7 +80,15 @@ def build_app() -> typer.Typer:
     app.command("demo")(demo.demo)
     app.command("inspect")(inspect.inspect)
     app.command("verify")(verify.verify)
+    app.command("repair")(repair.repair)
+    app.command("snapshot")(snapshot.snapshot)
+    app.command("restore")(snapshot.restore)
+    app.command("migrate")(migrate.migrate)
     app.command("stats")(stats.stats)
+    app.command("subscribers")(subscribers.subscribers)
+    app.command("export")(export.export)
+    app.command("doctor")(doctor.doctor)
+    app.command("bench")(bench.bench)
     return app
 
 

@@ -21,11 +21,11 @@ PLAIN_WIDTH = 200
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, *, in_a_line: bool = False) -> None:
     """
-    Print *value* as JSON.
+    Print *value* as JSON; *in_a_line* for one value after the other.
     """
-    typer.echo(json.dumps(value, indent=2, default=str))
+    typer.echo(json.dumps(value, indent=None if in_a_line else 2, default=str))
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, empty: str = "none") -> None:

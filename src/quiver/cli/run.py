@@ -48,6 +48,8 @@ def run(
     print_table("receivers", described["receivers"])
     print_table("persistence", [described["persistence"]])
     print_table("exporters", described["exporters"], empty="none; the pipeline only buffers")
+    if described["metrics"]:
+        print_table("metrics", [described["metrics"]])
     if check:
         typer.echo(_promise(len(described["exporters"])))
         return

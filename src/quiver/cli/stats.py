@@ -4,51 +4,120 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.errors import WrongUse
 
-__all__ = ["stats"]
+if TYPE_CHECKING:
+    from quiver.cli.store_stats import StoreStats
+    from quiver.clock import Clock
+
+__all__ = ["stats", "watch"]
+
+_CLEAR = "\x1b[2J\x1b[H"
+"""What empties a terminal; written to nothing else."""
 
 
 def stats(
     directory: Annotated[Path, typer.Argument(help="A store's directory.")],
+    watching: Annotated[bool, typer.Option("--watch", help="Look again and again until interrupted.")] = False,
+    every: Annotated[str, typer.Option(help="How long to wait between two looks.")] = "2s",
+    looks: Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.  [default: never]")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Count what a store holds: segments, bytes, and how far each subscriber is behind.
 
-    Reads only; safe beside a live writer.
+    Reads only; safe beside a live writer. With --watch and --json each look is one line.
     """
-    from quiver.cli.store_stats import collect_stats  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.settings import parse_duration_s  # noqa: PLC0415
+
+    if looks is not None and not watching:
+        raise WrongUse("--looks needs --watch")
+    if not watching:
+        if not _look(directory, SYSTEM_CLOCK, as_json=as_json, in_a_line=False):
+            raise typer.Exit(1)
+        return
+    every_s = parse_duration_s(every, key="--every")
+    if every_s <= 0:
+        raise WrongUse("--every must be longer than nothing")
+    try:
+        fine = watch(directory, SYSTEM_CLOCK, every_s=every_s, looks=looks, as_json=as_json)
+    except KeyboardInterrupt:
+        return
+    if not fine:
+        raise typer.Exit(1)
+
+
+def watch(directory: Path, clock: Clock, *, every_s: float, looks: int | None, as_json: bool) -> bool:
+    """
+    Show a look every *every_s* seconds, *looks* times or until interrupted; say whether the last one was fine.
+    """
+    import threading  # noqa: PLC0415 - for this alone
+
+    never = threading.Condition()
+    done = 0
+    while True:
+        if not as_json and sys.stdout.isatty():
+            typer.echo(_CLEAR, nl=False)
+        fine = _look(directory, clock, as_json=as_json, in_a_line=True)
+        done += 1
+        if looks is not None and done >= looks:
+            return fine
+        with never:
+            clock.wait(never, every_s)
+
+
+def _look(directory: Path, clock: Clock, *, as_json: bool, in_a_line: bool) -> bool:
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.store_stats import collect_stats  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
 
-    found = collect_stats(REAL_FILES, str(directory), now_ns=SYSTEM_CLOCK.now_ns())
+    with Progress("reading", clock=clock) as progress:
+        found = collect_stats(REAL_FILES, str(directory), now_ns=clock.now_ns(), on_progress=progress)
     if as_json:
-        print_json(found.as_dict())
-        return
-    print_table(
-        str(directory),
-        [
+        print_json(found.as_dict(), in_a_line=in_a_line)
+    else:
+        _show(found)
+    return not found.unreadable and not any(one.problem for one in found.subscribers)
+
+
+def _show(found: StoreStats) -> None:
+    row = {
+        "segments": found.segments,
+        "bundles": found.bundles,
+        "segment_bytes": human_bytes(found.segment_bytes),
+        "wal_files": found.wal_files,
+        "wal_bytes": human_bytes(found.wal_bytes),
+        "quarantined": found.quarantine_files,
+        "oldest": human_age(found.oldest_age_s),
+    }
+    print_table(found.directory, [row])
+    if len(found.cores) > 1:
+        cores = [
             {
-                "segments": found.segments,
-                "bundles": found.bundles,
-                "segment_bytes": human_bytes(found.segment_bytes),
-                "wal_files": found.wal_files,
-                "wal_bytes": human_bytes(found.wal_bytes),
-                "oldest": human_age(found.oldest_age_s),
+                "core": Path(core.directory).name,
+                "segments": core.segments,
+                "bundles": core.bundles,
+                "segment_bytes": human_bytes(core.segment_bytes),
+                "wal_bytes": human_bytes(core.wal_bytes),
+                "oldest": human_age(core.oldest_age_s),
             }
-        ],
-    )
+            for core in found.cores
+        ]
+        print_table("cores", cores)
     rows = [
         {
             "subscriber": one.subscriber,
             "lag_bundles": one.lag_bundles,
             "lag_segments": one.lag_segments,
+            "lag_bytes": None if one.lag_bytes is None else human_bytes(one.lag_bytes),
             "oldest": human_age(one.oldest_age_s),
             "problem": one.problem,
         }
@@ -57,5 +126,3 @@ def stats(
     print_table("subscribers", rows)
     for line in found.unreadable:
         typer.echo(f"not counted: {line}", err=True)
-    if found.unreadable or any(one.problem for one in found.subscribers):
-        raise typer.Exit(1)

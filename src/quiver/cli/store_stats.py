@@ -4,46 +4,41 @@ What `quiver stats` counts, from the files alone. Reads only, safe beside a live
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quiver.errors import Damaged
 from quiver.primitives.files import FileSystem
-from quiver.primitives.scan import Frame
-from quiver.store.check import SMALL_FILE_BYTES_MAX, require_store
 from quiver.store.format.names import (
-    SEGMENTS_DIR,
+    QUARANTINE_DIR,
     WAL_ACTIVE,
     WAL_DIR,
-    parse_progress_name,
-    parse_segment_name,
     parse_wal_rotated_name,
 )
-from quiver.store.format.progress import Progress, decode_progress
-from quiver.store.segment.info import SegmentInfo
-from quiver.store.segment.reader import SegmentReader
+from quiver.store.instances import instance_roots
+from quiver.store.roster import Standing, find_segments, standings
 
-__all__ = ["StoreStats", "SubscriberStats", "collect_stats"]
+__all__ = ["CoreStats", "StoreStats", "SubscriberStats", "collect_stats"]
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriberStats:
     """
-    How far a subscriber is behind, in sealed bundles. `problem` says why it is not known.
+    How far a subscriber is behind, in sealed bundles, over all cores. `problem` says why it is not known.
     """
 
     subscriber: str
     lag_bundles: int | None
     lag_segments: int | None
+    lag_bytes: int | None
     oldest_age_s: float | None
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class StoreStats:
+class CoreStats:
     """
-    One look at a store. Ages count from ingestion; None when nothing is sealed.
+    One instance: what it has sealed, and what its log takes.
     """
 
     directory: str
@@ -52,8 +47,26 @@ class StoreStats:
     segment_bytes: int
     wal_files: int
     wal_bytes: int
+    quarantine_files: int
+    oldest_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """
+    One look at a store. Sums over its cores; ages count from ingestion, None when nothing is sealed.
+    """
+
+    directory: str
+    segments: int
+    bundles: int
+    segment_bytes: int
+    wal_files: int
+    wal_bytes: int
+    quarantine_files: int
     oldest_age_s: float | None
     subscribers: tuple[SubscriberStats, ...]
+    cores: tuple[CoreStats, ...]
     unreadable: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,52 +76,72 @@ class StoreStats:
         return asdict(self)
 
 
-def collect_stats(fs: FileSystem, root: str, *, now_ns: int) -> StoreStats:
+def collect_stats(
+    fs: FileSystem, root: str, *, now_ns: int, on_progress: Callable[[str], None] | None = None
+) -> StoreStats:
     """
-    Count what the store at *root* holds.
+    Count what the store at *root*, or all its cores, hold. *on_progress* hears what is looked at.
 
     Raises:
         WrongUse: *root* is not a store.
         OSError: a file could not be read.
     """
-    require_store(fs, root)
-    # Progress first: what is acknowledged and deleted in between makes the lag too large, never negative.
-    progress = _progress(fs, root)
-    segments, unreadable = _segments(fs, root)
-    wal_sizes = _wal_sizes(fs, root)
+    cores: list[CoreStats] = []
+    standing: dict[str, list[Standing]] = {}
+    unreadable: list[str] = []
+    roots = instance_roots(fs, root)
+    for one in roots:
+        if on_progress is not None:
+            on_progress(one)
+        # Progress first: what is acknowledged and deleted in between makes the lag too large, never negative.
+        for found in standings(fs, one, now_ns=now_ns):
+            standing.setdefault(found.subscriber, []).append(found)
+        core, problems = _core(fs, one, now_ns)
+        cores.append(core)
+        unreadable += problems
     return StoreStats(
         directory=root,
-        segments=len(segments),
-        bundles=sum(segment.bundle_count for segment in segments),
-        segment_bytes=sum(segment.size_bytes for segment in segments),
-        wal_files=len(wal_sizes),
-        wal_bytes=sum(wal_sizes),
-        oldest_age_s=_oldest_age_s(segments, now_ns),
-        subscribers=tuple(_lag(name, found, segments, now_ns) for name, found in progress),
+        segments=sum(core.segments for core in cores),
+        bundles=sum(core.bundles for core in cores),
+        segment_bytes=sum(core.segment_bytes for core in cores),
+        wal_files=sum(core.wal_files for core in cores),
+        wal_bytes=sum(core.wal_bytes for core in cores),
+        quarantine_files=sum(core.quarantine_files for core in cores),
+        oldest_age_s=_oldest(core.oldest_age_s for core in cores),
+        subscribers=tuple(_together(standing[name]) for name in sorted(standing)),
+        cores=tuple(cores),
         unreadable=tuple(unreadable),
     )
 
 
-def _segments(fs: FileSystem, root: str) -> tuple[list[SegmentInfo], list[str]]:
-    directory = f"{root}/{SEGMENTS_DIR}"
-    found: list[SegmentInfo] = []
-    unreadable: list[str] = []
-    for name in fs.list_dir(directory) if fs.exists(directory) else []:
-        if parse_segment_name(name) is None:
-            continue
-        try:
-            found.append(SegmentReader.open(fs, f"{directory}/{name}").info)
-        except FileNotFoundError:
-            continue  # delivered and deleted since the listing
-        except Damaged as damage:
-            unreadable.append(str(damage))
-    return found, unreadable
+def _core(fs: FileSystem, root: str, now_ns: int) -> tuple[CoreStats, tuple[str, ...]]:
+    sealed = find_segments(fs, root)
+    wal_sizes = _wal_sizes(fs, root)
+    times = [info.ingested_min_ns for info in sealed.infos if info.ingested_min_ns is not None]
+    core = CoreStats(
+        directory=root,
+        segments=len(sealed.infos),
+        bundles=sum(info.bundle_count for info in sealed.infos),
+        segment_bytes=sum(info.size_bytes for info in sealed.infos),
+        wal_files=len(wal_sizes),
+        wal_bytes=sum(wal_sizes),
+        quarantine_files=len(_names(fs, f"{root}/{QUARANTINE_DIR}")),
+        oldest_age_s=(now_ns - min(times)) / 1e9 if times else None,
+    )
+    return core, sealed.unreadable
+
+
+def _names(fs: FileSystem, directory: str) -> list[str]:
+    try:
+        return fs.list_dir(directory)
+    except FileNotFoundError:
+        return []
 
 
 def _wal_sizes(fs: FileSystem, root: str) -> list[int]:
     directory = f"{root}/{WAL_DIR}"
     sizes: list[int] = []
-    for name in fs.list_dir(directory) if fs.exists(directory) else []:
+    for name in _names(fs, directory):
         if name != WAL_ACTIVE and parse_wal_rotated_name(name) is None:
             continue
         try:
@@ -118,39 +151,21 @@ def _wal_sizes(fs: FileSystem, root: str) -> list[int]:
     return sizes
 
 
-def _progress(fs: FileSystem, root: str) -> list[tuple[str, Progress | str]]:
-    found: list[tuple[str, Progress | str]] = []
-    for name in fs.list_dir(root):
-        subscriber = parse_progress_name(name)
-        if subscriber is None:
-            continue
-        path = f"{root}/{name}"
-        try:
-            answer = decode_progress(memoryview(fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)))
-        except FileNotFoundError:
-            continue
-        problem = f"{path} is damaged; run quiver verify"
-        found.append((subscriber, answer.value if isinstance(answer, Frame) else problem))
-    return found
+def _together(found: Sequence[Standing]) -> SubscriberStats:
+    """
+    Return one subscriber's standing over all cores; unknown as a whole when one of them is.
+    """
+    problems = [one.problem for one in found if one.problem is not None]
+    if problems:
+        return SubscriberStats(found[0].subscriber, None, None, None, None, "; ".join(problems))
+    return SubscriberStats(
+        found[0].subscriber,
+        sum(one.lag_bundles or 0 for one in found),
+        sum(one.lag_segments or 0 for one in found),
+        sum(one.lag_bytes or 0 for one in found),
+        _oldest(one.oldest_age_s for one in found),
+    )
 
 
-def _lag(subscriber: str, progress: Progress | str, segments: Sequence[SegmentInfo], now_ns: int) -> SubscriberStats:
-    if isinstance(progress, str):
-        return SubscriberStats(subscriber, None, None, None, progress)
-    lag = 0
-    behind: list[SegmentInfo] = []
-    for segment in segments:
-        entry = progress.entries.get(segment.seq)
-        if entry is not None:
-            left = segment.bundle_count - entry.bitmap.bit_count()
-        else:
-            left = 0 if segment.seq < progress.oldest_incomplete else segment.bundle_count
-        if left > 0:
-            lag += left
-            behind.append(segment)
-    return SubscriberStats(subscriber, lag, len(behind), _oldest_age_s(behind, now_ns))
-
-
-def _oldest_age_s(segments: Sequence[SegmentInfo], now_ns: int) -> float | None:
-    times = [segment.ingested_min_ns for segment in segments if segment.ingested_min_ns is not None]
-    return (now_ns - min(times)) / 1e9 if times else None
+def _oldest(ages: Iterable[float | None]) -> float | None:
+    return max((age for age in ages if age is not None), default=None)

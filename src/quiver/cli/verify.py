@@ -5,17 +5,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quiver.cli.output import JsonFlag, print_json, print_table
 
+if TYPE_CHECKING:
+    from quiver.store.check import StoreReport
+
 __all__ = ["verify"]
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(help="A store's directory.")],
+    directory: Annotated[Path, typer.Argument(help="A store's directory, or a snapshot.")],
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -24,19 +27,65 @@ def verify(
     Reads only; safe beside a live writer. Exits with 1 when something is damaged; a torn tail is not damage: the
     next open cuts it off.
     """
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.check import check_store  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.store.check import check_store  # noqa: PLC0415
+    from quiver.store.instances import instance_roots  # noqa: PLC0415
 
-    report = check_store(REAL_FILES, str(directory))
+    with Progress("reading") as progress:
+        roots = instance_roots(REAL_FILES, str(directory))
+        reports = [check_store(REAL_FILES, root, on_progress=progress) for root in roots]
+        missed = _against_list(directory)
+    damaged = bool(missed) or any(report.damaged for report in reports)
     if as_json:
-        print_json(report.as_dict())
+        print_json(_as_dict(directory, reports, missed, damaged=damaged))
     else:
-        files, total = report.files, report.bytes_read
-        if report.findings:
-            print_table("findings", [finding.as_dict() for finding in report.findings])
-        damaged = sum(finding.damaged for finding in report.findings)
-        verdict = f"{damaged} damaged" if damaged else "nothing is damaged"
-        inside = f"{report.segment_bundles:,} bundles in segments, {report.log_entries:,} in the log"
-        typer.echo(f"{directory}: {files} files, {total:,} bytes read; {inside}; {verdict}")
-    if report.damaged:
+        findings = [finding.as_dict() for report in reports for finding in report.findings]
+        if findings:
+            print_table("findings", findings)
+        for line in missed:
+            typer.echo(f"not as it was copied: {line}")
+        typer.echo(_sentence(directory, reports, missed))
+    if damaged:
         raise typer.Exit(1)
+
+
+def _against_list(directory: Path) -> list[str]:
+    """
+    Return what is not as the list of a snapshot says; nothing where *directory* is none.
+    """
+    from quiver.errors import Damaged  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
+    from quiver.store.snapshot import check_snapshot  # noqa: PLC0415
+
+    if not REAL_FILES.exists(f"{directory}/{SNAPSHOT_LIST}"):
+        return []
+    try:
+        _, problems = check_snapshot(REAL_FILES, str(directory))
+    except Damaged as damage:
+        problems = [damage]
+    return [str(problem) for problem in problems]
+
+
+def _as_dict(directory: Path, reports: list[StoreReport], missed: list[str], *, damaged: bool) -> dict[str, Any]:
+    """
+    Return one report as it is; of several cores the sums, all findings, and each core's report.
+    """
+    cores = [report.as_dict() for report in reports]
+    if len(cores) == 1 and not missed:
+        return cores[0]
+    sums = {key: sum(core[key] for core in cores) for key in ("files", "bytes_read", "segment_bundles", "log_entries")}
+    findings = [finding for core in cores for finding in core["findings"]]
+    found = {"directory": str(directory), **sums, "damaged": damaged, "findings": findings}
+    return found | {"not_as_copied": missed, "cores": cores}
+
+
+def _sentence(directory: Path, reports: list[StoreReport], missed: list[str]) -> str:
+    files, total = sum(report.files for report in reports), sum(report.bytes_read for report in reports)
+    bad = len(missed) + sum(finding.damaged for report in reports for finding in report.findings)
+    verdict = f"{bad} damaged" if bad else "nothing is damaged"
+    sealed = sum(report.segment_bundles for report in reports)
+    logged = sum(report.log_entries for report in reports)
+    inside = f"{sealed:,} bundles in segments, {logged:,} in the log"
+    return f"{directory}: {files} files, {total:,} bytes read; {inside}; {verdict}"

@@ -1,0 +1,76 @@
+"""
+Where the store stands on its performance goals, each beside the bare log of the same mode in the same run.
+
+P1 to P7 (`goals_write.py`): durable appends of 1 KiB, of 100 × 1 KiB, of 16 × 64 KiB, of Arrow batches; CPU per bundle;
+many producers; sealing. P8 to P12 and P14 (`goals_read.py`): reading, replay, acknowledging, draining a backlog, what
+the buffer costs a pipeline, bytes on disk. P9's start-up with many segments is `startup.py`.
+
+    .venv/bin/python bench/goals.py [--rounds N] [--quick] [--goals P1 …] [--write docs/benchmarks.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import goals_read
+import goals_write
+from goal import Goal
+from report import Result, machine, noise, run_rounds_of_several, write_section
+
+
+def ratio_words(result: Result, floor: Result, *, lower_is_better: bool) -> str:
+    each = [
+        base / mine if lower_is_better else mine / base for mine, base in zip(result.rates, floor.rates, strict=True)
+    ]
+    return f"{statistics.median(each):.2f} | {min(each):.2f} to {max(each):.2f}"
+
+
+def lines_of(goal: Goal, found: dict[str, dict[str, Result]]) -> Iterator[str]:
+    for figure in goal.figures:
+        known = {name: result for name, result in found.get(figure.key, {}).items() if result.rates}
+        floor = known[goal.floor]
+        for name, result in known.items():
+            words = ratio_words(result, floor, lower_is_better=figure.lower_is_better)
+            yield (
+                f"| {goal.key} | {goal.what}: {figure.unit} | {name} | {result.median:{figure.style}} | {words} | "
+                f"{noise(result):.0%} | {figure.aim if name == goal.ours else ''} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a fiftieth of the work, one round")
+    parser.add_argument("--goals", nargs="*", help="only these, as P1 P7")
+    parser.add_argument("--write", type=Path, help="put the table into this page")
+    options = parser.parse_args()
+    rounds = 1 if options.quick else options.rounds
+    lines = [
+        (
+            f"Measured by `bench/goals.py` ({machine()}; {rounds} rounds). The ratio is to the goal's floor, the row "
+            "with 1.00, in the same round, and more is better also where the figure is a time; the aim is 0.95 "
+            "wherever a sync is waited for."
+        ),
+        "",
+        "| goal | what | contender | median | ratio to the floor | lowest to highest | own swing | goal's figure |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    scale = 50 if options.quick else 1
+    with tempfile.TemporaryDirectory(prefix="bench-goals-", dir=Path.cwd()) as scratch:
+        for goal in (*goals_write.goals(scale), *goals_read.goals(scale)):
+            if options.goals and goal.key not in options.goals:
+                continue
+            found = run_rounds_of_several(goal.contenders, rounds=rounds, scratch=Path(scratch))
+            table = list(lines_of(goal, found))
+            print("\n".join(table), flush=True)
+            lines += table
+    if options.write:
+        write_section(options.write, "goals", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

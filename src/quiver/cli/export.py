@@ -1,0 +1,143 @@
+"""
+`quiver export DIR --slot … --to FILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quiver.cli.output import JsonFlag, human_bytes, print_json
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quiver.store.read import StoreReader
+
+__all__ = ["export"]
+
+Span = tuple[datetime | None, datetime | None]
+"""Times of ingestion: from the first up to and without the second; None has no bound."""
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="A store's directory.")],
+    to: Annotated[Path, typer.Option("--to", help="The file to write: .parquet, .arrow or .jsonl.")],
+    slot: Annotated[str | None, typer.Option(help="Name or number of the slot.")] = None,
+    view: Annotated[str | None, typer.Option(help="logs, spans or metrics: flat rows of OTLP requests.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only what was ingested from this time on; 90m: that long ago.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="… and before this time.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Write all rows of one slot, or of one view, to a file.
+
+    Reads only; safe beside a live writer. The file appears whole or not at all, and takes little memory. Exits with
+    1 when something was left out because it is damaged.
+    """
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.export import export as write  # noqa: PLC0415
+    from quiver.store.export import format_of  # noqa: PLC0415
+    from quiver.store.read import read  # noqa: PLC0415
+
+    kind = format_of(str(to))
+    if to.exists() and not force:
+        raise WrongUse(f"{to} exists; --force replaces it")
+    if not to.parent.is_dir():
+        raise WrongUse(f"{to.parent}: there is no such directory")
+    if (slot is None) is (view is None):
+        raise WrongUse("name what to export: --slot logs, or --view logs for the rows of OTLP requests")
+    wanted = None if columns is None else [name.strip() for name in columns.split(",")]
+    reader = read(directory)
+    span = _span(since, until, SYSTEM_CLOCK.now_ns())
+    problems: list[str] = []
+    schema, batches = (
+        _rows_of_slot(reader, slot, wanted, span) if slot else _rows_of_view(reader, view or "", wanted, span, problems)
+    )
+    with Progress("writing") as progress:
+        done = write(REAL_FILES, str(to), kind, schema, _counted(batches, progress, str(to)))
+    problems += sorted(map(str, reader.problems))
+    if as_json:
+        print_json({"path": done.path, "rows": done.rows, "size_bytes": done.size_bytes, "problems": problems})
+    else:
+        typer.echo(f"{done.path}: {done.rows:,} rows, {human_bytes(done.size_bytes)}")
+        for problem in problems:
+            typer.echo(f"left out: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _counted(
+    batches: Iterator[pa.RecordBatch], on_progress: Callable[[str], None], where: str
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        on_progress(where)
+        yield batch
+
+
+def _span(since: str | None, until: str | None, now_ns: int) -> Span:
+    from quiver.cli.instants import parse_instant  # noqa: PLC0415
+
+    def bound(text: str | None, option: str) -> datetime | None:
+        return None if text is None else parse_instant(text, option=option, now_ns=now_ns)
+
+    return bound(since, "--since"), bound(until, "--until")
+
+
+def _rows_of_slot(
+    reader: StoreReader, slot: str, columns: Sequence[str] | None, span: Span
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    import pyarrow as pa  # noqa: PLC0415
+
+    from quiver.bundle import OTAP  # noqa: PLC0415
+    from quiver.store.export import plain_schema  # noqa: PLC0415
+    from quiver.store.segment.conform import conform  # noqa: PLC0415
+
+    number = int(slot) if slot.isascii() and slot.isdigit() else slot
+    scan = reader.scan(number, columns, *span)
+    if all(pa.types.is_null(kind) for kind in scan.schema.types):
+        present = sorted({stream.slot for segment in reader.statistics() for stream in segment.streams})
+        known = ", ".join(f"{number} ({OTAP.slots.get(number, 'no name')})" for number in present)
+        raise WrongUse(f"no bundle has slot {slot}; sealed are {known or 'none yet'}")
+    schema = plain_schema(scan.schema)
+    return schema, (conform(batch, schema) for batch in scan)
+
+
+def _rows_of_view(
+    reader: StoreReader, view: str, columns: Sequence[str] | None, span: Span, problems: list[str]
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """
+    Return the view's schema and rows; requests that cannot be read are told in *problems*.
+    """
+    from quiver.otap.stored import slots_of_view, stored_requests  # noqa: PLC0415
+    from quiver.otap.view_schema import projected_schema, view_name  # noqa: PLC0415
+    from quiver.otap.views import decode_groups  # noqa: PLC0415
+    from quiver.store.subscribers.state import instant_ns  # noqa: PLC0415
+
+    name = view_name(view)
+    schema = projected_schema(name, None if columns is None else list(columns))
+    since_ns, until_ns = (None if moment is None else instant_ns(moment) for moment in span)
+
+    def requests() -> Iterator[Any]:
+        for _, bundle in reader.bundles(slots_of_view(name)):
+            at_ns = bundle.ingested_at_ns or 0
+            if (since_ns is None or at_ns >= since_ns) and (until_ns is None or at_ns < until_ns):
+                yield from stored_requests(bundle.batches, name)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for group in decode_groups(requests(), name, columns=columns):
+            problems.extend(f"request {group.first + index}: {reason}" for index, reason in group.bad)
+            yield group.batch
+
+    return schema, rows()

@@ -1,0 +1,301 @@
+"""
+What `quiver bench` measures: the store beside a bare log on the same disk, with the same bytes and the same promise.
+
+The bare log is the least that keeps the promise: the batch serialised, its checksum, one gathered write, and a sync
+that callers who wait at the same time share. Its file is filled with zeros beforehand, which makes its syncs as cheap
+as they can be. What the store does beyond that (seal segments, keep progress) is in its time, not in the log's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, get_args
+
+import pyarrow as pa
+
+from quiver.bundle import Bundle
+from quiver.clock import Clock
+from quiver.observe import InMemoryObserver
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import File, FileSystem
+from quiver.settings import Settings
+from quiver.store.opening import open_store
+
+__all__ = ["MODES", "Measured", "Mode", "measure"]
+
+Mode = Literal["synced", "shared", "burst"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""
+One caller that waits for its sync; several at a time that share syncs; one that does not wait, synced every 25 ms.
+"""
+
+SHARING = 4
+"""Callers at a time in the mode `shared`."""
+
+_SYNC_METRIC = "quiver.wal.fsync.duration"
+_BURST_S = 0.025
+_ZEROED_BYTES = 16 * 1024 * 1024
+_WAIT_S = 60.0
+_SLOT = 30
+_ENTRY = struct.Struct("<IQQI")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """
+    One mode: medians over the rounds.
+
+    Attributes:
+        mode: which.
+        callers: threads at a time.
+        rows: of one bundle.
+        bundles_s: bundles a second that the store took.
+        log_s: entries a second that the bare log took.
+        ratio: of the two, within a round; `ratio_min` and `ratio_max` over all rounds.
+        ratio_min: see `ratio`.
+        ratio_max: see `ratio`.
+        fsyncs_per_ack: syncs of the store's log for each bundle it confirmed.
+        log_fsyncs_per_ack: the same of the bare log.
+    """
+
+    mode: Mode
+    callers: int
+    rows: int
+    bundles_s: float
+    log_s: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+    fsyncs_per_ack: float
+    log_fsyncs_per_ack: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return all of it as plain values.
+        """
+        return asdict(self)
+
+
+class _HasSyncs(Protocol):
+    syncs: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    acks: int
+    seconds: float
+    syncs: int
+
+    @property
+    def rate(self) -> float:
+        return self.acks / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def syncs_per_ack(self) -> float:
+        return self.syncs / self.acks if self.acks else 0.0
+
+
+class _CountsSyncs(InMemoryObserver):
+    """
+    Counts the syncs of the log and logs nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs = 0
+
+    def record(self, name: str, value: float, **attributes: Any) -> None:  # noqa: ARG002
+        """
+        Count a sync.
+        """
+        self.syncs += name == _SYNC_METRIC
+
+    def event(self, name: str, *, level: int = 0, **attributes: Any) -> None:
+        """
+        Take no note.
+        """
+
+
+def measure(
+    fs: FileSystem,
+    directory: str,
+    mode: Mode,
+    *,
+    rows: int,
+    seconds: float,
+    rounds: int,
+    clock: Clock,
+    on_progress: Callable[[str], None],
+) -> Measured:
+    """
+    Measure *mode* in the empty directory *directory*: in turns, log and store, each for *seconds*.
+
+    Raises:
+        OSError: the disk refused.
+        AtCapacity: the disk took nothing for a minute.
+    """
+    batch = _batch(rows)
+    logs: list[_Run] = []
+    stores: list[_Run] = []
+    for number in range(rounds):
+        on_progress(f"{mode}, bare log")
+        with _bare_log(fs, f"{directory}/log-{mode}-{number}", mode, batch, clock) as log:
+            logs.append(_run(log.append, mode, seconds, clock, log))
+        on_progress(f"{mode}, store")
+        observer = _CountsSyncs()
+        with _store(fs, f"{directory}/store-{mode}-{number}", mode, batch, clock, observer) as ingest:
+            stores.append(_run(ingest, mode, seconds, clock, observer))
+    ratios = [store.rate / log.rate for store, log in zip(stores, logs, strict=True) if log.rate > 0]
+    return Measured(
+        mode,
+        _callers(mode),
+        rows,
+        statistics.median(run.rate for run in stores),
+        statistics.median(run.rate for run in logs),
+        statistics.median(ratios) if ratios else 0.0,
+        min(ratios, default=0.0),
+        max(ratios, default=0.0),
+        statistics.median(run.syncs_per_ack for run in stores),
+        statistics.median(run.syncs_per_ack for run in logs),
+    )
+
+
+def _callers(mode: Mode) -> int:
+    return SHARING if mode == "shared" else 1
+
+
+def _batch(rows: int) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "time_unix_nano": pa.array(range(1_700_000_000_000, 1_700_000_000_000 + rows), pa.int64()),
+            "value": pa.array(range(rows), pa.int64()),
+            "message": pa.array([f"Log message number {row:06d} of a measurement" for row in range(rows)]),
+        }
+    )
+
+
+def _run(append: Callable[[], None], mode: Mode, seconds: float, clock: Clock, counter: _HasSyncs) -> _Run:
+    """
+    Call *append* from as many threads as *mode* has until *seconds* have passed.
+
+    Raises:
+        OSError: what a call raised; other errors of `append` likewise.
+    """
+    append()  # the first makes files and schemas
+    before, started = counter.syncs, clock.monotonic()
+    done: list[int] = []
+    failed: list[Exception] = []
+
+    def work() -> None:
+        acks = 0
+        try:
+            while clock.monotonic() - started < seconds:
+                append()
+                acks += 1
+        except Exception as error:  # raised again below, in the caller's thread
+            failed.append(error)
+        done.append(acks)
+
+    threads = [threading.Thread(target=work) for _ in range(_callers(mode))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return _Run(sum(done), clock.monotonic() - started, counter.syncs - before)
+
+
+@contextmanager
+def _store(
+    fs: FileSystem, path: str, mode: Mode, batch: pa.RecordBatch, clock: Clock, observer: _CountsSyncs
+) -> Iterator[Callable[[], None]]:
+    bundle, durable = Bundle({_SLOT: batch}), mode != "burst"
+    with open_store(path, Settings(), files=fs, clock=clock, observer=observer) as store:
+
+        def ingest() -> None:
+            store.ingest(bundle, durable=durable, timeout=_WAIT_S)
+
+        yield ingest
+
+
+def _bare_log(
+    fs: FileSystem, path: str, mode: Mode, batch: pa.RecordBatch, clock: Clock
+) -> AbstractContextManager[_BareLog]:
+    fs.make_dirs(path)
+    return _opened(_BareLog(fs.create(f"{path}/log"), batch, clock, waits=mode != "burst"))
+
+
+@contextmanager
+def _opened(log: _BareLog) -> Iterator[_BareLog]:
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+class _BareLog:
+    """
+    The least that keeps the promise; see the module's own text.
+    """
+
+    def __init__(self, file: File, batch: pa.RecordBatch, clock: Clock, *, waits: bool) -> None:
+        self._file = file
+        self._batch = batch
+        self._schema = batch.schema.serialize().to_pybytes()
+        self._clock = clock
+        self._waits = waits
+        self._writing = threading.Lock()
+        self._syncing = threading.Lock()
+        self._end = 0
+        self._synced = 0
+        self._stopping = threading.Condition()
+        self._stopped = False
+        self.syncs = 0
+        file.pwrite(bytes(_ZEROED_BYTES), 0)
+        file.sync()
+        self._timer: threading.Thread | None = None
+        if not waits:
+            self._timer = threading.Thread(target=self._sync_often, daemon=True)
+            self._timer.start()
+
+    def append(self) -> None:
+        message = self._batch.serialize()
+        with self._writing:
+            head = _ENTRY.pack(message.size, self._end, self._clock.now_ns(), len(self._schema)) + self._schema
+            parts: Sequence[Any] = [head, message, crc32(message, crc32(head)).to_bytes(4, "little")]
+            size = len(head) + message.size + 4
+            self._file.pwritev(parts, self._end, size)
+            self._end += size
+            end = self._end
+        if self._waits:
+            self._sync(end)
+
+    def _sync(self, end: int) -> None:
+        with self._syncing:
+            if self._synced >= end:
+                return
+            reached = self._end
+            self._file.sync_data()
+            self._synced = reached
+            self.syncs += 1
+
+    def _sync_often(self) -> None:
+        with self._stopping:
+            while not self._stopped:
+                self._clock.wait(self._stopping, _BURST_S)
+                self._sync(self._end)
+
+    def close(self) -> None:
+        with self._stopping:
+            self._stopped = True
+            self._stopping.notify_all()
+        if self._timer is not None:
+            self._timer.join()
+        self._sync(self._end)
+        self._file.close()

@@ -1,0 +1,80 @@
+"""
+`quiver migrate DIR --profile otap|spec`.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.errors import QuiverError, WrongUse
+
+if TYPE_CHECKING:
+    from quiver.bundle import Adapter
+
+__all__ = ["migrate"]
+
+_ADAPTER_FORM = 'write {"name": "weather", "slots": {"1": "stations"}}'
+
+
+class ProfileName(StrEnum):
+    """
+    The format profiles.
+    """
+
+    spec = "spec"
+    otap = "otap"
+
+
+def migrate(
+    directory: Annotated[Path, typer.Argument(help="A store's directory. Nobody may have it open.")],
+    profile: Annotated[ProfileName, typer.Option(help="How its files are written from now on.")],
+    adapter: Annotated[
+        str | None, typer.Option(help="The slot table from now on: otap, or a JSON file.  [default: as it is]")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Bring a store to another format profile, or under another slot table. Cut off, it is called again and goes on.
+
+    Open the store with the same format_profile afterwards. Data and progress stay what they are.
+    """
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.check import refuse_snapshot  # noqa: PLC0415
+    from quiver.store.instances import instance_roots  # noqa: PLC0415
+    from quiver.store.migrate import migrate as change  # noqa: PLC0415
+
+    table = None if adapter is None else _read_adapter(adapter)
+    roots = instance_roots(REAL_FILES, str(directory))
+    refuse_snapshot(REAL_FILES, str(directory))
+    done = [
+        {"directory": root}
+        | change(REAL_FILES, root, profile=profile.value, adapter=table, clock=SYSTEM_CLOCK).as_dict()
+        for root in roots
+    ]
+    if as_json:
+        print_json(done)
+    else:
+        print_table(f"{directory} is in profile {profile}", done)
+
+
+def _read_adapter(named: str) -> Adapter:
+    """
+    Return the slot table that *named*, a name or a file, stands for.
+    """
+    from quiver.bundle import OTAP, Adapter  # noqa: PLC0415
+
+    if named == OTAP.name:
+        return OTAP
+    try:
+        found = json.loads(Path(named).read_text(encoding="utf-8"))
+        slots = {int(slot): str(name) for slot, name in found["slots"].items()}
+        return Adapter(str(found["name"]), slots)
+    except (ValueError, KeyError, TypeError, AttributeError, QuiverError) as error:
+        raise WrongUse(f"--adapter {named}: {_ADAPTER_FORM}: {error}") from None

@@ -1,0 +1,64 @@
+"""
+`quiver repair DIR`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quiver.cli.output import JsonFlag, print_json, print_table
+
+if TYPE_CHECKING:
+    from quiver.store.repair import RepairReport
+
+__all__ = ["repair"]
+
+
+def repair(
+    directory: Annotated[Path, typer.Argument(help="A store's directory. Nobody may have it open.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Mend a store as far as it can be, say what was given up, and keep a copy of every damaged byte.
+
+    Copies go to quarantine/ inside the store. Exits with 1 when something is damaged afterwards.
+    """
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.check import refuse_snapshot  # noqa: PLC0415
+    from quiver.store.instances import instance_roots  # noqa: PLC0415
+    from quiver.store.repair import repair as mend  # noqa: PLC0415
+
+    roots = instance_roots(REAL_FILES, str(directory))
+    refuse_snapshot(REAL_FILES, str(directory))
+    reports = [mend(REAL_FILES, root, clock=SYSTEM_CLOCK, dry_run=dry_run) for root in roots]
+    if as_json:
+        print_json([report.as_dict() for report in reports])
+    else:
+        for report in reports:
+            _say(report)
+    if any(report.damaged for report in reports):
+        raise typer.Exit(1)
+
+
+def _say(report: RepairReport) -> None:
+    for mend in report.mends:
+        would = "would be " if report.dry_run else ""
+        typer.echo(f"{mend.path}\n  wrong:   {mend.problem}\n  mended:  {would}{mend.mended}")
+        if mend.gave_up is not None:
+            typer.echo(f"  gave up: {mend.gave_up}")
+        if mend.copy is not None:
+            typer.echo(f"  copy:    {mend.copy}")
+    damaged = [finding.as_dict() for finding in report.left if finding.damaged]
+    if damaged and not report.dry_run:
+        print_table("still damaged", damaged)
+    if report.dry_run:
+        verdict = "nothing was changed"
+    else:
+        verdict = f"{len(damaged)} files are still damaged" if damaged else "nothing is damaged"
+    things = "1 thing" if len(report.mends) == 1 else f"{len(report.mends)} things"
+    typer.echo(f"{report.root}: {things} to mend; {verdict}")

@@ -1,0 +1,167 @@
+"""
+`quiver subscribers DIR list|drop|rewind`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.errors import SubscriberUnknown, WrongUse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quiver.store.roster import Standing
+
+__all__ = ["subscribers"]
+
+
+class Action(StrEnum):
+    """
+    What to do.
+    """
+
+    list = "list"
+    drop = "drop"
+    rewind = "rewind"
+
+
+def subscribers(
+    directory: Annotated[Path, typer.Argument(help="A store's directory.")],
+    action: Annotated[Action, typer.Argument(help="What to do.")] = Action.list,
+    subscriber: Annotated[str | None, typer.Argument(metavar="ID", help="Whom to drop or rewind.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="Rewind to: earliest, a segment number, a time, or 90m for that long ago."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    List who subscribes to a store and how far behind each is; drop one for good, or rewind it.
+
+    Works beside a live writer. Dropping and rewinding are refused while somebody works for the subscriber.
+    Rewinding delivers again what still exists; it never skips anything.
+    """
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.store.check import refuse_snapshot  # noqa: PLC0415
+    from quiver.store.instances import instance_roots  # noqa: PLC0415
+
+    roots = instance_roots(REAL_FILES, str(directory))
+    if action is Action.list:
+        if subscriber is not None or to is not None:
+            raise WrongUse("list takes no ID and no --to")
+        _list(str(directory), roots, as_json=as_json)
+        return
+    if subscriber is None:
+        raise WrongUse(f"{action} whom? quiver subscribers {directory} {action} ID")
+    if (to is None) is (action is Action.rewind):
+        raise WrongUse("rewind needs --to; drop takes none")
+    refuse_snapshot(REAL_FILES, str(directory))
+    done = _drop(roots, subscriber) if to is None else _rewind(roots, subscriber, to)
+    if as_json:
+        print_json(done)
+        return
+    for one in done:
+        typer.echo(f"{one['directory']}: {one['done']}")
+
+
+def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.roster import standings  # noqa: PLC0415
+
+    found = [(root, one) for root in roots for one in standings(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns())]
+    if as_json:
+        print_json([{"directory": root, **as_dict(one)} for root, one in found])
+    else:
+        several = len(roots) > 1
+        rows = [({"core": Path(root).name} if several else {}) | row(one) for root, one in found]
+        print_table(f"subscribers of {directory}", rows)
+    if any(one.problem for _, one in found):
+        raise typer.Exit(1)
+
+
+def as_dict(one: Standing) -> dict[str, Any]:
+    """
+    Return a standing as plain values.
+    """
+    from dataclasses import asdict  # noqa: PLC0415
+
+    return asdict(one)
+
+
+def row(one: Standing) -> dict[str, Any]:
+    """
+    Return a standing as a line of a table.
+    """
+    return {
+        "subscriber": one.subscriber,
+        "lag_bundles": one.lag_bundles,
+        "lag_segments": one.lag_segments,
+        "lag_bytes": None if one.lag_bytes is None else human_bytes(one.lag_bytes),
+        "oldest": human_age(one.oldest_age_s),
+        "progress": human_age(one.progress_age_s),
+        "at_work": one.owner if one.is_owned else ("-" if one.is_owned is None else "nobody"),
+        "problem": one.problem,
+    }
+
+
+def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.roster import drop  # noqa: PLC0415
+
+    done: list[dict[str, Any]] = []
+    for root in _those_with(roots, subscriber):
+        pending = drop(REAL_FILES, root, subscriber)
+        gone = "an unknown number of bundles" if pending is None else f"{pending:,} bundles"
+        text = f"{subscriber} is gone; {gone} had not been delivered to it"
+        done.append({"directory": root, "subscriber": subscriber, "dropped_bundles": pending, "done": text})
+    return done
+
+
+def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, Any]]:
+    from quiver.cli.instants import parse_start  # noqa: PLC0415
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.roster import rewind  # noqa: PLC0415
+
+    start: Any = parse_start(to, option="--to", now_ns=SYSTEM_CLOCK.now_ns())
+    done: list[dict[str, Any]] = []
+    for root in _those_with(roots, subscriber):
+        rewound = rewind(REAL_FILES, root, subscriber, start)
+        text = f"{subscriber} goes on at segment {rewound.segment}; {rewound.bundles_again:,} bundles come once more"
+        done.append(
+            {
+                "directory": root,
+                "subscriber": subscriber,
+                "segment": rewound.segment,
+                "bundles_again": rewound.bundles_again,
+                "done": text,
+            }
+        )
+    return done
+
+
+def _those_with(roots: Sequence[str], subscriber: str) -> Sequence[str]:
+    """
+    Return the instances that know the subscriber; with one instance that is asked to say so itself.
+    """
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.format.names import check_subscriber_id  # noqa: PLC0415
+    from quiver.store.subscribers.progress_store import find_subscribers, lock_subscriber  # noqa: PLC0415
+
+    if len(roots) == 1:
+        return roots
+    check_subscriber_id(subscriber)
+    found = [root for root in roots if subscriber in find_subscribers(REAL_FILES, root)]
+    if not found:
+        raise SubscriberUnknown(f"there is no subscriber {subscriber!r} in any of {', '.join(roots)}")
+    for root in found:
+        # All of them or none: whoever works in one core would be told after the others had changed.
+        lock_subscriber(REAL_FILES, root, subscriber).release()
+    return found

@@ -1,0 +1,227 @@
+"""
+Looking again and again, a word while it takes long, what the disk is like, and how fast ingest is on it.
+"""
+
+import io
+import json
+import re
+
+import pytest
+
+from quiver.cli.measure import MODES, measure
+from quiver.cli.progress import QUIET_S, Progress
+from quiver.cli.stats import watch
+from quiver.errors import WrongUse
+from quiver.primitives.real_files import REAL_FILES
+from quiver.settings import Settings
+from quiver.store.doctor import diagnose
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Ticking(ManualClock):
+    """A clock on which every look at the time takes a moment."""
+
+    def __init__(self, step_s):
+        super().__init__()
+        self._step_s = step_s
+
+    def monotonic(self):
+        self.advance(self._step_s)
+        return super().monotonic()
+
+
+def test_stats_looks_again_after_each_wait(made_store, capsys):
+    """As often as was said, as long apart as was said; each look is a line of JSON."""
+    clock = ManualClock()
+    assert watch(made_store, clock, every_s=5, looks=3, as_json=True)
+    lines = capsys.readouterr().out.splitlines()
+
+    assert [json.loads(line)["bundles"] for line in lines] == [12, 12, 12]
+    assert clock.monotonic() == 10
+
+
+def test_stats_watch_by_the_command(made_store, call):
+    """Tables one below the other where there is no terminal; wrong use is said."""
+    result = call("stats", made_store, "--watch", "--looks", 2, "--every", "1ms")
+    assert result.exit_code == 0
+    assert result.output.count("segment bytes") == 2
+    assert "\x1b[2J" not in result.output
+    for wrong in (["--looks", 2], ["--watch", "--every", "0s"], ["--watch", "--every", "soon"]):
+        assert call("stats", made_store, *wrong).exit_code != 0
+
+
+def test_an_interrupt_ends_the_watch_in_peace(made_store, monkeypatch, call):
+    """No traceback, exit code 0."""
+
+    def interrupted(*_arguments, **_named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quiver.cli.stats.watch", interrupted)
+    assert call("stats", made_store, "--watch").exit_code == 0
+
+
+def test_nothing_is_said_before_two_seconds():
+    """Then a line that is written over, a few times a second at most, and wiped at the end."""
+    clock, to = ManualClock(), Terminal()
+    with Progress("reading", clock=clock, stream=to) as progress:
+        clock.advance(QUIET_S - 0.1)
+        progress("a")
+        assert to.getvalue() == ""
+        clock.advance(0.2)
+        progress("b")
+        progress("c")
+        said = to.getvalue()
+        assert said.startswith("\rreading: 2, 2 s, b")
+        clock.advance(1)
+        progress("d")
+        assert "reading: 4, 3 s, d" in to.getvalue()
+    assert re.search(r"\r +\r$", to.getvalue())
+
+
+def test_nothing_is_said_where_nobody_looks():
+    """A pipe gets no progress."""
+    clock, to = ManualClock(), io.StringIO()
+    with Progress("reading", clock=clock, stream=to) as progress:
+        clock.advance(60)
+        progress("a")
+    assert to.getvalue() == ""
+
+
+def test_doctor_speaks_plainly_and_leaves_nothing(tmp_path, call):
+    """What survives what, a verdict, and an exit code that goes with it."""
+    result = call("doctor", tmp_path, "--samples", 3)
+    assert "at most the last 25.0 ms" in result.output or "everything is lost" in result.output
+    assert ("A store may live here." in result.output) == (result.exit_code == 0)
+    found = json.loads(call("doctor", tmp_path, "--samples", 3, "--json").output)
+
+    assert [one["samples"] for one in found["latencies"]] == [3, 3, 1]
+    assert all(one["worst_s"] >= one["median_s"] >= 0 for one in found["latencies"])
+    assert found["free_bytes"] > 0
+    assert {one["subject"] for one in found["remarks"]} >= {"file system", "sync", "room", "locks", "mapping", "links"}
+    assert found["survives"][0] == {
+        "call": "ingest(durable=True)",
+        "process_dies": "nothing is lost",
+        "power_is_lost": "nothing is lost" if found["file_system"] != "tmpfs" else "everything is lost",
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_beside_a_store_changes_nothing_of_it(made_store, store_dir, call):
+    """Every file stays what it was."""
+    before = {path.relative_to(store_dir): path.stat().st_size for path in store_dir.rglob("*") if path.is_file()}
+    call("doctor", store_dir, "--samples", 1)
+    after = {path.relative_to(store_dir): path.stat().st_size for path in store_dir.rglob("*") if path.is_file()}
+    assert before == after
+    assert made_store != store_dir
+
+
+def disk():
+    files = CrashFileSystem()
+    files.make_dirs("/d")
+    return files
+
+
+def remarks(found):
+    return {remark.subject: remark for remark in found.remarks}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "verdict", "word"),
+    [(0.001, "good", "durable ingests"), (0.1, "watch", "overlap"), (0, "watch", "sooner")],
+)
+def test_doctor_judges_the_sync(step_s, verdict, word):
+    """Fast, slow, and faster than any disk."""
+    found = diagnose(disk(), "/d", clock=Ticking(step_s), samples=4)
+
+    assert remarks(found)["sync"].verdict == verdict
+    assert word in remarks(found)["sync"].said
+    assert [round(one.median_s, 6) for one in found.latencies] == [step_s] * 3
+
+
+def test_doctor_finds_what_does_not_work():
+    """Links and reserved blocks can be done without; locks cannot."""
+    for operation, subject, verdict in (
+        ("link", "links", "watch"),
+        ("reserve", "reserved blocks", "watch"),
+        ("lock", "locks", "bad"),
+    ):
+        files = FaultFileSystem(disk())
+        files.fail_on(operation)
+        found = diagnose(files, "/d", clock=ManualClock(), samples=2)
+        assert remarks(found)[subject].verdict == verdict
+        assert "do not work here" in remarks(found)[subject].said
+        assert found.is_fit == (verdict != "bad")
+        assert [name for name in files.list_dir("/d") if name.startswith("quiver.doctor")] == []
+
+
+@pytest.mark.parametrize(
+    ("mounts", "kind", "fit"),
+    [
+        ("a / ext4 rw 0 0\nb /d tmpfs rw 0 0\n", "tmpfs", False),
+        ("a / ext4 rw 0 0\nb /d nfs4 rw 0 0\n", "nfs4", False),
+        ("a / ext4 rw 0 0\nb /dd tmpfs rw 0 0\n", "ext4", True),
+        ("b /d tmpfs rw 0 0\nb /d xfs rw 0 0\njunk\n", "xfs", True),
+    ],
+)
+def test_doctor_knows_the_file_system_by_its_mount(mounts, kind, fit):
+    """The longest path that leads there, and of those at one place the last."""
+    files = disk()
+    files.make_dirs("/proc/self")
+    files.create("/proc/self/mounts").pwrite(mounts.encode(), 0)
+    found = diagnose(files, "/d", clock=Ticking(0.001), samples=2)
+
+    assert (found.file_system, found.is_fit) == (kind, fit)
+    assert (found.survives[0][2] == "everything is lost") == (kind == "tmpfs")
+
+
+def test_doctor_says_what_the_settings_promise():
+    """Another interval is another loss; none is none."""
+    for interval, lost in ((0.5, "at most the last 500.0 ms"), (0, "nothing is lost")):
+        settings = Settings(wal_flush_interval_s=interval)
+        found = diagnose(disk(), "/d", clock=Ticking(0.001), samples=2, settings=settings)
+        assert found.survives[1] == ("ingest()", "nothing is lost", lost)
+    with pytest.raises(WrongUse, match="no such directory"):
+        diagnose(disk(), "/nothing", clock=ManualClock())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bench_measures_both(tmp_path, mode):
+    """A ratio of two rates, and syncs for each confirmed bundle: one where each is waited for, fewer where shared."""
+    from quiver.clock import SYSTEM_CLOCK
+
+    heard = []
+    found = measure(
+        REAL_FILES,
+        str(tmp_path),
+        mode,
+        rows=2,
+        seconds=0.05,
+        rounds=1,
+        clock=SYSTEM_CLOCK,
+        on_progress=heard.append,
+    )
+    assert heard == [f"{mode}, bare log", f"{mode}, store"]
+    assert found.ratio == pytest.approx(found.bundles_s / found.log_s)
+    if mode == "synced":
+        assert found.fsyncs_per_ack == pytest.approx(1, abs=0.2)
+        assert found.log_fsyncs_per_ack == 1
+    else:
+        assert 0 <= found.fsyncs_per_ack <= 1
+
+
+def test_bench_by_the_command(tmp_path, call):
+    """A table or JSON, and nothing stays on the disk."""
+    quick = ["--seconds", "0.02", "--rounds", 1, "--rows", 1, "--mode", "synced"]
+    result = call("bench", tmp_path, *quick)
+    assert result.exit_code == 0
+    assert "fsyncs per ack" in result.output
+    (found,) = json.loads(call("bench", tmp_path, *quick, "--json").output)
+    assert {"mode", "ratio", "fsyncs_per_ack", "bundles_s", "log_s"} <= set(found)
+    assert list(tmp_path.iterdir()) == []

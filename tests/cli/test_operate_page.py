@@ -1,0 +1,45 @@
+"""
+What docs/howto/operate.md tells people to type exists, and every command that it should name is named.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from quiver.cli.main import build_app
+
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "operate.md").read_text(encoding="utf-8")
+TYPED = sorted(set(re.findall(r"^\$ quiver (.+?)(?:\s+#.*)?$", PAGE, re.MULTILINE)))
+APP = typer.main.get_command(build_app())
+RUNS_A_PIPELINE = {"run", "demo"}
+
+
+def options_of(name):
+    return {option for parameter in APP.commands[name].params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_what_is_typed_exists(line):
+    """The sub-command, and each of its options."""
+    name, *rest = line.split()
+    assert {word for word in rest if word.startswith("--")} <= options_of(name)
+
+
+def test_every_command_is_told_of():
+    """But for those that have pages of their own; and inline text names only what is there."""
+    told = set(re.findall(r"\bquiver ([a-z]+)\b", PAGE)) | set(re.findall(r"^\$ quiver ([a-z]+)", PAGE, re.MULTILINE))
+    assert told == set(APP.commands) - RUNS_A_PIPELINE
+    every = set().union(*(options_of(name) for name in APP.commands))
+    assert set(re.findall(r"`(--[a-z-]+)", PAGE)) <= every
+
+
+def test_kinds_of_findings_are_those_of_the_code():
+    """The table under `verify` has each of them."""
+    from typing import get_args
+
+    from quiver.primitives.findings import Kind
+
+    table = PAGE.partition("| kind | means |")[2].partition("##")[0]
+    assert re.findall(r"^\| ([a-z ]+) \|", table, re.MULTILINE) == list(get_args(Kind))

@@ -1,0 +1,322 @@
+"""
+What an operator does to a directory: on a single store and on one of two cores, read back through the library.
+"""
+
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import quiver
+from quiver.primitives.real_files import REAL_FILES
+from quiver.store.instances import instance_roots
+
+ALL = list(range(300))
+
+
+def numbers(directory):
+    """Every number that the directory's bundles hold, in no order."""
+    found = []
+    for root in instance_roots(REAL_FILES, str(directory)):
+        for _, bundle in quiver.read(root).bundles():
+            found += bundle["logs"]["n"].to_pylist()
+    return sorted(found)
+
+
+def pending(directory, call):
+    """Subscriber → bundles that are still to come, as `stats` says."""
+    found = json.loads(call("stats", directory, "--json").output)
+    return {one["subscriber"]: one["lag_bundles"] for one in found["subscribers"]}
+
+
+def opened(directory, **settings):
+    cores = {"cores": 2} if (directory / "core_0").is_dir() else {}
+    return quiver.open(directory, quiver.Settings(**settings), background=False, **cores)
+
+
+def test_stats_sums_over_the_cores(any_dir, call):
+    """The same figures, however many cores there are; each core on a line of its own."""
+    found = json.loads(call("stats", any_dir, "--json").output)
+
+    assert (found["bundles"], found["quarantine_files"]) == (12, 0)
+    assert pending(any_dir, call) == {"fast": 7, "slow": 12}
+    assert sum(core["bundles"] for core in found["cores"]) == 12
+    assert ("core_1" in call("stats", any_dir).output) == (len(found["cores"]) == 2)
+
+
+def test_verify_reads_every_core(any_dir, call):
+    """Sums, and a finding wherever it lies."""
+    result = call("verify", any_dir, "--json")
+    found = json.loads(result.output)
+    assert (result.exit_code, found["damaged"], found["segment_bundles"]) == (0, False, 12)
+
+    segment = max(any_dir.rglob("*.qseg"))
+    segment.chmod(0o600)
+    segment.write_bytes(segment.read_bytes()[:-1])
+    result = call("verify", any_dir, "--json")
+    assert result.exit_code == 1
+    assert [one["path"] for one in json.loads(result.output)["findings"]] == [str(segment)]
+    assert "1 damaged" in call("verify", any_dir).output
+
+
+def test_repair_mends_and_says_what_it_gave_up(any_dir, call):
+    """A damaged segment that the log does not have: a copy is kept, the rest comes out, `verify` is content."""
+    segment = min(any_dir.rglob("*.qseg"))
+    segment.chmod(0o600)
+    damaged = bytearray(segment.read_bytes())
+    damaged[200] ^= 0x41
+    segment.write_bytes(damaged)
+    would = call("repair", any_dir, "--dry-run")
+    assert (would.exit_code, segment.read_bytes()) == (1, bytes(damaged))
+    assert "would be" in would.output
+    assert "nothing was changed" in would.output
+    found = json.loads(call("repair", any_dir, "--json").output)
+    (mend,) = [one for report in found for one in report["mends"] if one["path"] == str(segment)]
+
+    assert "bundles" in mend["gave_up"]
+    assert any(path.read_bytes() == bytes(damaged) for path in any_dir.rglob("quarantine/*"))
+    left = numbers(any_dir)
+    assert 0 < len(left) < 300
+    assert set(left) < set(ALL)
+    assert call("verify", any_dir).exit_code == 0
+    again = call("repair", any_dir)
+    assert (again.exit_code, again.output.count(": 0 things to mend; nothing is damaged")) == (0, len(found))
+
+
+def test_repair_of_an_open_store_is_refused(any_dir, call):
+    """It says who has it, and touches nothing."""
+    with opened(any_dir):
+        result = call("repair", any_dir)
+    assert result.exit_code == 1
+    assert "quiver store" in result.output
+    assert numbers(any_dir) == ALL
+
+
+def test_subscribers_are_listed_rewound_and_dropped(any_dir, call):
+    """A rewound one gets again what it had; a dropped one is gone; the others are not touched."""
+    listed = json.loads(call("subscribers", any_dir, "--json").output)
+    assert {one["subscriber"] for one in listed} == {"fast", "slow"}
+    assert "nobody" in call("subscribers", any_dir, "list").output
+
+    rewound = json.loads(call("subscribers", any_dir, "rewind", "fast", "--to", "earliest", "--json").output)
+    assert sum(one["bundles_again"] for one in rewound) == 5
+    assert pending(any_dir, call) == {"fast": 12, "slow": 12}
+    dropped = call("subscribers", any_dir, "drop", "slow")
+    assert "slow is gone" in dropped.output
+    assert pending(any_dir, call) == {"fast": 12}
+    assert call("subscribers", any_dir, "drop", "slow").exit_code == 2
+
+
+def test_subscribers_at_work_are_left_alone(any_dir, call):
+    """While somebody works for it, neither is done."""
+    with opened(any_dir) as store:
+        fast = store.register("fast")
+        handles = [fast.next_bundle(timeout=0) for _ in range(10)]
+        for action in (("drop", "fast"), ("rewind", "fast", "--to", "earliest")):
+            result = call("subscribers", any_dir, *action)
+            assert result.exit_code == 1
+            assert "fast" in result.output
+        assert pending(any_dir, call)["fast"] == 7
+    assert len(handles) == 10
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list", "fast"],
+        ["drop"],
+        ["rewind", "fast"],
+        ["drop", "fast", "--to", "1"],
+        ["rewind", "fast", "--to", "latest"],
+        ["rewind", "fast", "--to", "soon"],
+        ["rewind", "../fast", "--to", "1"],
+    ],
+)
+def test_subscribers_used_wrongly(made_store, arguments, call):
+    """A sentence and exit code 2."""
+    result = call("subscribers", made_store, *arguments)
+    assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
+def test_export_writes_every_row(any_dir, tmp_path, suffix, call):
+    """In a format by the suffix; times bound it; nothing is overwritten unless asked."""
+    to = tmp_path / f"out.{suffix}"
+    result = call("export", any_dir, "--slot", "logs", "--to", to, "--json")
+    read = {
+        "parquet": lambda: pq.read_table(to),
+        "arrow": lambda: pa.ipc.open_file(to).read_all(),
+        "jsonl": lambda: pa.Table.from_pylist([json.loads(line) for line in to.read_text().splitlines()]),
+    }[suffix]
+
+    assert (result.exit_code, json.loads(result.output)["rows"]) == (0, 300)
+    table = read()
+    assert table.schema.names == ["n", "s"]
+    assert sorted(table["n"].to_pylist()) == ALL
+    assert call("export", any_dir, "--slot", "logs", "--to", to).exit_code == 2
+    assert (
+        call("export", any_dir, "--slot", "30", "--columns", "n", "--since", "1h", "--to", to, "--force").exit_code == 0
+    )
+    assert read().schema.names == ["n"]
+    none = call("export", any_dir, "--slot", "logs", "--until", "1h", "--to", to, "--force", "--json")
+    assert (none.exit_code, json.loads(none.output)["rows"]) == (0, 0)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_export_leaves_out_what_is_damaged_and_says_so(store_dir, tmp_path, call):
+    """Exit code 1; the rest is there."""
+    segment = min(store_dir.rglob("*.qseg"))
+    segment.chmod(0o600)
+    segment.write_bytes(segment.read_bytes()[:-1])
+    result = call("export", store_dir, "--slot", "logs", "--to", tmp_path / "x.parquet")
+
+    assert result.exit_code == 1
+    assert str(segment) in result.output
+    assert 0 < pq.read_table(tmp_path / "x.parquet").num_rows < 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--to", "x.csv", "--slot", "logs"],
+        ["--to", "x.parquet"],
+        ["--to", "x.parquet", "--slot", "logs", "--view", "logs"],
+        ["--to", "no/such/x.parquet", "--slot", "logs"],
+        ["--to", "x.parquet", "--slot", "nothing"],
+        ["--to", "x.parquet", "--slot", "31"],
+        ["--to", "x.parquet", "--slot", "logs", "--since", "soon"],
+    ],
+)
+def test_export_used_wrongly(made_store, tmp_path, monkeypatch, arguments, call):
+    """A sentence, exit code 2, and no file."""
+    monkeypatch.chdir(tmp_path)
+    result = call("export", made_store, *arguments)
+    assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_becomes_a_store_again(any_dir, tmp_path, call):
+    """Everything that was accepted and every subscriber's place; the snapshot itself is never opened or changed."""
+    copy, back = tmp_path / "copy", tmp_path / "back"
+    taken = json.loads(call("snapshot", any_dir, copy, "--check", "--json").output)
+    assert (taken["problems"], taken["path"]) == ([], str(copy))
+    assert call("verify", copy).exit_code == 0
+    assert call("inspect", copy / "quiver.snapshot").exit_code == 0
+    for command in (["repair", copy], ["migrate", copy, "--profile", "otap"], ["subscribers", copy, "drop", "slow"]):
+        refused = call(*command)
+        assert (refused.exit_code, "quiver restore" in refused.output) == (2, True)
+    with pytest.raises(quiver.WrongUse, match="quiver restore"):
+        opened(copy)
+    assert call("restore", copy, back).exit_code == 0
+
+    assert numbers(back) == ALL
+    assert pending(back, call) == {"fast": 7, "slow": 12}
+    with opened(back) as store:
+        store.flush()
+        slow = store.register("slow")
+        got = []
+        while (handle := slow.next_bundle(timeout=0)) is not None:
+            got += handle.bundle["logs"]["n"].to_pylist()
+            handle.ack()
+    assert sorted(got) == ALL
+    assert call("verify", copy).exit_code == 0
+    assert numbers(any_dir) == ALL
+
+
+def test_a_damaged_snapshot_is_told_and_refused(store_dir, tmp_path, call):
+    """By path; restored all the same only when asked."""
+    copy, back = tmp_path / "copy", tmp_path / "back"
+    call("snapshot", store_dir, copy)
+    log = copy / "wal" / "quiver.wal"
+    log.write_bytes(log.read_bytes()[:-3])
+    verified = call("verify", copy)
+    assert verified.exit_code == 1
+    assert f"not as it was copied: {log}" in verified.output
+    refused = call("restore", copy, back)
+    assert (refused.exit_code, back.exists()) == (1, False)
+    assert call("restore", copy, back, "--damaged-too").exit_code == 1
+    assert len(numbers(back)) == 280
+    whole = copy / "quiver.snapshot"
+    whole.write_bytes(whole.read_bytes()[:-30])
+    assert call("restore", copy, tmp_path / "other").exit_code == 1
+    whole.unlink()
+    assert call("restore", copy, tmp_path / "other").exit_code == 2
+
+
+def test_a_snapshot_beside_a_live_writer_is_whole(any_dir, tmp_path, call):
+    """Taken while the store is open, between two bundles."""
+    with opened(any_dir) as store:
+        assert call("snapshot", any_dir, tmp_path / "copy", "--check").exit_code == 0
+        assert store.stats() is not None
+    assert call("restore", tmp_path / "copy", tmp_path / "back").exit_code == 0
+    assert numbers(tmp_path / "back") == ALL
+
+
+def test_migrate_and_back(any_dir, tmp_path, call):
+    """Data and progress are what they were, under the other profile and under another slot table."""
+    there = json.loads(call("migrate", any_dir, "--profile", "otap", "--json").output)
+    assert {one["profile"] for one in there} == {"otap"}
+    assert numbers(any_dir) == ALL
+    with opened(any_dir, format_profile="otap"):
+        pass
+    table = tmp_path / "weather.json"
+    table.write_text('{"name": "weather", "slots": {"30": "readings"}}')
+    assert call("migrate", any_dir, "--profile", "spec", "--adapter", table).exit_code == 0
+    with pytest.raises(quiver.FormatUnsupported, match="weather|hash"):
+        opened(any_dir).close()
+    assert call("migrate", any_dir, "--profile", "spec", "--adapter", "otap").exit_code == 0
+    with opened(any_dir):
+        pass
+    assert pending(any_dir, call) == {"fast": 10, "slow": 15}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"name": 1}', '{"name": "a", "slots": {"x": "y"}}', "\x00"])
+def test_migrate_with_an_adapter_that_is_none(any_dir, tmp_path, text, call):
+    """What one looks like is said; nothing has changed."""
+    table = tmp_path / "a.json"
+    table.write_text(text)
+    result = call("migrate", any_dir, "--profile", "spec", "--adapter", table)
+    assert (result.exit_code, '"slots"' in result.output) == (2, True)
+    assert call("migrate", any_dir, "--profile", "spec", "--adapter", tmp_path / "none.json").exit_code == 2
+    assert numbers(any_dir) == ALL
+
+
+def test_inspect_shows_every_file(any_dir, call):
+    """As a table and as JSON, with its kind; all of them are known."""
+    with opened(any_dir):
+        pass
+    kinds = set()
+    for path in sorted(any_dir.rglob("*")):
+        if path.is_file():
+            found = json.loads(call("inspect", path, "--json").output)
+            assert found["sound"], path
+            assert found["kind"] != "unknown", path
+            assert found["kind"] in call("inspect", path).output
+            kinds.add(found["kind"])
+    assert {"wal", "cursor", "segment", "progress", "identity", "lock"} <= kinds
+
+
+def test_inspect_of_copies_that_were_kept(store_dir, call):
+    """They are damaged, which is why they are there: listed, and no reason for exit code 1."""
+    segment = min(store_dir.rglob("*.qseg"))
+    segment.chmod(0o600)
+    segment.write_bytes(segment.read_bytes()[:-1])
+    assert call("inspect", store_dir).exit_code == 1
+    call("repair", store_dir)
+    result = call("inspect", store_dir, "--json")
+
+    assert result.exit_code == 0
+    assert "kept copy" in {one["kind"] for one in json.loads(result.output)}
+
+
+def test_nothing_is_left_where_a_copy_could_not_be_made(store_dir, tmp_path, call):
+    """A snapshot that lies within its store, or over another directory, is refused before anything is written."""
+    (tmp_path / "taken").mkdir()
+    before = sorted(store_dir.rglob("*"))
+    for target in (store_dir / "copy", tmp_path / "taken", store_dir):
+        assert call("snapshot", store_dir, target).exit_code == 2
+    assert sorted(store_dir.rglob("*")) == before
+    shutil.rmtree(tmp_path / "taken")
+    assert call("snapshot", store_dir, tmp_path / "taken").exit_code == 0
