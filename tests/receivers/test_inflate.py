@@ -44,3 +44,17 @@ def test_every_cut_and_every_flipped_byte_gives_an_answer():
         answer = inflate(changed, size_max=1000)
         assert answer is None or isinstance(answer, (bytes, Damage))
     assert isinstance(inflate(data + b"junk", size_max=1000), Damage)
+
+
+def test_members_that_bring_nothing_are_counted():
+    assert inflate(gzip.compress(b"") * 1000, size_max=10) == b""
+    many = inflate(gzip.compress(b"") * 5000, size_max=10)
+    assert isinstance(many, Damage)
+    assert "members" in many.reason
+
+
+def test_members_may_end_anywhere_in_the_pieces_that_are_read():
+    data = random.Random(2).randbytes(200_000)
+    packed = b"".join(gzip.compress(data[at : at + 7000]) for at in range(0, len(data), 7000))
+    assert inflate(packed, size_max=len(data)) == data
+    assert inflate(packed, size_max=len(data) - 1) is None

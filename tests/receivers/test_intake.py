@@ -41,7 +41,7 @@ def test_ack_says_whether_the_disk_is_waited_for(ack, durable):
 def test_an_empty_request_is_confirmed_and_leaves_nothing():
     store = FakeStore()
     assert OtlpIntake(store, OtlpSettings()).accept("logs", b"").confirmed
-    assert OtlpIntake(store, OtlpSettings()).accept("logs", gzip.compress(b""), gzipped=True).confirmed
+    assert OtlpIntake(store, OtlpSettings()).accept("logs", gzip.compress(b""), encoding="gzip").confirmed
     assert store.kept == []
 
 
@@ -58,10 +58,10 @@ def test_compressed_requests_are_stored_inflated_and_broken_ones_refused():
     store = FakeStore()
     intake = OtlpIntake(store, OtlpSettings())
     packed = gzip.compress(log_request())
-    assert intake.accept("logs", packed, gzipped=True).outcome == "stored"
+    assert intake.accept("logs", packed, encoding="gzip").outcome == "stored"
     assert store.kept == [(60, log_request())]
-    assert intake.accept("logs", packed[:-3], gzipped=True).outcome == "invalid"
-    assert intake.accept("logs", log_request(), gzipped=True).outcome == "invalid"
+    assert intake.accept("logs", packed[:-3], encoding="gzip").outcome == "invalid"
+    assert intake.accept("logs", log_request(), encoding="gzip").outcome == "invalid"
     assert len(store.kept) == 1
 
 
@@ -70,9 +70,9 @@ def test_sizes_are_bounded_before_and_after_decompression():
     limits = OtlpSettings(max_request_bytes=1000, max_decompressed_bytes=5000, in_flight_bytes_max=5000)
     intake = OtlpIntake(store, limits)
     assert intake.accept("logs", log_request(size=1000)).outcome == "too_large"
-    assert intake.accept("logs", gzip.compress(log_request(size=4000)), gzipped=True).outcome == "stored"
-    assert intake.accept("logs", gzip.compress(log_request(size=5000)), gzipped=True).outcome == "too_large"
-    assert intake.accept("logs", gzip.compress(bytes(10_000_000)), gzipped=True).outcome == "too_large"
+    assert intake.accept("logs", gzip.compress(log_request(size=4000)), encoding="gzip").outcome == "stored"
+    assert intake.accept("logs", gzip.compress(log_request(size=5000)), encoding="gzip").outcome == "too_large"
+    assert intake.accept("logs", gzip.compress(bytes(10_000_000)), encoding="gzip").outcome == "too_large"
     assert len(store.kept) == 1
 
 
@@ -137,6 +137,30 @@ def test_requests_in_flight_are_bounded_together():
     assert intake.accept("logs", data).outcome == "stored"
 
 
+def test_requests_in_json_do_not_hold_up_the_others(monkeypatch):
+    held, entered = threading.Event(), threading.Semaphore(0)
+
+    def slow(data, signal):
+        entered.release()
+        assert held.wait(30)
+        return log_request()
+
+    monkeypatch.setattr("quiver.receivers.intake.request_from_json", slow)
+    store = FakeStore()
+    intake = OtlpIntake(store, OtlpSettings(workers=3))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(intake.accept, "logs", b"{}", json=True) for _ in range(2)]
+        assert entered.acquire(timeout=30)  # one has its turn, the other waits for it
+        while intake._json_places._value:
+            threading.Event().wait(0.001)
+        assert intake.accept("logs", log_request()).outcome == "stored"
+        third = intake.accept("logs", b"{}", json=True)
+        held.set()
+        assert [one.result(30).outcome for one in waiting] == ["stored", "stored"]
+    assert (third.outcome, third.retry_after_s) == ("full", 1.0)
+    assert intake.accept("logs", b"{}", json=True).outcome == "stored"
+
+
 # -- the window ---------------------------------------------------------------------------------------------
 
 
@@ -144,7 +168,7 @@ def test_a_request_sent_again_is_confirmed_and_stored_once():
     store = FakeStore()
     intake = OtlpIntake(store, WITH_WINDOW, clock=ManualClock())
     outcomes = [intake.accept("logs", log_request()) for _ in range(3)]
-    outcomes.append(intake.accept("logs", gzip.compress(log_request()), gzipped=True))
+    outcomes.append(intake.accept("logs", gzip.compress(log_request()), encoding="gzip"))
     assert [verdict.outcome for verdict in outcomes] == ["stored", "duplicate", "duplicate", "duplicate"]
     assert all(verdict.confirmed for verdict in outcomes)
     assert intake.accept("logs", log_request("other")).outcome == "stored"

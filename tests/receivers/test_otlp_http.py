@@ -4,17 +4,19 @@ OTLP/HTTP: exact codes, headers, bodies and limits, over a real connection.
 
 import gzip
 import http.client
+import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from fake_store import FakeStore, log_request
 from google.rpc.status_pb2 import Status
 
 from quiver.errors import AtCapacity, RetryLater, StoreClosed, StoreFailed
-from quiver.receivers.otlp_http import PATHS, PROTOBUF, OtlpHttpReceiver
+from quiver.receivers.otlp_http import JSON, PATHS, PROTOBUF, OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2)
@@ -69,15 +71,69 @@ def test_a_content_type_may_have_parameters(receiver):
 
 
 @pytest.mark.parametrize("headers", [
-    {"content_type": "application/json"},
+    {"content_type": "text/plain"},
     {"content_type": None},
-    {"content_encoding": "zstd"},
+    {"content_encoding": "br"},
+    {"content_encoding": "gzip, zstd"},
 ])  # fmt: skip
 def test_other_types_and_encodings_are_refused(receiver, store, headers):
     status, message, code = refused(post(receiver, log_request(), **headers))
     assert (status, code) == (415, 3)
     assert "is not" in message
     assert store.kept == []
+
+
+def packed(data: bytes, encoding: str | None) -> bytes:
+    if encoding == "gzip":
+        return gzip.compress(data)
+    return data if encoding is None else pa.compress(data, codec=encoding, asbytes=True)
+
+
+DOCUMENT = {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "hello"}}]}]}]}
+
+
+@pytest.mark.parametrize("encoding", [None, "gzip", "zstd"])
+def test_json_is_stored_as_protobuf_and_answered_in_json(receiver, store, encoding):
+    sent = packed(json.dumps(DOCUMENT).encode(), encoding)
+    status, headers, body = post(receiver, sent, content_type=f"{JSON}; charset=utf-8", content_encoding=encoding)
+    assert (status, headers["Content-Type"].partition(";")[0], json.loads(body)) == (200, JSON, {})
+    assert store.kept == [(60, log_request())]
+
+
+def test_refusals_of_json_are_json(receiver, store):
+    status, headers, body = post(receiver, b'{"resourceLogs": 5}', content_type=JSON)
+    assert (status, headers["Content-Type"].partition(";")[0]) == (400, JSON)
+    assert json.loads(body)["code"] == 3
+    assert "ExportLogsServiceRequest" in json.loads(body)["message"]
+    store.failures.append(AtCapacity("wal.max_size", retry_after_s=1.0))
+    status, headers, body = post(receiver, json.dumps(DOCUMENT).encode(), content_type=JSON)
+    assert (status, headers["Retry-After"], json.loads(body)["code"]) == (503, "1", 14)
+    assert store.kept == []
+
+
+def test_zstd_is_stored_inflated(receiver, store):
+    data = b"\x0a\x00" * 100
+    assert post(receiver, packed(data, "zstd"), content_encoding="zstd")[0] == 200
+    assert store.kept == [(60, data)]
+    assert refused(post(receiver, packed(data, "zstd")[:-1], content_encoding="zstd"))[0] == 400
+    assert refused(post(receiver, packed(data, "gzip"), content_encoding="zstd"))[0] == 400
+
+
+@pytest.mark.parametrize(("accepted", "expected"), [
+    ("gzip", "gzip"), ("zstd, gzip", "zstd"), ("br, GZIP;q=0.5", "gzip"),
+    ("gzip;q=0", None), ("zstd; q=0.0, br", None), ("identity", None), ("", None), ("*", None), (",;,", None),
+])  # fmt: skip
+def test_replies_are_compressed_when_that_was_asked_for(receiver, accepted, expected):
+    _, headers, body = post(receiver, b"\xff", accept_encoding=accepted)
+    assert headers["Content-Encoding"] == expected
+    if expected == "gzip":
+        body = gzip.decompress(body)
+    elif expected == "zstd":
+        with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
+            body = stream.read()
+    assert Status.FromString(body).code == 3
+    _, headers, body = post(receiver, log_request(), accept_encoding=accepted)
+    assert (headers["Content-Encoding"], body) == (None, b"")  # nothing to compress
 
 
 def test_garbage_is_a_bad_request_and_leaves_nothing(receiver, store):
@@ -117,6 +173,10 @@ def test_sizes_are_bounded_before_and_after_decompression(small, store):
     for size in (4000, 900_000):
         bomb = gzip.compress(log_request(size=size))
         assert refused(post(small, bomb, content_encoding="gzip"))[0] == 413
+        bomb = packed(log_request(size=size), "zstd")
+        assert refused(post(small, bomb, content_encoding="zstd"))[0] == 413
+    bomb = json.dumps({"resourceLogs": [{}] * 1500}).encode()
+    assert post(small, gzip.compress(bomb), content_encoding="gzip", content_type=JSON)[0] == 413
     assert refused(post(small, log_request(size=1000)))[0] == 413
     assert refused(post(small, iter([log_request(size=800)] * 2)))[0] == 413  # chunked, without a length
     assert len(store.kept) == 2

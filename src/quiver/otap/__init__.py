@@ -1,21 +1,36 @@
 """
-OTLP export requests as flat tables: pure functions over bytes and Arrow.
+OTLP export requests, OTAP tables and flat views, each from the other: pure functions over bytes and Arrow.
 
 ======================  ==========================================================================
 file                    purpose
 ======================  ==========================================================================
 `views.py`              `view`, `decode_requests`, `decode_groups`: requests → rows
 `view_schema.py`        the columns of the views `logs`, `spans`, `metrics`
+`columnar_tables.py`    tables → columns without a request between
+`stored.py`             `stored_requests`: what slots hold of a signal, whole or as tables
 `request.py`            is it a request, and how large do its rows get?
 `request_shapes.py`     how requests nest
 `wire_schema.py`        message descriptions cut down to what a view shows
 `columnar.py`           requests → columns without an object per record; `columnar_records.py`, `columnar_metrics.py`
 `arrays.py`             its building blocks; `typed_arrays.py`, `nested_json.py`
 `columns.py`            the same from protobuf objects, for what is odd; `logs.py`, `spans.py`, `metrics.py`
+`bundles.py`            `from_otlp`, `to_otlp`: requests ↔ bundles of OTAP tables
+`payload_schema.py`     the tables of OTAP, their columns and how they hang together
+`tables_from_otlp.py`   requests → tables with plain ids; `otlp_from_tables.py` the way back
+`payload_arrays.py`     one table ↔ lists: defaults left out, dictionaries; `cbor.py`: nested values
+`stream_decoder.py`     `StreamDecoder`: messages of an OTAP stream → tables; `stream_encoder.py` the sender
+`sound_tables.py`       `check_tables`: will a request and rows come out of these tables?
+`transport_ids.py`      ids as they travel → plain; `transport_order.py` the way back, sorted
+`arrow_message.py`      the protobuf messages of a stream; `ipc_pieces.py`: the lengths inside them
 ======================  ==========================================================================
 """
 
+from quiver.otap.arrow_message import BatchStatus, StatusCode, decode_status, encode_status
+from quiver.otap.bundles import from_otlp, to_otlp
 from quiver.otap.request import ROWS_BYTES_MAX, Request, parse_request
+from quiver.otap.stored import StoredTables, slots_of_view, split_stored, stored_requests
+from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder, StreamLimits
+from quiver.otap.stream_encoder import EncodedBatch, StreamEncoder
 from quiver.otap.view_schema import TYPED_VALUE, VIEW_SLOTS, VIEWS, view_schema
 from quiver.otap.views import DecodedRequests, decode_groups, decode_requests, view
 
@@ -24,11 +39,26 @@ __all__ = [
     "TYPED_VALUE",
     "VIEWS",
     "VIEW_SLOTS",
+    "ArrowBatch",
+    "BatchStatus",
     "DecodedRequests",
+    "EncodedBatch",
     "Request",
+    "StatusCode",
+    "StoredTables",
+    "StreamDecoder",
+    "StreamEncoder",
+    "StreamLimits",
     "decode_groups",
     "decode_requests",
+    "decode_status",
+    "encode_status",
+    "from_otlp",
     "parse_request",
+    "slots_of_view",
+    "split_stored",
+    "stored_requests",
+    "to_otlp",
     "view",
     "view_schema",
 ]

@@ -6,7 +6,7 @@ A request that cannot be read does not spoil the others: it is reported by its i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,15 @@ from quiver.bundle import Bundle
 from quiver.errors import BundleInvalid, WrongUse
 from quiver.otap.arrays import Odd
 from quiver.otap.columnar import decode_columnar
+from quiver.otap.columnar_tables import decode_tables
 from quiver.otap.columns import Flat, flatten, origin_columns
 from quiver.otap.logs import log_columns
 from quiver.otap.metrics import metric_columns, points_of
 from quiver.otap.request import ROWS_BYTES_MAX, Measured, measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
+from quiver.otap.sound_tables import check_tables
 from quiver.otap.spans import span_columns
+from quiver.otap.stored import StoredTables, stored_requests
 from quiver.otap.view_schema import VIEW_SLOTS, projected_schema, view_name
 from quiver.primitives.scan import Damage
 
@@ -58,8 +61,10 @@ class _Group:
     count: int = 0
     rows_bytes: int = 0
 
-    def add(self, data: bytes | memoryview, measured: Measured | Damage) -> None:
-        if isinstance(measured, Damage):
+    def add(self, data: bytes | memoryview | Damage, measured: Measured | Damage) -> None:
+        if isinstance(data, Damage):
+            self.bad.append((self.count, data.reason))
+        elif isinstance(measured, Damage):
             self.bad.append((self.count, measured.reason))
         else:
             self.requests.append(bytes(data))
@@ -92,7 +97,7 @@ def decode_requests(
 
 
 def decode_groups(
-    requests: Iterable[bytes | memoryview],
+    requests: Iterable[bytes | memoryview | StoredTables | Damage],
     signal: str,
     *,
     columns: Sequence[str] | None = None,
@@ -102,15 +107,27 @@ def decode_groups(
     Yield the rows of many requests in batches of about *group_bytes*, reading *requests* as it goes.
 
     Every request is in exactly one batch; requests that give no rows are, too, so that `rows` of all the batches
-    together has one number per request. No requests, no batches.
+    together has one number per request. No requests, no batches. Tables count as one request, and what is a
+    `Damage` is told among the bad ones.
 
     Raises:
         WrongUse: no such signal or column.
     """
     schema = projected_schema(signal, None if columns is None else list(columns))
     group = _Group()
-    for data in requests:
-        measured = measure_request(data, signal)
+    for item in requests:
+        data = item
+        if isinstance(data, StoredTables):
+            if group.count:
+                yield _decoded(group, signal, schema)
+                group = _Group(first=group.first + group.count)
+            direct = _decoded_tables(data, group.first, signal, schema)
+            if direct is not None:
+                yield direct
+                group = _Group(first=group.first + 1)
+                continue
+            data = data.request()
+        measured = data if isinstance(data, Damage) else measure_request(data, signal)
         grows = 0 if isinstance(measured, Damage) else measured.rows_bytes
         if group.count and group.rows_bytes + grows > group_bytes:
             yield _decoded(group, signal, schema)
@@ -124,24 +141,20 @@ def view(source: Bundle | pa.RecordBatch, signal: str, *, columns: Sequence[str]
     """
     Return a bundle, or the batch of a raw OTLP slot, as a flat table of one signal.
 
-    A bundle that does not hold the signal gives no rows.
+    A bundle may hold whole requests, OTAP tables, or both; one that does not hold the signal gives no rows.
 
     Raises:
         WrongUse: no such signal or column, or the batch is not that of a raw OTLP slot.
-        BundleInvalid: one of the requests cannot be read.
+        BundleInvalid: one of the requests, or the tables, cannot be read.
     """
     view_of = view_name(signal)
     schema = projected_schema(view_of, None if columns is None else list(columns))
-    batch: pa.RecordBatch = source
-    if isinstance(source, Bundle):
-        slot = VIEW_SLOTS[view_of]
-        if slot not in source:
-            return schema.empty_table()
-        batch = source[slot]
-    if "data" not in batch.schema.names or not pa.types.is_binary(batch.schema.field("data").type):
+    raw = VIEW_SLOTS[view_of]
+    batches: Mapping[int, pa.RecordBatch] = source.batches if isinstance(source, Bundle) else {raw: source}
+    if raw in batches and not _is_raw(batches[raw].schema):
         raise WrongUse("a raw OTLP slot has one binary column named data; this batch has none")
     decoded = []
-    for group in decode_groups(_requests_in(batch), view_of, columns=columns):
+    for group in decode_groups(stored_requests(batches, view_of), view_of, columns=columns):
         if group.bad:
             index, reason = group.bad[0]
             raise BundleInvalid(f"request {group.first + index} of the bundle: {reason}")
@@ -149,9 +162,8 @@ def view(source: Bundle | pa.RecordBatch, signal: str, *, columns: Sequence[str]
     return pa.Table.from_batches(decoded, schema)
 
 
-def _requests_in(batch: pa.RecordBatch) -> Iterator[bytes]:
-    for data in batch.column("data"):
-        yield data.as_py()
+def _is_raw(schema: pa.Schema) -> bool:
+    return "data" in schema.names and pa.types.is_binary(schema.field("data").type)
 
 
 def _decoded(group: _Group, signal: str, schema: pa.Schema) -> DecodedRequests:
@@ -167,6 +179,24 @@ def _decoded(group: _Group, signal: str, schema: pa.Schema) -> DecodedRequests:
         rows[index] = count
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else _no_columns(sum(rows))
     return DecodedRequests(batch, tuple(bad), tuple(rows), group.first)
+
+
+def _decoded_tables(stored: StoredTables, first: int, signal: str, schema: pa.Schema) -> DecodedRequests | None:
+    """
+    Return the rows of tables, or that they are unsound; None when they have to become a request first.
+    """
+    unsound = check_tables(stored.tables, stored.signal)
+    if unsound is not None:
+        batch = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+        return DecodedRequests(batch, ((0, unsound.reason),), (0,), first)
+    try:
+        found = decode_tables(stored.tables, view_name(signal))
+        arrays = [found.makers[column.name]() for column in schema]
+    except Odd:
+        return None
+    (rows,) = found.per_request
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else _no_columns(rows)
+    return DecodedRequests(batch, (), (rows,), first)
 
 
 def _decoded_by_object(

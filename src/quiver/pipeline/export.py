@@ -41,11 +41,14 @@ class _Export:
     One exporter and its query, which may be between two lives.
     """
 
-    def __init__(self, spark: SparkSession, store_path: str, name: str, config: ParquetExporterConfig) -> None:
+    def __init__(
+        self, spark: SparkSession, store_path: str, name: str, config: ParquetExporterConfig, *, may_lose: bool
+    ) -> None:
         self.name = name
         self._spark = spark
         self._store_path = store_path
         self._config = config
+        self._may_lose = may_lose
         self._query: Any = None
         self._delays = self._new_delays()
         self._started_at = 0.0
@@ -82,6 +85,7 @@ class _Export:
             str(Path(config.path).absolute()),
             str(Path(config.checkpoint_path).absolute()),
             trigger={"processingTime": f"{max(round(config.trigger * 1000), 1)} milliseconds"},
+            options={"failOnDataLoss": "false"} if self._may_lose else None,
             compression=config.compression,
             query_name=self.name,
         )
@@ -130,7 +134,10 @@ def export(context: ChildContext) -> None:
     if not _await_registration(context, store_path):
         spark.stop()
         return
-    exports = [_Export(spark, store_path, name, config) for name, config in pipeline.exporters]
+    settings = pipeline.persistence.settings
+    # Whoever allows the store to drop what is not exported yet does not want the export to stop for it.
+    may_lose = settings.size_cap_policy == "drop_oldest" or settings.max_age_s is not None
+    exports = [_Export(spark, store_path, name, config, may_lose=may_lose) for name, config in pipeline.queries]
     for one in exports:
         one.look()
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
@@ -147,9 +154,9 @@ def export(context: ChildContext) -> None:
 
 def _await_registration(context: ChildContext, store_path: str) -> bool:
     """
-    Wait until the ingest process has registered every exporter; False when asked to stop before that.
+    Wait until the ingest process has registered every query's exporter; False when asked to stop before that.
     """
-    waiting = [f"{store_path}/{progress_name(name)}" for name, _ in context.pipeline.exporters]
+    waiting = [f"{store_path}/{progress_name(name)}" for name, _ in context.pipeline.queries]
     while waiting:
         waiting = [path for path in waiting if not os.path.exists(path)]  # noqa: PTH110
         if waiting and context.lifeline.wait(LOOK_S):

@@ -19,16 +19,19 @@ from quiver.pipeline.plugins import (
     NOT_YET,
     PLUGINS,
     Kind,
+    MetricsConfig,
+    OtlpExporterConfig,
     OtlpReceiverConfig,
     ParquetExporterConfig,
     PersistenceConfig,
     Plugin,
+    checked,
 )
 from quiver.store.format.names import check_subscriber_id
 
 __all__ = ["Node", "Pipeline", "load_pipeline"]
 
-_TOP_KEYS = ("nodes",)
+_TOP_KEYS = ("nodes", "metrics")
 _NODE_KEYS = ("kind", "plugin_urn", "out_ports", "config")
 _PORT_KEYS = ("destinations", "dispatch_strategy")
 _STRATEGIES = ("round_robin", "broadcast")
@@ -68,6 +71,7 @@ class Pipeline:
 
     source: str
     nodes: Mapping[str, Node]
+    metrics: MetricsConfig | None = None
 
     @property
     def receivers(self) -> list[tuple[str, OtlpReceiverConfig]]:
@@ -85,11 +89,25 @@ class Pipeline:
         return config
 
     @property
-    def exporters(self) -> list[tuple[str, ParquetExporterConfig]]:
+    def exporters(self) -> list[tuple[str, ParquetExporterConfig | OtlpExporterConfig]]:
         """
         Name (which is the subscriber id) and config of each exporter that is fed.
         """
         return [(node.name, node.config) for node in self._of("exporter")]
+
+    @property
+    def queries(self) -> list[tuple[str, ParquetExporterConfig]]:
+        """
+        Those of the exporters that are queries of the Spark process.
+        """
+        return [(name, config) for name, config in self.exporters if isinstance(config, ParquetExporterConfig)]
+
+    @property
+    def forwarders(self) -> list[tuple[str, OtlpExporterConfig]]:
+        """
+        Those of the exporters that run in the ingest process.
+        """
+        return [(name, config) for name, config in self.exporters if isinstance(config, OtlpExporterConfig)]
 
     def _of(self, kind: Kind) -> Iterator[Node]:
         return (node for node in self.nodes.values() if node.kind == kind)
@@ -112,8 +130,16 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
         raise document.invalid(("nodes",), "there are no nodes")
     nodes = {name: _node(document, name, value, raw) for name, value in raw.items()}
     _check_acyclic(document, nodes)
-    _check_shape(document, nodes)
-    return Pipeline(source, nodes), document.placeholders
+    metrics = _metrics(document, top)
+    _check_shape(document, nodes, metrics)
+    return Pipeline(source, nodes, metrics), document.placeholders
+
+
+def _metrics(document: Document, top: Mapping[str, Any]) -> MetricsConfig | None:
+    if "metrics" not in top:
+        return None
+    inside = _mapping(document, ("metrics",), top["metrics"], "metrics")
+    return checked(MetricsConfig, document, ("metrics",), inside)
 
 
 def _mapping(document: Document, path: Path, value: Any, what: str) -> dict[str, Any]:
@@ -201,7 +227,7 @@ def _check_acyclic(document: Document, nodes: Mapping[str, Node]) -> None:
         raise document.invalid(nodes[cycle[0]].edges[cycle[1]], reason) from error
 
 
-def _check_shape(document: Document, nodes: Mapping[str, Node]) -> None:
+def _check_shape(document: Document, nodes: Mapping[str, Node], metrics: MetricsConfig | None) -> None:
     stores = [node for node in nodes.values() if node.kind == "processor"]
     if not stores:
         raise document.invalid(("nodes",), "there is no persistence node (urn:otap:processor:persistence)")
@@ -214,7 +240,7 @@ def _check_shape(document: Document, nodes: Mapping[str, Node]) -> None:
     for node in nodes.values():
         if node.kind != "receiver" and node.name not in fed:
             raise document.invalid(("nodes", node.name), f"nobody feeds {node.name}: no node has it as a destination")
-    _check_addresses(document, nodes)
+    _check_addresses(document, nodes, metrics)
     _check_outputs(document, nodes)
 
 
@@ -238,8 +264,8 @@ def _a(kind: Kind) -> str:
     return f"an {kind}" if kind == "exporter" else f"a {kind}"
 
 
-def _check_addresses(document: Document, nodes: Mapping[str, Node]) -> None:
-    taken: dict[str, str] = {}
+def _check_addresses(document: Document, nodes: Mapping[str, Node], metrics: MetricsConfig | None) -> None:
+    taken: dict[str, str] = {} if metrics is None else {metrics.listen: "metrics"}
     for node in nodes.values():
         if not isinstance(node.config, OtlpReceiverConfig):
             continue

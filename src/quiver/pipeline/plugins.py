@@ -10,23 +10,32 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from quiver.errors import SettingsInvalid
+from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
+from quiver.pipeline.config_values import Config, Duration, Size
+from quiver.pipeline.otap_config import OtapReceiverConfig
 from quiver.pipeline.parse import Document, Path, nearest
-from quiver.receivers.settings import OtlpSettings, split_address
-from quiver.settings import MIB, Settings, parse_duration_s, parse_size_bytes
+from quiver.pipeline.receiver_config import MetricsConfig, OtlpReceiverConfig
+from quiver.primitives.backoff import Backoff
+from quiver.settings import MIB, Settings
 
 __all__ = [
     "NOT_YET",
     "PLUGINS",
     "Kind",
+    "MetricsConfig",
+    "OtapExporterConfig",
+    "OtapReceiverConfig",
+    "OtlpExporterConfig",
     "OtlpReceiverConfig",
     "ParquetExporterConfig",
     "PersistenceConfig",
     "Plugin",
+    "checked",
 ]
 
 Kind = Literal["receiver", "processor", "exporter"]
@@ -35,135 +44,10 @@ RUN_SEGMENT_OPEN_S = 1.0
 """Under `quiver run` an exporter should not wait 5 s for a slow trickle, as the library's default would have it."""
 
 
-def _address(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            _, port = split_address(value)
-        except SettingsInvalid as error:
-            raise ValueError(str(error)) from error
-        if port == 0:
-            raise ValueError("port 0 is any port; a restarted receiver must come back at the same one")
-    return value
+_Checked = TypeVar("_Checked", bound=Config)
 
 
-def _size(value: object) -> int:
-    try:
-        return parse_size_bytes(value)
-    except SettingsInvalid as error:
-        raise ValueError(str(error).removeprefix("size: ")) from error
-
-
-def _duration(value: object) -> float:
-    if value is False or (isinstance(value, str) and value.lower() in {"off", "none"}):
-        return 0.0  # YAML reads a bare `off` as false
-    try:
-        return parse_duration_s(value)
-    except SettingsInvalid as error:
-        raise ValueError(str(error).removeprefix("duration: ")) from error
-
-
-SETTINGS_NOT_YET = {
-    "retention.max_retain_after_ingestion_hours": (
-        "retention.max_retain_after_ingestion_hours is not available in this version: nothing expires by age; "
-        "leave it out, and what every exporter has finished with goes at once"
-    ),
-    "retention.steady_state_headroom": (
-        "retention.steady_state_headroom is not available in this version; retention.delete_grace keeps finished "
-        "segments for a time"
-    ),
-}
-"""Keys of the architecture document that the store does not have yet, and what there is instead."""
-
-IN_FLIGHT_BYTES_MIN = 64 * MIB
-
-Address = Annotated[str, BeforeValidator(_address)]
-Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
-Duration = Annotated[float, BeforeValidator(_duration)]
-
-
-class _Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Endpoint(_Config):
-    listening_addr: Address
-
-
-class _Protocols(_Config):
-    grpc: _Endpoint | None = None
-    http: _Endpoint | None = None
-
-
-class OtlpReceiverConfig(_Config):
-    """
-    `urn:otel:otlp:receiver`. `listening_addr` is gRPC; `protocols` names gRPC and HTTP each.
-
-    Attributes:
-        response_stream_channel_size: requests that may wait for their confirmation at once.
-        dedupe_window: a byte-identical request within this time is confirmed and not stored again; 0 is off.
-        ack: `synced` confirms after a group fsync, `logged` when the request is in the log.
-        max_request_bytes: the most a request may take on the wire.
-        max_decompressed_bytes: the most it may take once decompressed.
-    """
-
-    listening_addr: Address | None = None
-    protocols: _Protocols = _Protocols()
-    response_stream_channel_size: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    dedupe_window: Duration = 0.0
-    ack: Literal["synced", "logged"] = "synced"
-    max_request_bytes: Size = 16 * MIB
-    max_decompressed_bytes: Size = 16 * MIB
-
-    def model_post_init(self, _context: Any, /) -> None:
-        """
-        Refuse a receiver that listens nowhere, or twice for the same protocol.
-        """
-        if self.listening_addr is not None and self.protocols.grpc is not None:
-            raise ValueError("listening_addr and protocols.grpc both say where gRPC listens; keep one")
-        if self.grpc_address is None and self.http_address is None:
-            raise ValueError("the receiver listens nowhere; give listening_addr or protocols")
-        if self.grpc_address == self.http_address:
-            raise ValueError(f"gRPC and HTTP cannot both listen on {self.grpc_address}")
-        try:
-            for address in (self.grpc_address, self.http_address):
-                if address is not None:
-                    self.settings(address)
-        except SettingsInvalid as error:
-            raise ValueError(str(error)) from error
-
-    def settings(self, address: str) -> OtlpSettings:
-        """
-        Return the settings of the receiver that listens on *address*.
-
-        Raises:
-            SettingsInvalid: two of the settings contradict each other.
-        """
-        return OtlpSettings(
-            listening_addr=address,
-            max_request_bytes=self.max_request_bytes,
-            max_decompressed_bytes=self.max_decompressed_bytes,
-            ack=self.ack,
-            dedupe_window_s=self.dedupe_window,
-            in_flight_bytes_max=max(IN_FLIGHT_BYTES_MIN, self.max_decompressed_bytes),
-            requests_waiting_max=self.response_stream_channel_size,
-        )
-
-    @property
-    def grpc_address(self) -> str | None:
-        """
-        Where gRPC listens, or None.
-        """
-        return self.protocols.grpc.listening_addr if self.protocols.grpc else self.listening_addr
-
-    @property
-    def http_address(self) -> str | None:
-        """
-        Where HTTP listens, or None.
-        """
-        return self.protocols.http.listening_addr if self.protocols.http else None
-
-
-class ParquetExporterConfig(_Config):
+class ParquetExporterConfig(Config):
     """
     `urn:quiver:parquet:exporter`: one directory of Parquet files a signal, right for any reader at every moment.
 
@@ -180,11 +64,141 @@ class ParquetExporterConfig(_Config):
     checkpoint: str | None = None
 
     @property
+    def destination(self) -> str:
+        """
+        Where it writes.
+        """
+        return self.path
+
+    @property
     def checkpoint_path(self) -> str:
         """
         Where Spark keeps its notes.
         """
         return self.checkpoint or f"{self.path}/_checkpoint"
+
+
+class _ClientTls(Config):
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    insecure: bool = False
+
+
+class OtlpExporterConfig(Config):
+    """
+    `urn:otel:otlp:exporter`: each bundle to an OTLP endpoint, from the ingest process; Spark is not needed.
+
+    Attributes:
+        grpc_endpoint: ``http://host:port``, or ``https://`` for TLS.
+        http_endpoint: the same for OTLP/HTTP, without ``/v1/logs`` and the like; one of the two is given.
+        compression_method: of the requests.
+        timeout: of one request.
+        tls: whom to trust, what to show, or `insecure` for plain text.
+        headers: sent with every request.
+        max_in_flight: requests on their way at once.
+        initial_retry_interval: how long a bundle waits after its first failure.
+        max_retry_interval: it never waits longer than this, unless the far side asks for it.
+        retry_multiplier: each time so many times as long.
+        denied: `drop` gives up what is refused for who sent it or where to, `retry` keeps it.
+    """
+
+    grpc_endpoint: str | None = None
+    http_endpoint: str | None = None
+    compression_method: Literal["none", "gzip"] = "none"
+    timeout: Duration = 10.0
+    tls: _ClientTls = _ClientTls()
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+    max_in_flight: Annotated[int, Field(ge=1, le=256)] = 4
+    initial_retry_interval: Duration = 1.0
+    max_retry_interval: Duration = 30.0
+    retry_multiplier: float = 2.0
+    denied: Literal["drop", "retry"] = "drop"
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """
+        Refuse an exporter that sends nowhere, or to two places.
+        """
+        if (self.grpc_endpoint is None) == (self.http_endpoint is None):
+            raise ValueError("give grpc_endpoint or http_endpoint, one of them")
+        if not 0 < self.initial_retry_interval <= self.max_retry_interval:
+            raise ValueError("initial_retry_interval must be above 0 and not above max_retry_interval")
+        try:
+            self.settings()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it sends.
+        """
+        return self.grpc_endpoint or self.http_endpoint or ""
+
+    def settings(self) -> ExporterSettings:
+        """
+        Return the settings of the sender.
+
+        Raises:
+            SettingsInvalid: one is out of range, or two contradict each other.
+        """
+        return ExporterSettings(
+            endpoint=self.destination,
+            protocol="http" if self.grpc_endpoint is None else "grpc",
+            compression_method=self.compression_method,
+            timeout_s=self.timeout,
+            ca_file=self.tls.ca_file,
+            cert_file=self.tls.cert_file,
+            key_file=self.tls.key_file,
+            insecure=self.tls.insecure,
+            headers=self.headers,
+            denied=self.denied,
+            in_flight_max=self.max_in_flight,
+            retry=Backoff(self.initial_retry_interval, self.max_retry_interval, self.retry_multiplier),
+        )
+
+
+class OtapExporterConfig(OtlpExporterConfig):
+    """
+    `urn:otel:otap:exporter`: each bundle as batches on OTAP streams; the keys of `urn:otel:otlp:exporter`, too.
+
+    Attributes:
+        payload_compression: of the tables in a batch.
+        stream_lifetime: a stream is followed by another after this.
+        max_message_bytes: no batch is longer; receivers refuse more than 4 MiB unless told otherwise.
+        metric_metadata: send `Metric.metadata`, which one implementation refuses.
+    """
+
+    payload_compression: Literal["zstd", "none"] = "zstd"
+    stream_lifetime: Duration = 30.0
+    max_message_bytes: Size = 4 * MIB
+    metric_metadata: bool = False
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse what an exporter of OTLP requests refuses, and HTTP, over which OTAP is not spoken.
+        """
+        super().model_post_init(context)
+        if self.http_endpoint is not None:
+            raise ValueError("OTAP is spoken over gRPC only; give grpc_endpoint")
+        try:
+            self.otap()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    def otap(self) -> OtapSenderSettings:
+        """
+        Return what only OTAP has.
+
+        Raises:
+            SettingsInvalid: out of range.
+        """
+        return OtapSenderSettings(
+            payload_compression=self.payload_compression,
+            stream_lifetime_s=self.stream_lifetime,
+            metric_metadata=self.metric_metadata,
+            message_bytes_max=self.max_message_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +219,7 @@ class Plugin:
 
     urn: str
     kind: Kind
-    model: type[_Config] | None
+    model: type[Config] | None
 
     def config(self, document: Document, path: Path, value: Mapping[str, Any]) -> object:
         """
@@ -216,30 +230,42 @@ class Plugin:
         """
         if self.model is None:
             return _persistence(document, path, value)
-        try:
-            return self.model.model_validate(value)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where: Path = tuple(first["loc"])
-            raise document.invalid((*path, *where), _explain(self.model, where, first)) from error
+        return checked(self.model, document, path, value)
+
+
+def checked(model: type[_Checked], document: Document, path: Path, value: Mapping[str, Any]) -> _Checked:
+    """
+    Return *value*, which stands at *path*, as *model*.
+
+    Raises:
+        PipelineInvalid: with the line of the key that is wrong.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        # A key that is misspelt is missing, too; the spelling is what there is to say.
+        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+        where: Path = tuple(first["loc"]) or _blamed(value, str(first["msg"]))
+        raise document.invalid((*path, *where), _explain(model, tuple(first["loc"]), first)) from error
 
 
 PLUGINS = {
     plugin.urn: plugin
     for plugin in (
         Plugin("urn:otel:otlp:receiver", "receiver", OtlpReceiverConfig),
+        Plugin("urn:otel:otap:receiver", "receiver", OtapReceiverConfig),
         Plugin("urn:otap:processor:persistence", "processor", None),
         Plugin("urn:quiver:parquet:exporter", "exporter", ParquetExporterConfig),
+        Plugin("urn:otel:otlp:exporter", "exporter", OtlpExporterConfig),
+        Plugin("urn:otel:otap:exporter", "exporter", OtapExporterConfig),
     )
 }
 
 NOT_YET = frozenset(
     {
-        "urn:otel:otap:receiver",
         "urn:quiver:qwp:receiver",
         "urn:quiver:sql:processor",
-        "urn:otel:otap:exporter",
-        "urn:otel:otlp:exporter",
     }
 )
 """URNs that are known by name and not available in this version."""
@@ -283,10 +309,7 @@ def _persistence(document: Document, path: Path, value: Mapping[str, Any]) -> Pe
     try:
         return PersistenceConfig(directory, Settings.from_mapping(rest))
     except SettingsInvalid as error:
-        where = _blamed(value, str(error))
-        later = SETTINGS_NOT_YET.get(".".join(str(part) for part in where))
-        reason = later if later is not None and str(error).startswith("unknown setting") else str(error)
-        raise document.invalid((*path, *where), reason) from error
+        raise document.invalid((*path, *_blamed(value, str(error))), str(error)) from error
 
 
 def _blamed(value: Mapping[str, Any], message: str) -> Path:

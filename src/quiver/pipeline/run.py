@@ -3,8 +3,8 @@
 
 ::
 
-    quiver run ── supervises ──┬── ingest   store, receivers            logs in <run dir>/ingest.log
-                               └── spark    driver, exporters' queries  logs in <run dir>/spark.log
+    quiver run ── supervises ──┬── ingest   store, receivers, OTLP exporters  logs in <run dir>/ingest.log
+                               └── spark    driver, Parquet exporters         logs in <run dir>/spark.log
 
 Stopping goes along the flow of the data: the receivers first, then the store seals what is open, then Spark writes
 what is left, within a deadline.
@@ -63,9 +63,10 @@ def describe(pipeline: Pipeline) -> dict[str, Any]:
         ],
         "persistence": {"path": store.path, "durability": store.settings.durability},
         "exporters": [
-            {"node": name, "subscriber": name, "path": config.path, "receives": "everything"}
+            {"node": name, "subscriber": name, "to": config.destination, "receives": "everything"}
             for name, config in pipeline.exporters
         ],
+        "metrics": None if pipeline.metrics is None else {"listen": pipeline.metrics.listen},
     }
 
 
@@ -144,7 +145,7 @@ def _children(pipeline: Pipeline, assignments: Sequence[str], run_dir: Path) -> 
         return ChildSpec(name, argv, run_dir / f"{name}.log", stop_timeout_s)
 
     children = [spec("ingest", "quiver.pipeline.ingest", INGEST_STOP_S)]
-    if pipeline.exporters:
+    if pipeline.queries:
         children.append(spec("spark", "quiver.pipeline.export", SPARK_STOP_S))
     return children
 

@@ -1,15 +1,15 @@
 """
 What every OTLP receiver does with a request, whatever brought it: check, recognise, store, answer.
 
-The request is stored as it came, one row of bytes in its signal's slot. It is confirmed when the store has made
-it as safe as `ack` says, and only then.
+The request is stored as it came, one row of bytes in its signal's slot, or as OTAP tables. It is confirmed when the
+store has made it as safe as `ack` says, and only then.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -20,18 +20,29 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, QuiverError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap.request import parse_request
+from quiver.otap.tables_from_otlp import tables_of_message
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
+from quiver.receivers.captured import add_headers
 from quiver.receivers.dedupe import DedupeWindow, request_digest
 from quiver.receivers.inflate import inflate
+from quiver.receivers.otlp_json import request_from_json
 from quiver.receivers.settings import OtlpSettings
+from quiver.receivers.zstd_frames import inflate_zstd
 
-__all__ = ["IntakeStore", "OtlpIntake", "Outcome", "Verdict"]
+__all__ = ["CONFIRMED", "Encoding", "IntakeStore", "OtlpIntake", "Outcome", "Verdict"]
+
+Encoding = Literal["identity", "gzip", "zstd"]
+"""How a request is compressed."""
+
+CONFIRMED = frozenset({"stored", "duplicate", "empty"})
+"""The outcomes that a client is told as success."""
 
 Outcome = Literal["stored", "duplicate", "empty", "invalid", "too_large", "full", "unavailable"]
 
 _RETRY_S_MAX = 30.0
 _UNAVAILABLE_RETRY_S = 5.0
+_JSON_RETRY_S = 1.0
 _OFFSETS = struct.Struct("=ii")
 
 
@@ -66,18 +77,20 @@ class Verdict:
             say never to send it again; `full` and `unavailable` say to send it again later.
         message: for people; empty when confirmed.
         retry_after_s: when to send it again.
+        warning: what a confirmed request held that could not be kept; empty when all of it was.
     """
 
     outcome: Outcome
     message: str = ""
     retry_after_s: float | None = None
+    warning: str = ""
 
     @property
     def confirmed(self) -> bool:
         """
         Whether the request is safe here.
         """
-        return self.outcome in {"stored", "duplicate", "empty"}
+        return self.outcome in CONFIRMED
 
 
 class OtlpIntake:
@@ -105,64 +118,105 @@ class OtlpIntake:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._observer = InMemoryObserver() if observer is None else observer
+        self.observer = InMemoryObserver() if observer is None else observer
         self._budget = ByteBudget("OTLP requests being handled", settings.in_flight_bytes_max, clock=clock)
         # Inflated bytes and parsed objects may be many times what came in: one request at a time may grow so.
         self._opening = threading.Lock()
+        # JSON takes far longer: it has a turn of its own, and never all of the receiver's threads.
+        self._json_turn = threading.Lock()
+        self._json_places = threading.Semaphore(max(1, settings.workers - 1))
         self._full_since: float | None = None
         self._window: DedupeWindow | None = None
         if settings.dedupe_window_s > 0:
             self._window = DedupeWindow(settings.dedupe_window_s, entries_max=settings.dedupe_entries_max, clock=clock)
             unread = self._window.rebuild(store.recent_wal_entries())
             if unread:
-                self._observer.count("quiver.receiver.dedupe_unread_total", unread)
+                self.observer.count("quiver.receiver.dedupe_unread_total", unread)
             if settings.ack == "synced":
                 # What the last process logged may still be in the page cache only. Confirming it again
                 # without a sync would promise more than was kept.
                 store.sync()
 
-    def accept(self, signal: str, data: bytes, *, gzipped: bool = False) -> Verdict:
+    def accept(
+        self,
+        signal: str,
+        data: bytes,
+        *,
+        encoding: Encoding = "identity",
+        json: bool = False,
+        headers: Iterable[tuple[str, str | bytes]] = (),
+    ) -> Verdict:
         """
         Check *data* and store it as one bundle; never raises for what the data or the store is like.
 
         Args:
             signal: logs, traces or metrics.
             data: an Export…ServiceRequest, as bytes.
-            gzipped: *data* is compressed.
+            encoding: how *data* is compressed.
+            json: it is written in JSON, not in protobuf.
+            headers: those it came with; those of `capture_headers` are kept as attributes of its resources.
         """
-        verdict = self._accept(signal, data, gzipped=gzipped)
-        self._observer.count("quiver.receiver.requests_total", signal=signal, outcome=verdict.outcome)
+        verdict = self._accept(signal, data, encoding, headers, json=json)
+        self.observer.count("quiver.receiver.requests_total", signal=signal, outcome=verdict.outcome)
         return verdict
 
-    def _accept(self, signal: str, data: bytes, *, gzipped: bool) -> Verdict:
+    def _accept(
+        self, signal: str, data: bytes, encoding: Encoding, headers: Iterable[tuple[str, str | bytes]], *, json: bool
+    ) -> Verdict:
         if len(data) > self._settings.max_request_bytes:
             return self.too_large(len(data))
-        opened = self._opened(data, gzipped=gzipped)
-        if isinstance(opened, Verdict):
-            return opened
+        if not json:
+            return self._accept_protobuf(signal, data, encoding, headers)
+        if not self._json_places.acquire(blocking=False):
+            return Verdict("full", "as many requests in JSON are being read as may be", _JSON_RETRY_S)
+        try:
+            with self._json_turn:
+                written = self._inflated(data, encoding)
+                if isinstance(written, bytes):
+                    written = self._checked(request_from_json(written, signal))
+        finally:
+            self._json_places.release()
+        return written if isinstance(written, Verdict) else self._accept_protobuf(signal, written, "identity", headers)
+
+    def _accept_protobuf(
+        self, signal: str, data: bytes, encoding: Encoding, headers: Iterable[tuple[str, str | bytes]]
+    ) -> Verdict:
+        names = self._settings.capture_headers
+        with self._opening:
+            opened = self._inflated(data, encoding)
+            if names and isinstance(opened, bytes):
+                opened = self._checked(add_headers(opened, signal, headers, names=names))
+            if isinstance(opened, Verdict):
+                return opened
+            try:
+                self._budget.reserve(len(opened))
+            except AtCapacity as full:
+                return Verdict("full", str(full), full.retry_after_s)
         try:
             return self._once(signal, opened)
         finally:
             self._budget.release(len(opened))
 
-    def _opened(self, data: bytes, *, gzipped: bool) -> bytes | Verdict:
+    def _inflated(self, data: bytes, encoding: Encoding) -> bytes | Verdict:
+        if encoding == "identity":
+            return data
+        size_max = self._settings.max_decompressed_bytes
+        inflated = inflate(data, size_max=size_max) if encoding == "gzip" else inflate_zstd(data, size_max=size_max)
+        if inflated is None:
+            return self._too_large_inside()
+        return Verdict("invalid", inflated.reason) if isinstance(inflated, Damage) else inflated
+
+    def _checked(self, written: bytes | Damage) -> bytes | Verdict:
         """
-        Return the request's own bytes, reserved in the budget, or why there are none.
+        Return the protobuf that is stored in place of what came, or why it is not.
         """
-        with self._opening:
-            if gzipped:
-                size_max = self._settings.max_decompressed_bytes
-                inflated = inflate(data, size_max=size_max)
-                if inflated is None:
-                    return Verdict("too_large", f"the request is over {size_max} bytes once decompressed")
-                if isinstance(inflated, Damage):
-                    return Verdict("invalid", inflated.reason)
-                data = inflated
-            try:
-                self._budget.reserve(len(data))
-            except AtCapacity as full:
-                return Verdict("full", str(full), full.retry_after_s)
-        return data
+        if isinstance(written, Damage):
+            return Verdict("invalid", written.reason)
+        return self._too_large_inside() if len(written) > self._settings.max_decompressed_bytes else written
+
+    def _too_large_inside(self) -> Verdict:
+        size_max = self._settings.max_decompressed_bytes
+        return Verdict("too_large", f"the request is over {size_max} bytes once decompressed")
 
     def too_large(self, size: int | None) -> Verdict:
         """
@@ -190,13 +244,15 @@ class OtlpIntake:
 
     def _keep(self, signal: str, data: bytes) -> Verdict:
         with self._opening:
-            read = parse_request(data, signal)
-            damage = read if isinstance(read, Damage) else None
-            del read
-        if damage is not None:
-            return Verdict("invalid", damage.reason)
+            made = self._bundles(signal, data)
+        if isinstance(made, Damage):
+            return Verdict("invalid", made.reason)
+        bundles, warning = made
         try:
-            self._store.ingest(_bundle(OTLP_SLOTS[signal], data), durable=self._settings.ack == "synced")
+            for index, bundle in enumerate(bundles, 1):
+                # Whoever waits for the last one has waited for all of them.
+                durable = self._settings.ack == "synced" and index == len(bundles)
+                self._store.ingest(bundle, durable=durable)
         except AtCapacity as full:
             return Verdict("full", str(full), self._retry_after(full.retry_after_s))
         except BundleInvalid as invalid:
@@ -205,7 +261,25 @@ class OtlpIntake:
             # Failed or closed: nothing of it is known to be kept, so the client must keep it.
             return Verdict("unavailable", str(error), _UNAVAILABLE_RETRY_S)
         self._full_since = None
-        return Verdict("stored")
+        return Verdict("stored", warning=warning)
+
+    def _bundles(self, signal: str, data: bytes) -> tuple[Sequence[Bundle], str] | Damage:
+        """
+        Return what is stored of the request, and a warning for its sender; or why it is none.
+        """
+        read = parse_request(data, signal)
+        if isinstance(read, Damage):
+            return read
+        if self._settings.otlp_handling == "pass_through":
+            return (_bundle(OTLP_SLOTS[signal], data),), ""
+        converted = tables_of_message(read.message, signal)
+        if isinstance(converted, Damage):
+            return converted
+        for what, count in converted.left_out.items():
+            self.observer.count("quiver.receiver.left_out_total", count, signal=signal, what=what)
+        left_out = ", ".join(f"{count} {what}" for what, count in converted.left_out.items())
+        warning = f"kept without {left_out}, which have no place in tables" if left_out else ""
+        return [Bundle(tables) for tables in converted.tables], warning
 
     def _retry_after(self, hint_s: float) -> float:
         """

@@ -2,29 +2,34 @@
 OTLP over gRPC: the three export services, bytes in and bytes out.
 
 A full buffer answers UNAVAILABLE with RetryInfo, a failed or closed store the same with a longer delay, bytes that
-are no request INVALID_ARGUMENT, and a request over the limits RESOURCE_EXHAUSTED without RetryInfo, which by the
-OTLP specification is final.
+are no request INVALID_ARGUMENT, credentials that are not known UNAUTHENTICATED, and a request over the limits
+RESOURCE_EXHAUSTED without RetryInfo, which by the OTLP specification is final.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from grpc import aio
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import RetryLater, StoreClosed
 from quiver.observe import Observer
 from quiver.receivers.inflate import GZIP_MAGIC
 from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
-from quiver.receivers.rpc_status import encode_retry_info, encode_status
+from quiver.receivers.loop_thread import LoopThread
+from quiver.receivers.rpc_status import encode_partial_success, encode_retry_info, encode_status
+from quiver.receivers.security import Authenticator, grpc_credentials, warn_of_exposure
 from quiver.receivers.settings import OtlpSettings, split_address
 
-__all__ = ["SERVICES", "OtlpGrpcReceiver"]
+__all__ = ["SERVICES", "OtlpGrpcReceiver", "refuse_call", "server_options"]
 
 SERVICES = {
     "logs": "opentelemetry.proto.collector.logs.v1.LogsService",
@@ -41,27 +46,51 @@ _CODES = {
 }
 
 _IDENTITY_AND_GZIP = 1 << 0 | 1 << 2
+_BUSY = Verdict("unavailable", "busy or shutting down", 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Status:
+def server_options(settings: OtlpSettings) -> list[tuple[str, int]]:
     """
-    What `ServicerContext.abort_with_status` reads.
+    Return the options of a gRPC server with these limits.
     """
+    keepalive = settings.keepalive
+    options = [
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
+        ("grpc.max_concurrent_streams", settings.requests_waiting_max),
+        ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_AND_GZIP),
+        # Two processes on one port would each get half of the requests.
+        ("grpc.so_reuseport", 0),
+        # Requests arrive as they are on the wire, so that they are inflated here, within bounds.
+        ("grpc.per_message_decompression", 0),
+        ("grpc.max_allowed_incoming_connections", settings.connections_max),
+        ("grpc.server_handshake_timeout_ms", _ms(settings.head_timeout_s)),
+        ("grpc.keepalive_time_ms", _ms(keepalive.ping_interval_s)),
+        ("grpc.keepalive_timeout_ms", _ms(keepalive.ping_timeout_s)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(keepalive.ping_interval_min_s)),
+    ]
+    for name in ("max_connection_idle", "max_connection_age", "max_connection_age_grace"):
+        seconds = getattr(keepalive, f"{name}_s")
+        if seconds is not None:
+            options.append((f"grpc.{name}_ms", _ms(seconds)))
+    return options
 
-    code: grpc.StatusCode
-    details: str
-    trailing_metadata: tuple[tuple[str, bytes], ...]
+
+def _ms(seconds: float) -> int:
+    return min(math.ceil(seconds * 1000), 2**31 - 1)
 
 
-def _status(verdict: Verdict) -> _Status:
+async def refuse_call(context: Any, verdict: Verdict) -> None:
+    """
+    End a call with what *verdict* says, and when to come again.
+    """
     code = _CODES[verdict.outcome]
     status = encode_status(code.value[0], verdict.message, retry_after_s=verdict.retry_after_s)
     metadata: tuple[tuple[str, bytes], ...] = (("grpc-status-details-bin", status),)
     if verdict.retry_after_s is not None:
         # Where the Python SDK's exporter looks for it.
         metadata += (("google.rpc.retryinfo-bin", encode_retry_info(verdict.retry_after_s)),)
-    return _Status(code, verdict.message, metadata)
+    await context.abort(code, verdict.message, metadata)
 
 
 class OtlpGrpcReceiver:
@@ -70,13 +99,14 @@ class OtlpGrpcReceiver:
 
     Args:
         store: where requests go.
-        settings: where to listen, sizes, ack and window.
+        settings: where to listen, sizes, ack, window, security.
         clock: handed to the intake.
-        observer: handed to the intake.
+        observer: handed to the intake; told when the port is open to others, and who was not let in.
         intake: share another receiver's intake, and so its window, instead of making one.
 
     Raises:
         StoreFailed: the store could not be synced after the dedupe window was rebuilt.
+        SettingsInvalid: certificates or credentials cannot be read.
     """
 
     def __init__(
@@ -91,8 +121,14 @@ class OtlpGrpcReceiver:
         self.settings = OtlpSettings() if settings is None else settings
         self.intake = intake or OtlpIntake(store, self.settings, clock=clock, observer=observer)
         self.port = 0
+        self._observer = observer or self.intake.observer
+        security = self.settings.security
+        self._authenticator = None if security.auth is None else Authenticator(security.auth, self._observer)
+        self._credentials = None if security.tls is None else grpc_credentials(security.tls, self._observer)
+        self._loop: LoopThread | None = None
         self._server: Any = None
         self._pool: ThreadPoolExecutor | None = None
+        self._handling = 0  # requests that are read, or wait for the pool or in it; the loop's own
         self._stopped = False
 
     def start(self) -> int:
@@ -105,49 +141,29 @@ class OtlpGrpcReceiver:
         """
         if self._stopped:
             raise StoreClosed("this receiver was stopped; make another")
-        if self._server is not None:
+        if self._loop is not None:
             return self.port
-        settings = self.settings
-        pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="quiver-otlp-grpc")
-        server = grpc.server(
-            pool,
-            options=[
-                ("grpc.max_receive_message_length", settings.max_request_bytes),
-                ("grpc.max_concurrent_streams", settings.requests_waiting_max),
-                ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_AND_GZIP),
-                # Two processes on one port would each get half of the requests.
-                ("grpc.so_reuseport", 0),
-                # Requests arrive as they are on the wire, so that they are inflated here, within bounds.
-                ("grpc.per_message_decompression", 0),
-            ],
-        )
-        server.add_generic_rpc_handlers(
-            [
-                grpc.method_handlers_generic_handler(
-                    service, {"Export": grpc.unary_unary_rpc_method_handler(self._exporter(signal))}
-                )
-                for signal, service in SERVICES.items()
-            ]
-        )
-        split_address(settings.listening_addr)
+        address = self.settings.listening_addr
+        warn_of_exposure(address, split_address(address)[0], self.settings.security, self._observer)
+        self._pool = ThreadPoolExecutor(self.settings.workers, thread_name_prefix="quiver-otlp-grpc-worker")
+        self._loop = LoopThread("quiver-otlp-grpc")
         try:
-            port = server.add_insecure_port(settings.listening_addr)
+            self.port = self._loop.run(self._listen())
         except RuntimeError as error:
-            pool.shutdown(wait=False)
-            raise RetryLater(f"cannot listen on {settings.listening_addr}: {error}") from error
-        server.start()
-        self._server, self._pool, self.port = server, pool, port
-        return port
+            self.stop(0)
+            raise RetryLater(f"cannot listen on {address}: {error}") from error
+        return self.port
 
     def stop(self, grace_s: float = 5.0) -> None:
         """
         Refuse new requests at once and give those being handled *grace_s* seconds. Idempotent.
         """
-        server, pool = self._server, self._pool
-        self._server = self._pool = None
+        loop, self._loop = self._loop, None
         self._stopped = True
-        if server is not None:
-            server.stop(grace_s).wait()
+        if loop is not None:
+            loop.run(self._close(grace_s))
+            loop.stop()
+        pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True)
 
@@ -160,11 +176,90 @@ class OtlpGrpcReceiver:
     ) -> None:
         self.stop()
 
-    def _exporter(self, signal: str) -> Callable[[bytes, Any], bytes]:
-        def export(data: bytes, context: Any) -> bytes:
-            verdict = self.intake.accept(signal, data, gzipped=data.startswith(GZIP_MAGIC))
-            if not verdict.confirmed:
-                context.abort_with_status(_status(verdict))
-            return b""  # an Export…ServiceResponse without partial success: all of it was taken
+    # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
+
+    async def _listen(self) -> int:
+        self._server = server = aio.server(options=server_options(self.settings))
+        server.add_generic_rpc_handlers(self._handlers())
+        address = self.settings.listening_addr
+        if self._credentials is None:
+            port: int = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, self._credentials)
+        await server.start()
+        return port
+
+    def _handlers(self) -> list[Any]:
+        """
+        Return what answers calls; a receiver of more protocols on this port adds its own.
+        """
+        return [
+            grpc.method_handlers_generic_handler(
+                # On the wire one message is a stream of one. Declared so, nothing of it is read before this
+                # receiver asks, which it does after it has looked at the credentials, and not for ever.
+                service,
+                {"Export": grpc.stream_unary_rpc_method_handler(self._exporter(signal))},
+            )
+            for signal, service in SERVICES.items()
+        ]
+
+    async def _close(self, grace_s: float) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace_s)
+
+    def _exporter(self, signal: str) -> Callable[[AsyncIterator[bytes], Any], Coroutine[Any, Any, bytes]]:
+        async def export(messages: AsyncIterator[bytes], context: Any) -> bytes:
+            if not self._let_in(context):
+                self._observer.count("quiver.receiver.unauthorized_total", protocol="grpc")
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the authorization header is missing or unknown")
+            if self._stopped or self._handling >= self.settings.requests_waiting_max:
+                await refuse_call(context, _BUSY)
+            return await self._export(signal, await self._read(messages, context), context)
 
         return export
+
+    def _handled(self, _accepted: object) -> None:
+        self._handling -= 1
+
+    def _let_in(self, context: Any) -> bool:
+        if self._authenticator is None:
+            return True
+        return self._authenticator.check(
+            value for key, value in context.invocation_metadata() if key == "authorization"
+        )
+
+    async def _read(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
+        """
+        Return the call's one message; a call without, or too slow, is ended.
+        """
+        data = b""
+        self._handling += 1
+        try:
+            async with asyncio.timeout(self.settings.body_timeout_s):
+                data = await anext(aiter(messages))
+        except StopAsyncIteration:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is no request in the call")
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive in time")
+        finally:
+            self._handling -= 1
+        return data
+
+    async def _export(self, signal: str, data: bytes, context: Any) -> bytes:
+        accept = partial(
+            self.intake.accept,
+            signal,
+            data,
+            encoding="gzip" if data.startswith(GZIP_MAGIC) else "identity",
+            headers=tuple(context.invocation_metadata()) if self.settings.capture_headers else (),
+        )
+        accepted = asyncio.get_running_loop().run_in_executor(self._pool, accept)
+        # A client that calls, cancels and calls again would fill the queue of the pool: what is in it counts on.
+        self._handling += 1
+        accepted.add_done_callback(self._handled)
+        verdict = await asyncio.shield(accepted)
+        if not verdict.confirmed:
+            await refuse_call(context, verdict)
+        # Empty is an Export…ServiceResponse without partial success: all of it was taken.
+        return encode_partial_success(verdict.warning) if verdict.warning else b""

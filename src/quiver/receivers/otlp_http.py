@@ -1,54 +1,131 @@
 """
-OTLP over HTTP: protobuf bodies, plain or gzip, on a thread and event loop of its own.
+OTLP over HTTP: protobuf or JSON bodies, plain, gzip or zstd, on a thread and event loop of its own.
 
-A full buffer and a failed or closed store answer 503 with Retry-After, bytes that are no request 400, a request over
-the limits 413, another content type or encoding 415. Bodies of errors are `google.rpc.Status`.
+A full buffer and a failed or closed store answer 503 with Retry-After, bytes that are no request 400, credentials
+that are not known 401, a request over the limits 413, another content type or encoding 415. Bodies of errors are
+`google.rpc.Status`, in the request's own language.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
+import logging
 import math
-import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
 from aiohttp import web
-from aiohttp.http_exceptions import PayloadEncodingError
+from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import RetryLater, StoreClosed
+from quiver.errors import AtCapacity, RetryLater, StoreClosed
 from quiver.observe import Observer
-from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
-from quiver.receivers.rpc_status import encode_status
-from quiver.receivers.settings import HTTP_ADDRESS, OtlpSettings, split_address
+from quiver.receivers.http_listener import ConnectionLimits, HttpListener
+from quiver.receivers.intake import Encoding, IntakeStore, OtlpIntake, Verdict
+from quiver.receivers.loop_thread import LoopThread
+from quiver.receivers.rpc_status import encode_partial_success, encode_status
+from quiver.receivers.security import Authenticator, server_context, warn_of_exposure
+from quiver.receivers.settings import HTTP_ADDRESS, HTTP_IDLE_S, OtlpSettings, split_address
 
-__all__ = ["PATHS", "PROTOBUF", "OtlpHttpReceiver"]
+__all__ = ["JSON", "PATHS", "PROTOBUF", "OtlpHttpReceiver"]
 
 PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
 
 PATHS = {"/v1/logs": "logs", "/v1/traces": "traces", "/v1/metrics": "metrics"}
 """Path → the signal that is posted there."""
 
 _HTTP_STATUS = {"invalid": 400, "too_large": 413, "full": 503, "unavailable": 503}
-_RPC_CODES = {400: 3, 408: 4, 413: 8, 415: 3, 503: 14}
-_IDENTITY = {"", "identity"}
+_RPC_CODES = {400: 3, 401: 16, 408: 4, 413: 8, 415: 3, 503: 14}
+_ENCODINGS: dict[str, Encoding] = {"": "identity", "identity": "identity", "gzip": "gzip", "zstd": "zstd"}
 _BROKEN_OFF = (ConnectionError, web.RequestPayloadError, PayloadEncodingError)
 _BUSY_RETRY_S = 1.0
 _SHUTDOWN_S = 0.5
 """What connections get to close themselves, after the requests had their grace."""
 
 
-def _refusal(status: int, message: str, *, retry_after_s: float | None = None) -> web.Response:
-    headers = {}
-    if retry_after_s is not None:
-        headers["Retry-After"] = str(math.ceil(retry_after_s))
-    body = encode_status(_RPC_CODES[status], message)
-    return web.Response(status=status, body=body, content_type=PROTOBUF, headers=headers)
+class _NotTheirs(logging.Filter):
+    """
+    Keeps what clients sent out of the log: a head that does not parse is their affair, and may hold credentials.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+_log = logging.getLogger("quiver.receiver.http")
+_log.addFilter(_NotTheirs())
+
+
+class _Body:
+    """
+    How many bytes of a request have arrived.
+    """
+
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 0
+
+
+class _Reply:
+    """
+    Answers to one request, in its language, compressed if it asked for that.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._json = request.content_type == JSON
+        self._accepted = request.headers.get("Accept-Encoding", "")
+
+    def refusal(self, status: int, message: str, *, retry_after_s: float | None = None) -> web.Response:
+        code = _RPC_CODES[status]
+        told = json.dumps({"code": code, "message": message}).encode() if self._json else encode_status(code, message)
+        response = self._response(status, told)
+        if retry_after_s is not None:
+            response.headers["Retry-After"] = str(math.ceil(retry_after_s))
+        return response
+
+    def verdict(self, verdict: Verdict) -> web.Response:
+        if not verdict.confirmed:
+            status = _HTTP_STATUS[verdict.outcome]
+            return self.refusal(status, verdict.message, retry_after_s=verdict.retry_after_s)
+        if self._json:
+            partial_success = {"partialSuccess": {"errorMessage": verdict.warning}} if verdict.warning else {}
+            return self._response(200, json.dumps(partial_success).encode())
+        return self._response(200, encode_partial_success(verdict.warning) if verdict.warning else b"")
+
+    def _response(self, status: int, body: bytes) -> web.Response:
+        encoding = _best_encoding(self._accepted) if body else ""
+        headers = {}
+        if encoding:
+            headers["Content-Encoding"] = encoding
+            body = gzip.compress(body, mtime=0) if encoding == "gzip" else _zstd(body)
+        return web.Response(status=status, body=body, content_type=JSON if self._json else PROTOBUF, headers=headers)
+
+
+def _zstd(body: bytes) -> bytes:
+    packed: bytes = pa.compress(body, codec="zstd", asbytes=True)
+    return packed
+
+
+def _best_encoding(accepted: str) -> str:
+    """
+    Return gzip or zstd where an `Accept-Encoding` header names it and does not rule it out; otherwise nothing.
+    """
+    for item in accepted.lower().split(","):
+        name, _, weight = item.partition(";")
+        if name.strip() in {"gzip", "zstd"} and weight.replace(" ", "").rstrip("0.") != "q=":
+            return name.strip()
+    return ""
 
 
 class OtlpHttpReceiver:
@@ -57,13 +134,14 @@ class OtlpHttpReceiver:
 
     Args:
         store: where requests go.
-        settings: where to listen (127.0.0.1:4318 unless told otherwise), sizes, ack and window.
+        settings: where to listen (127.0.0.1:4318 unless told otherwise), sizes, ack, window, security.
         clock: handed to the intake.
-        observer: handed to the intake.
+        observer: handed to the intake; told when the port is open to others, and who was not let in.
         intake: share another receiver's intake, and so its window, instead of making one.
 
     Raises:
         StoreFailed: the store could not be synced after the dedupe window was rebuilt.
+        SettingsInvalid: certificates or credentials cannot be read.
     """
 
     def __init__(
@@ -78,11 +156,16 @@ class OtlpHttpReceiver:
         self.settings = replace(OtlpSettings(), listening_addr=HTTP_ADDRESS) if settings is None else settings
         self.intake = intake or OtlpIntake(store, self.settings, clock=clock, observer=observer)
         self.port = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._observer = observer or self.intake.observer
+        security = self.settings.security
+        self._authenticator = None if security.auth is None else Authenticator(security.auth, self._observer)
+        self._context = None if security.tls is None else server_context(security.tls, self._observer)
+        self._loop: LoopThread | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._runner: web.AppRunner | None = None
+        self._listener: HttpListener | None = None
         self._handling = 0  # requests between their first byte of body and their answer; the loop's own
+        self._receiving_bytes = 0  # of the bodies of requests in hand; the loop's own
         self._idle: asyncio.Event | None = None
         self._stopping = False
 
@@ -96,17 +179,17 @@ class OtlpHttpReceiver:
         """
         if self._stopping:
             raise StoreClosed("this receiver was stopped; make another")
-        if self._thread is not None:
+        if self._loop is not None:
             return self.port
+        address = self.settings.listening_addr
+        warn_of_exposure(address, split_address(address)[0], self.settings.security, self._observer)
         self._pool = ThreadPoolExecutor(self.settings.workers, thread_name_prefix="quiver-otlp-http-worker")
-        self._loop = loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=loop.run_forever, name="quiver-otlp-http", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("quiver-otlp-http")
         try:
-            self.port = asyncio.run_coroutine_threadsafe(self._listen(), loop).result()
+            self.port = self._loop.run(self._listen())
         except OSError as error:
             self.stop(0)
-            raise RetryLater(f"cannot listen on {self.settings.listening_addr}: {error}") from error
+            raise RetryLater(f"cannot listen on {address}: {error}") from error
         return self.port
 
     def stop(self, grace_s: float = 5.0) -> None:
@@ -114,15 +197,13 @@ class OtlpHttpReceiver:
         Refuse new requests at once and give those being handled *grace_s* seconds. Idempotent.
         """
         self._stopping = True
-        thread, loop, pool = self._thread, self._loop, self._pool
-        self._thread = None
-        if thread is None or loop is None or pool is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._close(grace_s), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-        pool.shutdown(wait=True)
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.run(self._close(grace_s))
+            loop.stop()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
 
     def __enter__(self) -> Self:
         self.start()
@@ -141,90 +222,126 @@ class OtlpHttpReceiver:
         app = web.Application()
         for path, signal in PATHS.items():
             app.router.add_post(path, self._exporter(signal))
-        runner = web.AppRunner(
+        self._runner = runner = web.AppRunner(
             app,
             access_log=None,
             handle_signals=False,
+            logger=_log,
             auto_decompress=False,  # inflated in a worker, within bounds
             shutdown_timeout=_SHUTDOWN_S,
         )
-        self._runner = runner
         await runner.setup()
-        host, port = split_address(self.settings.listening_addr)
-        await web.TCPSite(runner, host, port).start()
-        return int(runner.addresses[0][1])
+        if runner.server is None:
+            raise StoreClosed("the server was closed while it started")
+        settings = self.settings
+        limits = ConnectionLimits(
+            connections_max=settings.connections_max,
+            head_timeout_s=settings.head_timeout_s,
+            idle_timeout_s=settings.keepalive.max_connection_idle_s or HTTP_IDLE_S,
+        )
+        self._listener = HttpListener(runner.server, limits, self._context, self._one_too_many)
+        return await self._listener.listen(*split_address(settings.listening_addr))
+
+    def _one_too_many(self) -> None:
+        self._observer.count("quiver.receiver.connections_refused_total", protocol="http")
 
     async def _close(self, grace_s: float) -> None:
-        runner = self._runner
-        if runner is None:
-            return
-        for site in list(runner.sites):
-            await site.stop()
+        if self._listener is not None:
+            await self._listener.close()
         if self._idle is not None:
             try:
                 async with asyncio.timeout(grace_s):
                     await self._idle.wait()
             except TimeoutError:
                 pass
-        await runner.cleanup()
+        if self._runner is not None:
+            await self._runner.cleanup()
 
     # ── one request ──────────────────────────────────────────────────────────────────────────────────
 
     def _exporter(self, signal: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def export(request: web.Request) -> web.Response:
+            reply = _Reply(request)
+            if not self._let_in(request):
+                self._observer.count("quiver.receiver.unauthorized_total", protocol="http")
+                return self._stranger(reply)
             if self._stopping or self._handling >= self.settings.requests_waiting_max:
-                return _refusal(503, "busy or shutting down", retry_after_s=_BUSY_RETRY_S)
+                return _closing(reply.refusal(503, "busy or shutting down", retry_after_s=_BUSY_RETRY_S))
             self._handling += 1
             if self._idle is not None:
                 self._idle.clear()
+            body = _Body()
             try:
-                return await self._export(signal, request)
+                with nullcontext() if self._listener is None else self._listener.handling(request):
+                    return await self._export(signal, request, reply, body)
             finally:
+                self._receiving_bytes -= body.size
                 self._handling -= 1
                 if self._handling == 0 and self._idle is not None:
                     self._idle.set()
 
         return export
 
-    async def _export(self, signal: str, request: web.Request) -> web.Response:
-        encoding = request.headers.get("Content-Encoding", "").strip().lower()
-        if request.content_type != PROTOBUF:
-            return _closing(_refusal(415, f"content type {request.content_type} is not {PROTOBUF}"))
-        if encoding not in _IDENTITY and encoding != "gzip":
-            return _closing(_refusal(415, f"content encoding {encoding} is not gzip"))
+    def _let_in(self, request: web.Request) -> bool:
+        if self._authenticator is None:
+            return True
+        return self._authenticator.check(request.headers.getall("Authorization", ()))
+
+    def _stranger(self, reply: _Reply) -> web.Response:
+        response = reply.refusal(401, "the authorization header is missing or unknown")
+        if self._authenticator is not None:
+            response.headers["WWW-Authenticate"] = self._authenticator.challenge
+        return _closing(response)
+
+    async def _export(self, signal: str, request: web.Request, reply: _Reply, body: _Body) -> web.Response:
+        name = request.headers.get("Content-Encoding", "").strip().lower()
+        encoding = _ENCODINGS.get(name)
+        if request.content_type not in {PROTOBUF, JSON}:
+            reason = f"content type {request.content_type} is not {PROTOBUF} or {JSON}"
+            return _closing(reply.refusal(415, reason))
+        if encoding is None:
+            return _closing(reply.refusal(415, f"content encoding {name} is not gzip or zstd"))
         try:
             async with asyncio.timeout(self.settings.body_timeout_s):
-                data = await self._body(request)
+                data = await self._read(request, body)
         except TimeoutError:
-            return _closing(_refusal(408, "the request did not arrive in time"))
+            return _closing(reply.refusal(408, "the request did not arrive in time"))
+        except AtCapacity as crowded:
+            return _closing(reply.refusal(503, str(crowded), retry_after_s=crowded.retry_after_s))
         except _BROKEN_OFF as error:
-            return _closing(_refusal(400, f"the request broke off: {error}"))
+            return _closing(reply.refusal(400, f"the request broke off: {error}"))
         if data is None:
-            return _closing(_answer(self.intake.too_large(request.content_length)))
-        accept = partial(self.intake.accept, signal, data, gzipped=encoding == "gzip")
-        return _answer(await asyncio.get_running_loop().run_in_executor(self._pool, accept))
+            return _closing(reply.verdict(self.intake.too_large(request.content_length)))
+        accept = partial(
+            self.intake.accept,
+            signal,
+            data,
+            encoding=encoding,
+            json=request.content_type == JSON,
+            headers=tuple(request.headers.items()) if self.settings.capture_headers else (),
+        )
+        return reply.verdict(await asyncio.get_running_loop().run_in_executor(self._pool, accept))
 
-    async def _body(self, request: web.Request) -> bytes | None:
+    async def _read(self, request: web.Request, body: _Body) -> bytes | None:
         """
         Return the body as it is on the wire; None, having read no more than the limit, when it is larger.
+
+        Raises:
+            AtCapacity: all bodies that are arriving take too much together.
         """
         size_max = self.settings.max_request_bytes
         if request.content_length is not None and request.content_length > size_max:
             return None
         parts: list[bytes] = []
-        size = 0
         async for part in request.content.iter_any():
-            size += len(part)
-            if size > size_max:
+            body.size += len(part)
+            self._receiving_bytes += len(part)
+            if body.size > size_max:
                 return None
+            if self._receiving_bytes > self.settings.receiving_bytes_max:
+                raise AtCapacity("OTLP requests that are arriving", retry_after_s=_BUSY_RETRY_S)
             parts.append(part)
         return b"".join(parts)
-
-
-def _answer(verdict: Verdict) -> web.Response:
-    if verdict.confirmed:
-        return web.Response(status=200, body=b"", content_type=PROTOBUF)
-    return _refusal(_HTTP_STATUS[verdict.outcome], verdict.message, retry_after_s=verdict.retry_after_s)
 
 
 def _closing(response: web.Response) -> web.Response:

@@ -1,12 +1,12 @@
 """
-`google.rpc.Status` and `google.rpc.RetryInfo`, the two messages OTLP answers carry, as protobuf bytes.
+The messages that OTLP answers carry, as protobuf bytes: `google.rpc.Status`, `google.rpc.RetryInfo`, partial success.
 
-They are three fields each; encoded here they need no further package.
+They are three fields each at most; encoded here they need no further package.
 """
 
 from __future__ import annotations
 
-__all__ = ["encode_retry_info", "encode_status"]
+__all__ = ["encode_partial_success", "encode_retry_info", "encode_status"]
 
 _RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
 _NANOS = 1_000_000_000
@@ -51,3 +51,12 @@ def encode_status(code: int, message: str, *, retry_after_s: float | None = None
         detail = _block(1, _RETRY_INFO_URL.encode()) + _block(2, encode_retry_info(retry_after_s))
         status += _block(3, detail)
     return status
+
+
+def encode_partial_success(message: str) -> bytes:
+    """
+    Return ``Export…ServiceResponse{partial_success = 1: {rejected = 1, error_message = 2}}``, alike for all signals.
+
+    Nothing was rejected: by the OTLP specification such a message is a warning.
+    """
+    return _block(1, _block(2, message.encode()))

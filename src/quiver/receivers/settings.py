@@ -5,19 +5,45 @@ Settings of the OTLP receivers.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from quiver.errors import SettingsInvalid
+from quiver.receivers.security import SecuritySettings, check_exposure
 from quiver.settings import MIB
 
-__all__ = ["GRPC_ADDRESS", "HTTP_ADDRESS", "Ack", "OtlpSettings", "split_address"]
+__all__ = [
+    "GRPC_ADDRESS",
+    "HTTP_ADDRESS",
+    "Ack",
+    "Handling",
+    "KeepaliveSettings",
+    "OtlpSettings",
+    "split_address",
+]
 
 Ack = Literal["synced", "logged"]
+Handling = Literal["pass_through", "convert_to_arrow"]
 
 GRPC_ADDRESS = "127.0.0.1:4317"
 HTTP_ADDRESS = "127.0.0.1:4318"
 
+KEEPALIVE_KEYS = (
+    "max_connection_idle",
+    "max_connection_age",
+    "max_connection_age_grace",
+    "ping_interval",
+    "ping_timeout",
+    "ping_interval_min",
+)
+"""The durations of `keepalive`, as a pipeline file spells them."""
+
+HTTP_IDLE_S = 75.0
+"""What an HTTP connection without requests gets when nothing else was said."""
+
+_NEVER_CAPTURED = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_CAPTURED_MAX = 32
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:\s]+):(\d{1,5})")
 
 
@@ -35,6 +61,38 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepaliveSettings:
+    """
+    How long connections live. Durations in seconds.
+
+    Attributes:
+        max_connection_idle_s: a connection without requests is closed after this; None never.
+        max_connection_age_s: gRPC asks clients to connect anew after this, which also makes them show their
+            certificate anew; None never.
+        max_connection_age_grace_s: what requests in hand get then; None is as long as they take.
+        ping_interval_s: gRPC asks a silent client whether it is still there.
+        ping_timeout_s: a client that has not answered by then is gone.
+        ping_interval_min_s: a gRPC client that asks more often is sent away.
+
+    Raises:
+        SettingsInvalid: one is not positive.
+    """
+
+    max_connection_idle_s: float | None = None
+    max_connection_age_s: float | None = None
+    max_connection_age_grace_s: float | None = None
+    ping_interval_s: float = 120.0
+    ping_timeout_s: float = 20.0
+    ping_interval_min_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in KEEPALIVE_KEYS:
+            value = getattr(self, f"{name}_s")
+            if value is not None and value <= 0:
+                raise SettingsInvalid(f"keepalive.{name} must be positive")
+
+
+@dataclass(frozen=True, slots=True)
 class OtlpSettings:
     """
     How an OTLP receiver behaves.
@@ -48,9 +106,16 @@ class OtlpSettings:
         dedupe_window_s: a byte-identical request within this time is confirmed again and not stored again; 0 is off.
         dedupe_entries_max: the window forgets its oldest requests beyond this many (about 200 bytes each).
         in_flight_bytes_max: the most that requests being handled may take together; more are told to come later.
-        requests_waiting_max: requests that may be handled or waiting, for gRPC per connection.
+        receiving_bytes_max: the most that HTTP bodies may take together while they arrive.
+        requests_waiting_max: requests that may be handled or waiting.
         workers: threads that store requests; those that wait for the disk at the same time share one sync.
-        body_timeout_s: how long an HTTP client may take to send a request.
+        body_timeout_s: how long a client may take to send a request.
+        head_timeout_s: how long a new client may take for its handshake, and for the head of its first request.
+        connections_max: connections that may be open at once; more are closed as they come.
+        security: TLS, credentials.
+        keepalive: how long connections live.
+        otlp_handling: `pass_through` stores requests as they came, `convert_to_arrow` as OTAP tables.
+        capture_headers: request headers that are kept, as resource attributes ``http.request.header.<name>``.
 
     Raises:
         SettingsInvalid: out of range, or two settings contradict each other.
@@ -63,20 +128,43 @@ class OtlpSettings:
     dedupe_window_s: float = 0.0
     dedupe_entries_max: int = 200_000
     in_flight_bytes_max: int = 64 * MIB
+    receiving_bytes_max: int = 256 * MIB
     requests_waiting_max: int = 256
     workers: int = 8
     body_timeout_s: float = 30.0
+    head_timeout_s: float = 10.0
+    connections_max: int = 1024
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    keepalive: KeepaliveSettings = field(default_factory=KeepaliveSettings)
+    otlp_handling: Handling = "pass_through"
+    capture_headers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        split_address(self.listening_addr)
-        for name in ("max_request_bytes", "dedupe_entries_max", "requests_waiting_max", "workers"):
+        check_exposure(split_address(self.listening_addr)[0], self.security)
+        counts = ("max_request_bytes", "dedupe_entries_max", "requests_waiting_max", "workers", "connections_max")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise SettingsInvalid(f"{name} must be at least 1")
         if self.max_decompressed_bytes < self.max_request_bytes:
             raise SettingsInvalid("max_decompressed_bytes must not be below max_request_bytes")
         if self.in_flight_bytes_max < self.max_decompressed_bytes:
             raise SettingsInvalid("in_flight_bytes_max must hold one request of max_decompressed_bytes")
+        if self.receiving_bytes_max < self.max_request_bytes:
+            raise SettingsInvalid("receiving_bytes_max must hold one request of max_request_bytes")
         if self.ack not in {"synced", "logged"}:
             raise SettingsInvalid(f"ack: {self.ack!r} is not synced or logged")
-        if self.dedupe_window_s < 0 or self.body_timeout_s <= 0:
-            raise SettingsInvalid("dedupe_window_s must not be negative, body_timeout_s must be positive")
+        if self.otlp_handling not in {"pass_through", "convert_to_arrow"}:
+            raise SettingsInvalid(f"otlp_handling: {self.otlp_handling!r} is not pass_through or convert_to_arrow")
+        if self.dedupe_window_s < 0 or self.body_timeout_s <= 0 or self.head_timeout_s <= 0:
+            raise SettingsInvalid("dedupe_window_s must not be negative; body_timeout_s, head_timeout_s be positive")
+        _check_captured(self.capture_headers)
+
+
+def _check_captured(names: tuple[str, ...]) -> None:
+    if len(names) > _CAPTURED_MAX:
+        raise SettingsInvalid(f"capture_headers: {len(names)} names; the most is {_CAPTURED_MAX}")
+    for name in names:
+        if _HEADER_NAME.fullmatch(name) is None:
+            raise SettingsInvalid(f"capture_headers: {name!r} is not the name of a header")
+        if name.lower() in _NEVER_CAPTURED:
+            raise SettingsInvalid(f"capture_headers: {name} carries credentials, which are not to be stored")

@@ -1,0 +1,16 @@
+"""
+What sends on: a store's bundles to a far side, without Spark, resolved only when the far side has them.
+
+======================  ==========================================================================
+file                    purpose
+======================  ==========================================================================
+`settings.py`           where to send, how long to wait, TLS, headers
+`requests.py`           a bundle → the OTLP requests in it                      (pure)
+`reply.py`              what an answer means: confirmed, again later, never again (pure)
+`otlp_grpc.py`          OTLP/gRPC
+`otlp_http.py`          OTLP/HTTP
+`otap_grpc.py`          OTAP/gRPC, and OTLP where that is not understood
+`pace.py`               is one bundle sick, or is the far side down?            (pure)
+`forward.py`            take, send, acknowledge or defer: threads that drain a subscriber
+======================  ==========================================================================
+"""

@@ -1,0 +1,310 @@
+"""
+OTAP over gRPC, as a client: a stream a signal, requests sent as tables, each confirmed by the status of its batches.
+
+A stream is opened when there is something to send, lives for `stream_lifetime_s` and is followed by another: what it
+holds in dictionaries, here and there, ends with it. When it breaks, everything without a status is sent again, on a
+new stream that begins with nothing. Where the far side does not know OTAP, and for requests that tables have no place
+for, OTLP is spoken instead.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pyarrow as pa
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.exporters.otlp_grpc import OtlpGrpcSender, open_channel
+from quiver.exporters.reply import Reply, grpc_reply
+from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
+from quiver.otap import StatusCode, StreamEncoder, decode_status
+from quiver.otap.payload_schema import SIGNALS
+from quiver.otap.tables_from_otlp import tables_of_request
+from quiver.primitives.scan import Damage
+
+__all__ = ["OtapGrpcSender"]
+
+_STREAMS_TRIED = 3
+_UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
+_SUSPICIOUS = frozenset({grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.INVALID_ARGUMENT.value[0]})
+_DENIED = frozenset({StatusCode.PERMISSION_DENIED.value, StatusCode.UNAUTHENTICATED.value, _UNIMPLEMENTED})
+
+
+class OtapGrpcSender:
+    """
+    Sends export requests as OTAP batches. Thread-safe; `send` never raises for what the network or the far side does.
+
+    Args:
+        settings: where to and how. Certificates are read here, once.
+        otap: what only OTAP has.
+        clock: measures the life of streams, and how long a status is waited for.
+
+    Raises:
+        OSError: a certificate file cannot be read.
+    """
+
+    def __init__(
+        self, settings: ExporterSettings, otap: OtapSenderSettings | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.settings = settings
+        self.otap = otap or OtapSenderSettings()
+        self._clock = clock
+        self._otlp = OtlpGrpcSender(settings)
+        self._channel = open_channel(settings)
+        self._lock = threading.Lock()
+        self._streams: dict[str, _Stream] = {}
+        self._open: set[_Stream] = set()
+        self._without_otap = False
+        self._closed = False
+
+    def send(self, signal: str, request: bytes) -> Reply:
+        """
+        Send one request and wait for the statuses of its batches, at most `timeout_s` seconds.
+        """
+        if self._without_otap:
+            return self._otlp.send(signal, request)
+        converted = tables_of_request(request, signal)
+        if isinstance(converted, Damage):
+            return self._otlp.send(signal, request)
+        deadline = self._clock.monotonic() + self.settings.timeout_s
+        waiting = list(converted.tables)
+        for _ in range(_STREAMS_TRIED):
+            reply = self._send(signal, waiting, deadline)
+            if isinstance(reply, Reply):
+                return reply
+            if reply.is_otlp:
+                return self._otlp.send(signal, request)
+        return Reply("retry", "UNAVAILABLE", "the far side ended one stream after the other without an answer")
+
+    def _send(self, signal: str, waiting: list[Any], deadline: float) -> Reply | _Again:
+        """
+        Send what is *waiting*, taking from it what is confirmed; return the reply, or that it is to be sent anew.
+        """
+        stream = self._stream(signal)
+        if stream is None:
+            return Reply("retry", "CLOSED", "the sender was closed")
+        sent = [stream.put(tables) for tables in waiting]
+        refusal: Reply | None = None
+        for tables, batches in zip(list(waiting), sent, strict=True):
+            if isinstance(batches, Damage):
+                # No stream of these settings has room for it; as a request it may be taken.
+                return _Again(is_otlp=True)
+            for batch in batches:
+                answer = stream.wait(batch, deadline)
+                if isinstance(answer, _Again):
+                    self._without_otap |= answer.is_unknown
+                    return answer
+                if answer.outcome == "retry":
+                    return answer
+                if answer.outcome == "refused":
+                    refusal = answer
+            waiting.remove(tables)
+        return refusal or Reply("confirmed")
+
+    def _stream(self, signal: str) -> _Stream | None:
+        with self._lock:
+            if self._closed:
+                return None
+            stream = self._streams.get(signal)
+            if stream is not None and stream.is_usable():
+                return stream
+            if stream is not None:
+                stream.retire()
+            self._open = {one for one in self._open if not one.ended}
+            stream = self._streams[signal] = _Stream(self._channel, signal, self.settings, self.otap, self._clock)
+            self._open.add(stream)
+            return stream
+
+    def close(self) -> None:
+        """
+        Close the connections; requests on their way end as to be sent again. Idempotent.
+        """
+        with self._lock:
+            self._closed = True
+            streams = list(self._open)
+        for stream in streams:
+            stream.cancel()
+        self._channel.close()
+        self._otlp.close()
+        for stream in streams:
+            stream.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """
+    It is to be sent once more: on a new stream, or as OTLP, because the far side knows no OTAP or chokes on it.
+    """
+
+    is_otlp: bool = False
+    is_unknown: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """
+    A batch on its way, and what its status said.
+    """
+
+    answer: Reply | _Again | None = None
+
+
+class _Stream:
+    """
+    One stream: its encoder, what was sent on it and has no status, and the thread that reads statuses.
+    """
+
+    def __init__(
+        self, channel: Any, signal: str, settings: ExporterSettings, otap: OtapSenderSettings, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._encoder = StreamEncoder(
+            signal,
+            payload_compression=otap.payload_compression,
+            metric_metadata=otap.metric_metadata,
+            message_bytes_max=otap.message_bytes_max,
+        )
+        self._changed = threading.Condition(threading.Lock())
+        self._pending: dict[int, _Waiting] = {}
+        self._retired = False
+        self._until = clock.monotonic() + otap.stream_lifetime_s
+        self.ended = False
+        self._how_it_ended: Reply | _Again = _Again()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        gzip = settings.compression_method == "gzip"
+        self._call = channel.stream_stream(SIGNALS[signal].service)(
+            iter(self._outbox.get, None),
+            # However silent the far side is, the stream ends some time after its life.
+            timeout=otap.stream_lifetime_s + settings.timeout_s + 1.0,
+            metadata=tuple((name.lower(), value) for name, value in settings.headers.items()),
+            compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
+        )
+        self._reader = threading.Thread(target=self._read, name=f"quiver-otap {signal}", daemon=True)
+        self._reader.start()
+
+    def is_usable(self) -> bool:
+        """
+        Whether a further batch may be sent on it.
+        """
+        with self._changed:
+            return not (self.ended or self._retired or self._clock.monotonic() >= self._until)
+
+    def put(self, tables: Mapping[int, pa.RecordBatch]) -> list[_Waiting] | Damage:
+        """
+        Send tables in as many batches as they take; return what to wait for.
+        """
+        with self._changed:
+            if self.ended or self._retired:
+                # It may have ended before the first batch: then how it ended says what to do.
+                return [_Waiting(self._how_it_ended)]
+            encoded = self._encoder.encode(tables)
+            if isinstance(encoded, Damage):
+                return encoded
+            batches = []
+            for one in encoded:
+                batch = self._pending[one.batch_id] = _Waiting()
+                batches.append(batch)
+                self._outbox.put(one.message)
+            return batches
+
+    def wait(self, batch: _Waiting, deadline: float) -> Reply | _Again:
+        """
+        Return what became of a batch; without a status in time it counts as to be sent again, and so does the stream.
+        """
+        with self._changed:
+            while batch.answer is None:
+                left = deadline - self._clock.monotonic()
+                if left <= 0:
+                    break
+                self._clock.wait(self._changed, left)
+            if batch.answer is not None:
+                return batch.answer
+        self.retire()
+        return Reply("retry", "DEADLINE_EXCEEDED", f"no status within {self._settings.timeout_s:g} s")
+
+    def retire(self) -> None:
+        """
+        Send nothing more on it; statuses on their way are still read.
+        """
+        with self._changed:
+            if not self._retired:
+                self._retired = True
+                self._outbox.put(None)
+
+    def cancel(self) -> None:
+        """
+        End it now.
+        """
+        self.retire()
+        self._call.cancel()
+
+    def join(self) -> None:
+        """
+        Wait for its thread, which has nothing to wait for once the call has ended.
+        """
+        self._reader.join(5.0)
+
+    # ── the reading thread ───────────────────────────────────────────────────────────────────────────
+
+    def _read(self) -> None:
+        try:
+            for data in self._call:
+                status = decode_status(data)
+                if isinstance(status, Damage):
+                    self._call.cancel()
+                    break
+                with self._changed:
+                    batch = self._pending.pop(status.batch_id, None)
+                    if batch is not None:
+                        batch.answer = self._reply(status.code, status.message)
+                        self._changed.notify_all()
+        except grpc.RpcError as error:
+            self._end(error.code().value[0], error.details() or "", _details(error))
+        else:
+            self._end(0, "", None)
+        finally:
+            self._outbox.put(None)
+
+    def _reply(self, code: int, message: str) -> Reply:
+        if code == StatusCode.OK:
+            return Reply("confirmed")
+        if code == StatusCode.RESOURCE_EXHAUSTED:
+            # It says that memory is short now: nothing of it lies in the batch, which was read.
+            return Reply("retry", "RESOURCE_EXHAUSTED", message)
+        return grpc_reply(code, message, None, denied=self._settings.denied)
+
+    def _end(self, code: int, message: str, details: bytes | None) -> None:
+        """
+        Answer everything without a status by how the stream ended.
+        """
+        with self._changed:
+            self.ended = True
+            left, self._pending = self._pending, {}
+            answer: Reply | _Again
+            if code == _UNIMPLEMENTED:
+                answer = _Again(is_otlp=True, is_unknown=True)
+            elif code == 0:
+                answer = _Again()  # ended in peace, before these were read
+            elif code in _SUSPICIOUS and len(left) == 1:
+                # It choked on this one, or on nothing of ours; said in OTLP it gets an answer of its own.
+                answer = _Again(is_otlp=True)
+            elif code in _DENIED:
+                answer = grpc_reply(code, message, details, denied=self._settings.denied)
+            else:
+                said = grpc_reply(code, message, details)
+                answer = Reply("retry", said.reason, said.message, said.retry_after_s)
+            self._how_it_ended = answer
+            for batch in left.values():
+                batch.answer = answer
+            self._changed.notify_all()
+
+
+def _details(error: Any) -> bytes | None:
+    found: bytes | None = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
+    return found

@@ -1,0 +1,114 @@
+"""
+OTLP over gRPC, as a client: one channel, requests sent as they are stored.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from quiver.exporters.reply import Reply, confirmed_reply, grpc_reply
+from quiver.exporters.settings import ExporterSettings
+
+__all__ = ["OtlpGrpcSender", "open_channel"]
+
+_COLLECTOR = "opentelemetry.proto.collector"
+_METHODS = {
+    "logs": f"/{_COLLECTOR}.logs.v1.LogsService/Export",
+    "traces": f"/{_COLLECTOR}.trace.v1.TraceService/Export",
+    "metrics": f"/{_COLLECTOR}.metrics.v1.MetricsService/Export",
+}
+
+RECONNECT_S_MAX = 5.0
+"""gRPC's own is two minutes, in which every request fails without having been tried."""
+
+_RESPONSE_BYTES_MAX = 1024 * 1024
+
+
+class OtlpGrpcSender:
+    """
+    Sends export requests over gRPC. Thread-safe; `send` never raises for what the network or the far side does.
+
+    Args:
+        settings: where to and how. Certificates are read here, once.
+
+    Raises:
+        OSError: a certificate file cannot be read.
+    """
+
+    def __init__(self, settings: ExporterSettings) -> None:
+        self.settings = settings
+        self._channel = open_channel(settings)
+        self._methods = {signal: self._channel.unary_unary(method) for signal, method in _METHODS.items()}
+        gzip = settings.compression_method == "gzip"
+        self._compression = grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression
+        self._metadata = tuple((name.lower(), value) for name, value in settings.headers.items())
+        self._closed = threading.Event()
+
+    def send(self, signal: str, request: bytes) -> Reply:
+        """
+        Send one request and wait for the answer, at most `timeout_s` seconds.
+        """
+        try:
+            response = self._methods[signal](
+                request,
+                timeout=self.settings.timeout_s,
+                metadata=self._metadata,
+                compression=self._compression,
+            )
+        except grpc.RpcError as error:
+            return self._reply(error)
+        except ValueError:  # gRPC's word for a channel that is closed
+            if not self._closed.is_set():
+                raise
+            return Reply("retry", "CLOSED", "the sender was closed")
+        return confirmed_reply(response)
+
+    def _reply(self, error: Any) -> Reply:
+        if self._closed.is_set():
+            # The call was ended here, whatever code that shows as.
+            return Reply("retry", "CLOSED", "the sender was closed")
+        details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
+        return grpc_reply(error.code().value[0], error.details() or "", details, denied=self.settings.denied)
+
+    def close(self) -> None:
+        """
+        Close the connection; requests on their way end as to be sent again. Idempotent.
+        """
+        self._closed.set()
+        self._channel.close()
+
+
+def open_channel(settings: ExporterSettings) -> Any:
+    """
+    Return a connection of its own to the endpoint, made when it is first used.
+
+    Raises:
+        OSError: a certificate file cannot be read.
+    """
+    target = settings.target
+    options = [
+        ("grpc.initial_reconnect_backoff_ms", 500),
+        ("grpc.min_reconnect_backoff_ms", 500),
+        ("grpc.max_reconnect_backoff_ms", round(RECONNECT_S_MAX * 1000)),
+        ("grpc.max_receive_message_length", _RESPONSE_BYTES_MAX),
+        # Two senders in one process are two connections: the death of one is not that of the other.
+        ("grpc.use_local_subchannel_pool", 1),
+        # How often is decided by the forwarder, which knows the store.
+        ("grpc.enable_retries", 0),
+    ]
+    if not target.tls:
+        return grpc.insecure_channel(target.address, options)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read(settings.ca_file),
+        private_key=_read(settings.key_file),
+        certificate_chain=_read(settings.cert_file),
+    )
+    return grpc.secure_channel(target.address, credentials, options)
+
+
+def _read(path: str | None) -> bytes | None:
+    return None if path is None else Path(path).read_bytes()

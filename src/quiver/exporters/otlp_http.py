@@ -1,0 +1,165 @@
+"""
+OTLP over HTTP, as a client: protobuf, a few kept connections, requests sent as they are stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import socket
+import ssl
+import threading
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.exporters.reply import Reply, http_reply
+from quiver.exporters.settings import ExporterSettings
+
+__all__ = ["OtlpHttpSender"]
+
+_PATHS = {"logs": "/v1/logs", "traces": "/v1/traces", "metrics": "/v1/metrics"}
+_RESPONSE_BYTES_MAX = 64 * 1024
+_PIECE_BYTES = 8 * 1024
+_GZIP_LEVEL = 1
+"""Telemetry repeats itself: the higher levels take several times as long for a few percent."""
+
+_Connection = http.client.HTTPConnection
+
+
+class OtlpHttpSender:
+    """
+    Sends export requests over HTTP/1.1. Thread-safe; `send` never raises for what the network or the far side does.
+
+    Redirects are not followed: they would take the headers, and with them a token, to another place.
+
+    Args:
+        settings: where to and how. Certificates are read here, once.
+        clock: measures the time-out, and reads dates in ``Retry-After``.
+
+    Raises:
+        OSError: a certificate file cannot be read, or is none.
+    """
+
+    def __init__(self, settings: ExporterSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._target = settings.target
+        self._tls: ssl.SSLContext | None = None
+        if self._target.tls:
+            self._tls = ssl.create_default_context(cafile=settings.ca_file)
+            if settings.cert_file is not None:
+                self._tls.load_cert_chain(settings.cert_file, settings.key_file)
+        self._headers = {"User-Agent": "quiver", **settings.headers, "Content-Type": "application/x-protobuf"}
+        if settings.compression_method == "gzip":
+            self._headers["Content-Encoding"] = "gzip"
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+        self._closed = False
+
+    def send(self, signal: str, request: bytes) -> Reply:
+        """
+        Send one request and wait for the answer, about `timeout_s` seconds.
+        """
+        body = request
+        if self.settings.compression_method == "gzip":
+            body = gzip.compress(request, compresslevel=_GZIP_LEVEL, mtime=0)
+        deadline = self._clock.monotonic() + self.settings.timeout_s
+        while True:
+            connection, is_used = self._take()
+            if connection is None:
+                return Reply("retry", "CLOSED", "the sender was closed")
+            try:
+                return self._exchange(connection, signal, body, deadline)
+            except (OSError, http.client.HTTPException) as error:
+                self._drop(connection)
+                if is_used and isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                    continue  # it was closed by the far side while nobody used it
+                reason = "TIMEOUT" if isinstance(error, TimeoutError) else "CONNECTION"
+                return Reply("retry", reason, f"{type(error).__name__}: {error}")
+
+    def _exchange(self, connection: _Connection, signal: str, body: bytes, deadline: float) -> Reply:
+        self._limit(connection, deadline)
+        connection.request("POST", self._target.path + _PATHS[signal], body, self._headers)
+        with connection.getresponse() as response:
+            content = self._read(connection, response, deadline)
+            is_whole = response.isclosed() if response.chunked else response.length == 0
+        may_keep = is_whole and not response.will_close
+        if may_keep:
+            self._keep(connection)
+        else:
+            self._drop(connection)
+        if 200 <= response.status < 300 and "html" in (response.getheader("Content-Type") or "").lower():
+            # A portal, a proxy, a wrong port: it says yes to everything and keeps nothing.
+            return Reply("retry", "NOT_OTLP", f"{self._target.address} answered with a web page")
+        retry_after = response.getheader("Retry-After")
+        now_ns = self._clock.now_ns()
+        return http_reply(response.status, content, retry_after, now_ns=now_ns, denied=self.settings.denied)
+
+    def _read(self, connection: _Connection, response: http.client.HTTPResponse, deadline: float) -> bytes:
+        """
+        Return the body, cut at the limit. A far side that drips it byte by byte runs into the deadline.
+        """
+        content = b""
+        while len(content) < _RESPONSE_BYTES_MAX:
+            self._limit(connection, deadline)
+            piece = response.read1(_PIECE_BYTES)
+            if not piece:
+                break
+            content += piece
+        return content
+
+    def _limit(self, connection: _Connection, deadline: float) -> None:
+        left = deadline - self._clock.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no answer within {self.settings.timeout_s:g} s")
+        connection.timeout = left
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self) -> tuple[_Connection | None, bool]:
+        with self._lock:
+            if self._closed:
+                return None, False
+            is_used = bool(self._idle)
+            connection = self._idle.pop() if self._idle else self._new()
+            self._busy.add(connection)
+            return connection, is_used
+
+    def _new(self) -> _Connection:
+        target = self._target
+        if self._tls is not None:
+            return http.client.HTTPSConnection(target.host, target.port, context=self._tls)
+        return _Connection(target.host, target.port)
+
+    def _keep(self, connection: _Connection) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            if not self._closed and len(self._idle) < self.settings.in_flight_max:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _drop(self, connection: _Connection) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """
+        Close all connections; requests on their way end as to be sent again. Idempotent.
+        """
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            sock = connection.sock
+            if sock is not None:
+                # Not closed here: the thread that waits for it may not find its descriptor in other hands.
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,274 @@
+"""
+OTAP tables → the columns of the views `logs` and `spans`, without the way through a request.
+
+Children are found by their parents' ids, whole columns at a time, and then handed, under the names that the decoder
+of requests gives them, to the same makers of columns. What these refuse as `Odd` goes through a request after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from quiver.otap.arrays import Odd, texts, widened
+from quiver.otap.cbor import decode_value
+from quiver.otap.columnar import ColumnarRequests
+from quiver.otap.columnar_records import log_arrays, span_arrays
+from quiver.otap.otlp_from_tables import value_levels
+from quiver.otap.payload_arrays import default_array, flat_columns
+from quiver.otap.payload_schema import ATTRIBUTES_OF, SIGNALS, TABLES, Column
+from quiver.otap.refused import Refused
+from quiver.otap.transport_ids import plain_ids
+from quiver.otap.typed_arrays import maps
+
+__all__ = ["decode_tables"]
+
+_ARMS = (("string_value", "str", 1, ""), ("int_value", "int", 2, 0), ("double_value", "double", 3, 0.0),
+         ("bool_value", "bool", 4, False), ("bytes_value", "bytes", 7, b""))  # fmt: skip
+_NESTED = (("kvlist_value", 5), ("array_value", 6))
+
+
+class _Columns:
+    """
+    Columns by name, some of them again such a set: what the makers ask a struct array for.
+    """
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self._columns = columns
+
+    def field(self, name: str) -> Any:
+        return self._columns[name]
+
+
+class _Lists:
+    """
+    For each of some parents so many of *values*, one parent behind the other.
+    """
+
+    def __init__(self, counts: Any, values: Any) -> None:
+        self.offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
+        self.values = values
+
+
+class _Table:
+    """
+    The rows of one table: columns with defaults for nulls and for what is left out, in the types of requests.
+    """
+
+    def __init__(self, payload: int, batch: pa.RecordBatch | None) -> None:
+        self.payload = payload
+        self.rows = 0 if batch is None else batch.num_rows
+        self._flat = {} if batch is None else flat_columns(TABLES[payload], plain_ids(payload, batch))
+
+    def column(self, name: str, picked: Any = None) -> Any:
+        """
+        Return a column, or the rows *picked* of it.
+        """
+        column = TABLES[self.payload].by_name[name]
+        array = self._flat.get(name)
+        if array is None:
+            array = default_array(column, self.rows)
+        return _filled(column, array if picked is None else array.take(pa.array(picked)))
+
+    def ids(self, name: str) -> tuple[Any, Any]:
+        """
+        Return an id column, zeros in place of nulls, and where they are none.
+        """
+        array = self._flat.get(name)
+        if array is None:
+            required = TABLES[self.payload].by_name[name].required and name != "id"
+            return np.zeros(self.rows, np.int64), np.full(self.rows, required)
+        there = np.asarray(array.is_valid()) if name == "id" else np.ones(self.rows, np.bool_)
+        return np.asarray(pc.fill_null(array, 0)).astype(np.int64), there
+
+    def children(self, ids: Any, there: Any) -> tuple[Any, Any]:
+        """
+        Return how many rows name each of *ids* as their parent, and which those are.
+        """
+        parents, _ = self.ids("parent_id")
+        order = np.argsort(parents, kind="stable")
+        parents = parents[order]
+        starts = np.searchsorted(parents, ids, "left")
+        counts = np.where(there, np.searchsorted(parents, ids, "right") - starts, 0)
+        ends = np.cumsum(counts)
+        places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+        return counts, order[places]
+
+
+def decode_tables(tables: Mapping[int, pa.RecordBatch], view: str) -> ColumnarRequests:
+    """
+    Decode tables that `check_tables` has let pass, a row for each of the root's, in their order.
+
+    Raises:
+        Odd: they need the careful decoder; so does a column whose maker raises it. So does the view `metrics`.
+    """
+    if view == "metrics":
+        raise Odd
+    signal = "traces" if view == "spans" else view
+    try:
+        found = {payload: _Table(payload, tables.get(payload)) for payload in SIGNALS[signal].payloads}
+        root = found[SIGNALS[signal].root]
+        fields = _root(root, found)
+        makers = log_arrays(_Columns(fields)) if view == "logs" else span_arrays(_Columns(fields))
+    except Refused as error:
+        raise Odd from error
+    makers |= _origins(root, found[1], found[2])
+    return ColumnarRequests([root.rows], makers)
+
+
+class _Made(dict[str, Any]):
+    """
+    Columns that are made when they are asked for.
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
+        super().__init__()
+        self._makers = makers
+
+    def __missing__(self, name: str) -> Any:
+        return self._makers[name]()
+
+
+def _root(root: _Table, found: Mapping[int, _Table]) -> _Made:
+    def plain(name: str) -> Callable[[], Any]:
+        return lambda: root.column(name)
+
+    makers: dict[str, Callable[[], Any]] = {
+        column.name: plain(column.name) for column in TABLES[root.payload].columns if not column.struct
+    }
+    ids, there = root.ids("id")
+    makers["attributes"] = lambda: _attributes(found[ATTRIBUTES_OF[root.payload]], ids, there)
+    if root.payload == 30:
+        makers["body"] = lambda: _values(root, "body.", None)
+        return _Made(makers)
+    makers["end_time_unix_nano"] = lambda: _sum(
+        root.column("start_time_unix_nano"), root.column("duration_time_unix_nano")
+    )
+    status = {"code": plain("status.code"), "message": plain("status.status_message")}
+    makers["status"] = lambda: _Columns(_Made(status))
+    for name, payload in (("events", 42), ("links", 43)):
+        makers[name] = _hanging(found[payload], found[ATTRIBUTES_OF[payload]], ids, there)
+    return _Made(makers)
+
+
+def _hanging(table: _Table, attributes: _Table, ids: Any, there: Any) -> Callable[[], _Lists]:
+    """
+    Return what makes the events, or links, of each span.
+    """
+
+    def make() -> _Lists:
+        counts, picked = table.children(ids, there)
+        own, own_there = table.ids("id")
+        columns: dict[str, Any] = {
+            column.name: table.column(column.name, picked)
+            for column in TABLES[table.payload].columns
+            if column.name not in {"id", "parent_id"}
+        }
+        columns["attributes"] = _attributes(attributes, own[picked], own_there[picked])
+        return _Lists(counts, _Columns(columns))
+
+    return make
+
+
+def _attributes(table: _Table, ids: Any, there: Any) -> _Lists:
+    counts, picked = table.children(ids, there)
+    columns = {"key": table.column("key", picked), "value": _values(table, "", picked)}
+    return _Lists(counts, _Columns(columns))
+
+
+def _values(table: _Table, prefix: str, picked: Any) -> _Columns:
+    """
+    Return values as the arms of AnyValue, each null where the value is of another kind.
+    """
+    kinds = np.asarray(table.column(f"{prefix}type", picked))
+    arms: dict[str, Any] = {}
+    for arm, name, kind, zero in _ARMS:
+        of_kind = kinds == kind
+        column = TABLES[table.payload].by_name[f"{prefix}{name}"]
+        if not of_kind.any():
+            arms[arm] = pa.nulls(len(kinds), column.type)
+            continue
+        values = pc.fill_null(table.column(column.name, picked), pa.scalar(zero, column.type))
+        arms[arm] = values if of_kind.all() else pc.if_else(pa.array(of_kind), values, None)
+    for arm, kind in _NESTED:
+        of_kind = kinds == kind
+        nested = table.column(f"{prefix}ser", picked).filter(pa.array(of_kind)) if of_kind.any() else ()
+        arms[arm] = _serialised(nested, arm, of_kind, value_levels(table.payload))
+    return _Columns(arms)
+
+
+def _serialised(nested: Any, arm: str, of_kind: Any, levels: int) -> pa.Array:
+    """
+    Return arrays or maps as the bytes of their protobuf messages, as the decoder of requests leaves them.
+    """
+    made = []
+    for data in nested:
+        value: Any = AnyValue()
+        if data.as_py():
+            decode_value(data.as_py(), value, levels=levels)
+        made.append(getattr(value, arm).SerializeToString())
+    offsets = np.concatenate(([0], np.cumsum(of_kind)))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(made, pa.binary()))
+
+
+def _origins(root: _Table, resources: _Table, scopes: _Table) -> dict[str, Callable[[], pa.Array]]:
+    def attributes_of(table: _Table, name: str) -> pa.Array:
+        ids, _ = root.ids(name)
+        distinct, which = np.unique(ids, return_inverse=True)
+        lists: Any = _attributes(table, distinct, np.ones(len(distinct), np.bool_))
+        return maps(lists).take(pa.array(which))
+
+    dropped = "dropped_attributes_count"
+    return {
+        "scope_name": lambda: texts(root.column("scope.name")),
+        "scope_version": lambda: texts(root.column("scope.version")),
+        "scope_attributes": lambda: attributes_of(scopes, "scope.id"),
+        "scope_dropped_attributes_count": lambda: widened(root.column(f"scope.{dropped}")),
+        "scope_schema_url": lambda: texts(root.column("schema_url")),
+        "resource_attributes": lambda: attributes_of(resources, "resource.id"),
+        "resource_dropped_attributes_count": lambda: widened(root.column(f"resource.{dropped}")),
+        "resource_schema_url": lambda: texts(root.column("resource.schema_url")),
+    }
+
+
+def _sum(starts: pa.Array, durations: pa.Array) -> pa.Array:
+    return pa.array(np.asarray(starts) + np.asarray(durations))  # modulo 2^64, as on the way to a request
+
+
+def _filled(column: Column, array: pa.Array) -> Any:
+    """
+    Return the column as a request has it: ids of any length, times as numbers, nothing null unless it may be.
+    """
+    kind = column.type
+    if pa.types.is_fixed_size_binary(kind):
+        return _ids_of_any_length(array, kind.byte_width)
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return pa.array(np.asarray(pc.fill_null(array.view(pa.int64()), 0)).view(np.uint64))
+    if column.optional or not array.null_count:
+        return array
+    return pc.fill_null(array, pa.scalar(_zero(kind), kind))
+
+
+def _zero(kind: pa.DataType) -> Any:
+    if pa.types.is_string(kind):
+        return ""
+    return False if pa.types.is_boolean(kind) else 0
+
+
+def _ids_of_any_length(array: pa.Array, width: int) -> pa.Array:
+    """
+    Return ids as binary; those that are null or all zeros, which is unset, are empty.
+    """
+    if not len(array):
+        return pa.array([], pa.binary())
+    start = array.offset * width
+    raw = np.frombuffer(array.buffers()[1], np.uint8)[start : start + len(array) * width].reshape(-1, width)
+    there = raw.any(axis=1) & np.asarray(array.is_valid())
+    offsets = np.concatenate(([0], np.cumsum(there) * width)).astype(np.int32)
+    data = np.ascontiguousarray(raw[there])
+    return pa.Array.from_buffers(pa.binary(), len(array), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -1,0 +1,310 @@
+"""
+One OTAP table ↔ plain lists, a list per column: what may be left out, what becomes a dictionary, what a null means.
+
+A column of which every row has the default is left out. A column with few different values becomes a dictionary
+with an index of 8 bits, then of 16 bits, then is written plain. Ids are plain, and say so in their metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiver.otap.payload_schema import ENCODING, Column, Table
+from quiver.otap.refused import Refused
+
+__all__ = [
+    "COLUMN_BYTES_MAX",
+    "INDEX_TYPES",
+    "PLAIN",
+    "PRESENCE",
+    "Flat",
+    "Lists",
+    "array_of",
+    "build_batch",
+    "default_array",
+    "flat_columns",
+    "lists_of",
+    "plain_values",
+]
+
+Lists = dict[str, list[Any]]
+"""Column name → its values, as many in each."""
+
+Flat = dict[str, pa.Array]
+"""Column name → its values without dictionaries, as many in each."""
+
+PRESENCE = ("positive", "negative")
+"""Structs that may be unset while their neighbours in the same column are not; said by a list of booleans."""
+
+PLAIN = {ENCODING: b"plain"}
+
+INDEX_TYPES = ((8, 255, pa.uint8()), (16, 65_535, pa.uint16()))
+"""Bits of a dictionary's index, the most values it is used for, and its type."""
+
+
+COLUMN_BYTES_MAX = 128 * 1024 * 1024
+"""What the texts of a column may take without their dictionary."""
+
+# -- lists → Arrow -----------------------------------------------------------------------------------------
+
+
+def build_batch(table: Table, lists: Mapping[str, list[Any]]) -> pa.RecordBatch | None:
+    """
+    Return the rows as a batch; None when there are none.
+
+    Columns of values, those with `kinds`, hold the values of the rows of these kinds and nothing for the others.
+
+    Raises:
+        Refused: a value cannot be written: an id of a length that OTAP has no room for.
+    """
+    if not lists["parent_id" if "parent_id" in lists else "schema_url"]:
+        return None
+    fields: list[pa.Field] = []
+    arrays: list[pa.Array] = []
+    for struct, columns in _by_struct(table).items():
+        present = lists.get(struct) if struct in PRESENCE else None
+        if struct in PRESENCE and not any(present or ()):
+            continue
+        kept = [column for column in columns if present or column.required or not _all_default(column, lists)]
+        children = [_array(column, lists) for column in kept]
+        named = [_field(column, array) for column, array in zip(kept, children, strict=True)]
+        if not struct:
+            fields += named
+            arrays += children
+        elif kept:
+            mask = pa.array([not there for there in present]) if present else None
+            arrays.append(pa.StructArray.from_arrays(children, fields=named, mask=mask))
+            fields.append(pa.field(struct, arrays[-1].type))
+    order = sorted(range(len(fields)), key=lambda at: _place(table, fields[at].name))
+    return pa.RecordBatch.from_arrays([arrays[at] for at in order], schema=pa.schema([fields[at] for at in order]))
+
+
+def _array(column: Column, lists: Mapping[str, list[Any]]) -> pa.Array:
+    array = _dictionary(column, array_of(column, lists[column.name]))
+    if not column.kinds:
+        return array
+    types = np.array(lists[f"{column.struct}.type" if column.struct else "type"], np.uint8)
+    there = np.isin(types, column.kinds)
+    return array.take(pa.array(np.cumsum(there) - 1, mask=~there))
+
+
+def _by_struct(table: Table) -> dict[str, list[Column]]:
+    found: dict[str, list[Column]] = {}
+    for column in table.columns:
+        found.setdefault(column.struct, []).append(column)
+    return found
+
+
+def _place(table: Table, name: str) -> int:
+    return next(at for at, column in enumerate(table.columns) if name in {column.name, column.struct})
+
+
+def _field(column: Column, array: pa.Array) -> pa.Field:
+    return pa.field(column.leaf, array.type, nullable=not column.required, metadata=PLAIN if column.default else None)
+
+
+def _all_default(column: Column, lists: Mapping[str, list[Any]]) -> bool:
+    values = lists[column.name]
+    if column.kinds:
+        return not values
+    if column.optional:
+        return all(value is None for value in values)
+    if any(values):
+        return False
+    # A minus before a zero is a value: protobuf sends it.
+    return not pa.types.is_floating(column.type) or not np.signbit(np.array(values, np.float64)).any()
+
+
+def array_of(column: Column, values: Sequence[Any]) -> pa.Array:
+    """
+    Return the values as a plain array of the column's type.
+
+    Raises:
+        Refused: a value does not fit the type.
+    """
+    kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return pa.array(np.array(values, np.uint64).view(np.int64)).view(kind)
+    if pa.types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+        odd = next((value for value in values if value and len(value) != width), None)
+        if odd is not None:
+            raise Refused(f"a {column.leaf} has {len(odd)} bytes; OTAP has room for {width}")
+        unset = bytes(width) if column.required else None
+        return pa.array([value or unset for value in values], kind)
+    return pa.array(values, kind)
+
+
+def _dictionary(column: Column, array: pa.Array) -> pa.Array:
+    if not column.index_bits or array.null_count == len(array):
+        return array
+    encoded = array.dictionary_encode()
+    for bits, most, index in INDEX_TYPES:
+        if bits >= column.index_bits and len(encoded.dictionary) <= most:
+            return pa.DictionaryArray.from_arrays(encoded.indices.cast(index), encoded.dictionary)
+    return array
+
+
+# -- Arrow → lists -----------------------------------------------------------------------------------------
+
+
+def lists_of(table: Table, batch: pa.RecordBatch) -> Lists:
+    """
+    Return every column of the table as a list: decoded, with defaults in place of nulls and of what is left out.
+
+    Nulls stay None where they mean unset. Unknown columns are passed over.
+
+    Raises:
+        Refused: a column has a type that the table does not have, or is there twice.
+    """
+    rows = batch.num_rows
+    found = flat_columns(table, batch)
+    lists: Lists = {}
+    for column in table.columns:
+        if column.struct in PRESENCE and column.struct not in lists:
+            there = found.get(column.struct)
+            lists[column.struct] = [False] * rows if there is None else there.to_pylist()
+        array = found.get(column.name)
+        lists[column.name] = _defaults(column, rows) if array is None else _values(column, array)
+    return lists
+
+
+def flat_columns(table: Table, batch: pa.RecordBatch) -> Flat:
+    """
+    Return the columns that are there by name, without dictionaries, children of structs as `resource.id`.
+
+    A null struct has null children; for those of `PRESENCE` a column of booleans says whether it is there.
+
+    Raises:
+        Refused: a column has a type that the table does not have, or is there twice.
+    """
+    top = _children(table, batch)
+    structs: dict[str, dict[str, pa.Array]] = {"": top}
+    found: Flat = {}
+    for column in table.columns:
+        struct = column.struct
+        if struct not in structs:
+            structs[struct] = _struct(table, struct, top)
+            if struct in PRESENCE and struct in top:
+                found[struct] = top[struct].is_valid()
+        array = structs[struct].get(column.leaf)
+        if array is not None:
+            found[column.name] = plain_values(table, column, array)
+    return found
+
+
+def default_array(column: Column, rows: int) -> pa.Array:
+    """
+    Return the column as it is where it was left out.
+    """
+    return array_of(column, _defaults(column, rows))
+
+
+def _children(table: Table, holder: Any) -> dict[str, pa.Array]:
+    """
+    Return the columns of a batch, or of a struct array, by name; a null struct has null children.
+    """
+    if isinstance(holder, pa.RecordBatch):
+        names, arrays = holder.schema.names, holder.columns
+    else:
+        names, arrays = [holder.type.field(at).name for at in range(holder.type.num_fields)], holder.flatten()
+    if len(set(names)) != len(names):
+        raise Refused(f"{table.name}: a column is there twice: {', '.join(sorted(names))[:200]}")
+    return dict(zip(names, arrays, strict=True))
+
+
+def _struct(table: Table, name: str, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    array = columns.get(name)
+    if array is None:
+        return {}
+    if not pa.types.is_struct(array.type):
+        raise Refused(f"{table.name}: column {name} is {array.type}, not a struct")
+    return _children(table, array)
+
+
+def _defaults(column: Column, rows: int) -> list[Any]:
+    kind = column.type
+    if column.optional:
+        return [None] * rows
+    if pa.types.is_list(kind):
+        return [()] * rows
+    if pa.types.is_fixed_size_binary(kind):
+        return [b""] * rows
+    if pa.types.is_string(kind):
+        return [""] * rows
+    if pa.types.is_boolean(kind):
+        return [False] * rows
+    return [0.0 if pa.types.is_floating(kind) else 0] * rows
+
+
+def _values(column: Column, array: pa.Array) -> list[Any]:
+    kind = column.type
+    if pa.types.is_list(kind):
+        return _list_values(array)
+    if column.optional:
+        return array.to_pylist()
+    if pa.types.is_fixed_size_binary(kind):
+        zero = bytes(kind.byte_width)
+        return [b"" if value is None or value == zero else value for value in array.to_pylist()]
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        numbers = pc.fill_null(array.view(pa.int64()), 0)
+        return np.asarray(numbers).view(np.uint64).tolist()
+    if pa.types.is_string(kind):
+        return pc.fill_null(array, "").to_pylist()
+    if pa.types.is_boolean(kind):
+        return pc.fill_null(array, False).to_pylist()
+    return np.asarray(pc.fill_null(array, 0)).tolist()
+
+
+def plain_values(table: Table, column: Column, array: pa.Array) -> pa.Array:
+    """
+    Return the column without its dictionary.
+
+    Raises:
+        Refused: its values are not of the column's type.
+    """
+    if pa.types.is_dictionary(array.type):
+        if pa.types.is_list(column.type) or not _same(array.type.value_type, column.type):
+            raise Refused(f"{table.name}: column {column.name} is {array.type}, not {column.type}")
+        _bound_decoded(table, column, array)
+        return array.dictionary_decode()
+    if not _same(array.type, column.type):
+        raise Refused(f"{table.name}: column {column.name} is {array.type}, not {column.type}")
+    return array
+
+
+def _bound_decoded(table: Table, column: Column, array: pa.Array) -> None:
+    """
+    A long value in a dictionary costs four bytes a row, and its length when decoded.
+    """
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        size = pc.sum(pc.binary_length(array.dictionary).cast(pa.int64()).take(array.indices)).as_py() or 0
+        if size > COLUMN_BYTES_MAX:
+            raise Refused(f"{table.name}: column {column.name} takes {size} bytes; the most is {COLUMN_BYTES_MAX}")
+
+
+def _same(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_timestamp(wanted):
+        return pa.types.is_timestamp(found) and found.unit == wanted.unit
+    if pa.types.is_list(wanted) and pa.types.is_list(found):
+        inner, asked = found.value_type, wanted.value_type
+        if pa.types.is_struct(asked):
+            known = {field.name: field.type for field in asked}
+            return pa.types.is_struct(inner) and all(known.get(field.name) == field.type for field in inner)
+        return bool(inner == asked)
+    return bool(found == wanted)
+
+
+def _list_values(array: pa.Array) -> list[Any]:
+    """
+    Return lists whose null items are zeros: one producer writes a zero so.
+    """
+    lists = array.to_pylist()
+    if array.null_count == 0 and array.flatten().null_count == 0 and not pa.types.is_struct(array.type.value_type):
+        return lists
+    return [[0 if item is None else item for item in items or ()] for items in lists]

@@ -1,0 +1,184 @@
+"""
+Can a request, and rows of a view, be made of these tables? Answered column by column, before they are kept.
+
+What is found here is what `otlp_from_tables.py` and `request.py` refuse: a receiver that asks first never confirms
+what no reader can read later. Where this errs, it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from quiver.otap.cbor import ITEMS_MAX, decode_value
+from quiver.otap.otlp_from_tables import value_levels
+from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, Flat, flat_columns
+from quiver.otap.payload_schema import SIGNALS, TABLES, Table, signal_named
+from quiver.otap.refused import Refused
+from quiver.otap.request import ROWS_BYTES_MAX
+from quiver.otap.transport_ids import plain_ids
+from quiver.primitives.scan import Damage
+
+__all__ = ["check_tables"]
+
+_KIND_MAX = 7
+_METRIC_TYPE_MAX = 5
+_IDS = 1 << 16
+_ROW_BYTES = 320
+_ATTRIBUTE_BYTES = 16
+_COPIED_ATTRIBUTE_BYTES = 100
+_ARMS = {5: "kvlist_value", 6: "array_value"}
+_RESOURCE = ("resource.id", "resource.schema_url", "resource.dropped_attributes_count")
+_ORIGIN = (*_RESOURCE, "scope.id", "scope.name", "scope.version", "scope.dropped_attributes_count", "schema_url")
+
+
+def check_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Damage | None:
+    """
+    Return why no request, or no view, can be made of the tables; None when both can.
+
+    Raises:
+        WrongUse: no such signal.
+    """
+    known = signal_named(signal)
+    strange = sorted(set(tables) - set(known.payloads))
+    if strange:
+        return Damage(0, f"payload types {strange} do not belong to {signal}")
+    if known.root not in tables:
+        return Damage(0, f"there is no table {TABLES[known.root].name}") if tables else None
+    try:
+        columns: dict[int, Flat] = {}
+        items = ITEMS_MAX
+        for payload, batch in tables.items():
+            columns[payload] = _columns(TABLES[payload], batch)
+            items -= _values(payload, columns[payload], items)
+        _sizes(columns, {payload: batch.num_rows for payload, batch in tables.items()}, signal)
+    except Refused as refusal:
+        return Damage(0, str(refusal))
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        return Damage(0, f"the tables cannot be read: {str(error)[:300]}")
+    return None
+
+
+def _columns(table: Table, batch: pa.RecordBatch) -> Flat:
+    """
+    Return the columns without dictionaries; their types are the table's, and no id stands twice.
+    """
+    if batch.num_rows > table.rows_max:
+        raise Refused(f"{table.name} has {batch.num_rows} rows; the most is {table.rows_max}")
+    columns = flat_columns(table, plain_ids(table.payload, batch))
+    ids = columns.get("id")
+    if ids is not None and pc.count_distinct(ids, mode="only_valid").as_py() < len(ids) - ids.null_count:
+        raise Refused(f"{table.name}: two rows have the same id")
+    _at_most(table, columns, "metric_type", _METRIC_TYPE_MAX)
+    _at_most(table, columns, "body.type" if table.payload == 30 else "type", _KIND_MAX)
+    return columns
+
+
+def _at_most(table: Table, columns: Flat, name: str, most: int) -> None:
+    values = columns.get(name)
+    if values is not None and len(values):
+        largest = pc.max(values).as_py()
+        if largest is not None and largest > most:
+            raise Refused(f"{table.name}: {name} {largest} is not known")
+
+
+def _values(payload: int, columns: Flat, items: int) -> int:
+    """
+    Return how many values the nested ones have; each different one is decoded once.
+    """
+    prefix = "body." if payload == 30 else ""
+    kinds, nested = columns.get(f"{prefix}type"), columns.get(f"{prefix}ser")
+    if kinds is None or nested is None:
+        return 0
+    counted = 0
+    for kind, arm in _ARMS.items():
+        for found in pc.value_counts(nested.filter(pc.equal(kinds, kind))):
+            data, times = found["values"].as_py(), found["counts"].as_py()
+            if not data:
+                continue
+            value: Any = AnyValue()
+            counted += times * decode_value(data, value, levels=value_levels(payload), items=max(items - counted, 0))
+            if counted > items:
+                raise Refused("CBOR: too many values")
+            if value.WhichOneof("value") != arm:
+                raise Refused(f"{TABLES[payload].name}: a value of type {kind} holds another kind in its CBOR")
+    return counted
+
+
+def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) -> None:
+    """
+    Bound what is small as tables and would be huge as a request, or as rows.
+    """
+    root = columns[SIGNALS[signal].root]
+    count = rows[SIGNALS[signal].root]
+    resource, scope = (_ids(root.get(name), count) for name in ("resource.id", "scope.id"))
+    _copies(columns, root, count)
+    heads = _lengths(root, ("resource.schema_url", "scope.name", "scope.version", "schema_url"), count)
+    heads += (
+        _per_parent(columns.get(1), _ATTRIBUTE_BYTES)[resource] + _per_parent(columns.get(2), _ATTRIBUTE_BYTES)[scope]
+    )
+    times: Any = np.ones(count)
+    if signal == "metrics":
+        identity = _ids(root.get("id"), count)
+        heads += _lengths(root, ("name", "description", "unit"), count)
+        heads += _per_parent(columns.get(26), _ATTRIBUTE_BYTES)[identity]
+        times = sum(_points(columns.get(payload)) for payload in (11, 12, 13, 14))[identity]
+    wire = sum(1.3 * array.nbytes for flat in columns.values() for array in flat.values()) + 20 * sum(rows.values())
+    total = int(wire + (times * (heads + _ROW_BYTES)).sum())
+    if total > ROWS_BYTES_MAX:
+        raise Refused(f"its rows, with resource and scope on each, take {total} bytes; the most is {ROWS_BYTES_MAX}")
+
+
+def _copies(columns: Mapping[int, Flat], root: Flat, count: int) -> None:
+    """
+    A resource or scope that several groups share is written for each of them, with all that it says.
+    """
+    copied = 0.0
+    for payload, name, names in ((1, "resource.id", _RESOURCE), (2, "scope.id", _ORIGIN)):
+        if payload not in columns or not count:
+            continue
+        there = [column for column in names if column in root]
+        groups = (
+            pa.table([root[column] for column in there], names=there).group_by(there, use_threads=False).aggregate([])
+        )
+        identity = groups.column(name) if name in there else None
+        holders = np.bincount(_ids(identity, groups.num_rows), minlength=_IDS)
+        copied += (np.where(holders > 1, holders, 0) * _per_parent(columns[payload], _COPIED_ATTRIBUTE_BYTES)).sum()
+    if copied > COLUMN_BYTES_MAX:
+        raise Refused("resources and scopes are shared so often that the request would become too large")
+
+
+def _ids(values: Any, count: int) -> Any:
+    return np.zeros(count, np.int64) if values is None else np.asarray(pc.fill_null(values, 0)).astype(np.int64)
+
+
+def _lengths(columns: Flat, names: tuple[str, ...], count: int) -> Any:
+    total = np.zeros(count)
+    for name in names:
+        values = columns.get(name)
+        if values is not None:
+            total += np.asarray(pc.fill_null(pc.binary_length(values), 0))
+    return total
+
+
+def _per_parent(attributes: Flat | None, each_bytes: int) -> Any:
+    """
+    Return about what the attributes of each parent take, indexed by its id.
+    """
+    if attributes is None or not attributes:
+        return np.zeros(_IDS)
+    count = len(next(iter(attributes.values())))
+    sizes = each_bytes + _lengths(attributes, ("key", "str", "bytes", "ser"), count)
+    return np.bincount(_ids(attributes.get("parent_id"), count), weights=sizes, minlength=_IDS)
+
+
+def _points(points: Flat | None) -> Any:
+    if points is None or not points:
+        return np.zeros(_IDS)
+    count = len(next(iter(points.values())))
+    return np.bincount(_ids(points.get("parent_id"), count), minlength=_IDS)

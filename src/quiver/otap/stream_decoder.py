@@ -1,0 +1,273 @@
+"""
+The receiving end of one OTAP stream: messages in order → tables with plain ids.
+
+Each payload type is an Arrow IPC stream cut into pieces, with dictionaries that grow. What a later message means
+depends on the earlier ones, so after the first refusal nothing more can be read from the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from quiver.otap.arrow_message import ArrowPayload, decode_records
+from quiver.otap.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, Piece, pieces_of
+from quiver.otap.payload_schema import TABLES, signal_named
+from quiver.otap.refused import Refused
+from quiver.otap.transport_ids import plain_ids
+from quiver.primitives.scan import Damage
+
+__all__ = ["ArrowBatch", "StreamDecoder", "StreamLimits"]
+
+_COLUMNS_MAX = 64
+_DEPTH_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """
+    What one stream may ask for.
+
+    Attributes:
+        message_bytes_max: length of a message.
+        inflated_bytes_max: what all buffers of a message take when inflated.
+        dictionary_values_max: values in a dictionary.
+        dictionaries_bytes_max: what all dictionaries that the stream still uses take.
+    """
+
+    message_bytes_max: int = 4 * 1024 * 1024
+    inflated_bytes_max: int = 128 * 1024 * 1024
+    dictionary_values_max: int = 65_536
+    dictionaries_bytes_max: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowBatch:
+    """
+    One decoded message.
+
+    Attributes:
+        batch_id: what its status answers to.
+        tables: payload type → batch with plain ids, ascending; tables without rows are left out.
+        headers: HPACK blocks, to be given to the stream's HPACK decoder whether or not they are used.
+    """
+
+    batch_id: int
+    tables: Mapping[int, pa.RecordBatch]
+    headers: bytes = b""
+
+
+class _Feed:
+    """
+    A file that hands out the payload put into it last. Arrow reads what it needs and no further.
+    """
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._at = 0
+
+    def put(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    @property
+    def drained(self) -> bool:
+        return self._at == len(self._data)
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._data) if size < 0 else min(self._at + size, len(self._data))
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Reader:
+    """
+    One IPC stream: its reader, and how many values and bytes its dictionaries have.
+    """
+
+    schema_id: str
+    feed: _Feed = field(default_factory=_Feed)
+    reader: Any = None
+    values: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def count(self, piece: Piece) -> None:
+        before = (
+            (self.values.get(piece.dictionary, 0), self.sizes.get(piece.dictionary, 0)) if piece.is_delta else (0, 0)
+        )
+        self.values[piece.dictionary] = before[0] + piece.rows
+        self.sizes[piece.dictionary] = before[1] + piece.bytes_inflated
+
+
+class StreamDecoder:
+    """
+    Decodes the messages of one stream, each fed once and in order. Not for use by several threads at once.
+
+    Args:
+        signal: `logs`, `traces` or `metrics`: what the stream's method says.
+        limits: what the stream may ask for.
+
+    Raises:
+        WrongUse: no such signal.
+    """
+
+    def __init__(self, signal: str, limits: StreamLimits | None = None) -> None:
+        self._payloads = frozenset(signal_named(signal).payloads)
+        self._signal = signal
+        self._limits = limits or StreamLimits()
+        self._readers: dict[int, _Reader] = {}
+        self._types: dict[str, int] = {}
+        self._gone: Damage | None = None
+        self.batch_id: int | None = None
+        """The id of the last message, also when it was refused; None when not even that could be read."""
+
+    @property
+    def dictionary_bytes(self) -> int:
+        """
+        What the dictionaries of the stream take, inflated.
+        """
+        return sum(sum(reader.sizes.values()) for reader in self._readers.values())
+
+    def decode(self, message: bytes) -> ArrowBatch | Damage:
+        """
+        Return the tables of a `BatchArrowRecords`, fully validated; or why it is refused.
+
+        After a refusal every further call gives the same one: end the stream.
+        """
+        self.batch_id = None
+        if self._gone is not None:
+            return self._gone
+        if len(message) > self._limits.message_bytes_max:
+            self._gone = Damage(0, f"{len(message)} bytes in a message; the most is {self._limits.message_bytes_max}")
+            return self._gone
+        records = decode_records(message)
+        if isinstance(records, Damage):
+            self._gone = records
+            return records
+        self.batch_id = records.batch_id
+        budget = self._limits.inflated_bytes_max
+        tables: dict[int, pa.RecordBatch] = {}
+        try:
+            for payload in sorted(records.payloads, key=lambda found: found.payload):
+                batch, inflated = self._table(payload, budget)
+                budget -= inflated
+                if batch.num_rows:
+                    tables[payload.payload] = batch
+        except Refused as refusal:
+            self._gone = Damage(0, str(refusal))
+        except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, StopIteration) as error:
+            self._gone = Damage(0, f"Arrow refuses it: {str(error)[:300] or type(error).__name__}")
+        return self._gone or ArrowBatch(records.batch_id, tables, records.headers)
+
+    def _table(self, payload: ArrowPayload, budget: int) -> tuple[pa.RecordBatch, int]:
+        if payload.payload not in self._payloads:
+            raise Refused(f"payload type {payload.payload} does not belong to {self._signal}")
+        table = TABLES[payload.payload]
+        reader = self._reader(payload)
+        pieces = pieces_of(payload.record)
+        inflated = self._check(reader, pieces, table.name, table.rows_max, budget)
+        reader.feed.put(payload.record)
+        if reader.reader is None:
+            reader.reader = pa.ipc.open_stream(reader.feed)
+            _check_schema(reader.reader.schema, table.name)
+        batch = reader.reader.read_next_batch()
+        if not reader.feed.drained:
+            raise Refused(f"{table.name}: bytes behind the record batch")
+        batch.validate(full=True)
+        return plain_ids(payload.payload, batch), inflated
+
+    def _reader(self, payload: ArrowPayload) -> _Reader:
+        known = self._types.setdefault(payload.schema_id, payload.payload)
+        if known != payload.payload:
+            raise Refused(f"schema id {payload.schema_id!r} was one of {TABLES[known].name}")
+        reader = self._readers.get(payload.payload)
+        if reader is None or reader.schema_id != payload.schema_id:
+            # The one before is never used again. Its id stays taken only as long as it is the newest of its type.
+            if reader is not None:
+                del self._types[reader.schema_id]
+            reader = self._readers[payload.payload] = _Reader(payload.schema_id)
+        return reader
+
+    def _check(self, reader: _Reader, pieces: list[Piece], name: str, rows_max: int, budget: int) -> int:
+        """
+        Return what the pieces take when inflated; they are in order, and within the limits.
+        """
+        kinds = [piece.kind for piece in pieces]
+        head = [SCHEMA] if reader.reader is None else []
+        middle = kinds[len(head) : -1]
+        if kinds[: len(head)] != head or kinds[-1:] != [RECORD_BATCH] or any(kind != DICTIONARY for kind in middle):
+            raise Refused(f"{name}: not {'a schema, ' if head else ''}dictionaries, then one record batch: {kinds}")
+        inflated = sum(piece.bytes_inflated for piece in pieces)
+        if inflated > budget:
+            raise Refused(f"{name}: {inflated} bytes when inflated, {budget} are left for this message")
+        if pieces[-1].rows > rows_max:
+            raise Refused(f"{name}: {pieces[-1].rows} rows; the most is {rows_max}")
+        for piece in pieces[len(head) : -1]:
+            reader.count(piece)
+            if reader.values[piece.dictionary] > self._limits.dictionary_values_max:
+                raise Refused(
+                    f"{name}: a dictionary of {reader.values[piece.dictionary]} values; "
+                    f"the most is {self._limits.dictionary_values_max}"
+                )
+        if self.dictionary_bytes > self._limits.dictionaries_bytes_max:
+            raise Refused(
+                f"{name}: the dictionaries of the stream take {self.dictionary_bytes} bytes; "
+                f"the most is {self._limits.dictionaries_bytes_max}"
+            )
+        return inflated
+
+
+def _check_schema(schema: pa.Schema, name: str) -> None:
+    if len(schema) > _COLUMNS_MAX:
+        raise Refused(f"{name}: {len(schema)} columns; the most is {_COLUMNS_MAX}")
+    for column in schema:
+        _check_type(column.type, name, column.name, 1)
+
+
+def _check_type(kind: pa.DataType, name: str, column: str, depth: int) -> None:
+    if depth > _DEPTH_MAX:
+        raise Refused(f"{name}: column {column[:64]} nests too deep")
+    if pa.types.is_dictionary(kind):
+        return _check_type(kind.value_type, name, column, depth + 1)
+    if pa.types.is_struct(kind) or pa.types.is_list(kind):
+        if kind.num_fields > _COLUMNS_MAX:
+            raise Refused(f"{name}: column {column[:64]} has {kind.num_fields} columns")
+        for at in range(kind.num_fields):
+            _check_type(kind.field(at).type, name, column, depth + 1)
+        return None
+    if kind.id not in _KINDS:
+        raise Refused(f"{name}: column {column[:64]} is {str(kind)[:64]}, which OTAP does not have")
+    return None
+
+
+_KINDS = frozenset(
+    kind.id
+    for kind in (
+        pa.bool_(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.int8(), pa.int16(), pa.int32(), pa.int64(),
+        pa.float64(), pa.string(), pa.binary(), pa.binary(1), pa.timestamp("ns"), pa.duration("ns"),
+    )
+)  # fmt: skip

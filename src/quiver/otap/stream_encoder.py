@@ -1,0 +1,257 @@
+"""
+The sending end of one OTAP stream: tables → messages, with dictionaries that grow from message to message.
+
+A column once sent stays, so that schemas change seldom. A dictionary starts with an index of 8 bits; when its values
+no longer fit it gets 16 bits, and then it is emptied, or the column goes plain, as repetition is worth it or not.
+Each change of a schema gets a schema id that no other has had on the stream.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from quiver.errors import WrongUse
+from quiver.otap.arrow_message import ArrowPayload, encode_records
+from quiver.otap.payload_arrays import INDEX_TYPES, PRESENCE, Flat, default_array
+from quiver.otap.payload_schema import SIGNALS, TABLES, Column, signal_named
+from quiver.otap.refused import Refused
+from quiver.otap.transport_order import Travelling, sorted_tables, travelling_rows
+from quiver.primitives.scan import Damage
+
+__all__ = ["COMPRESSIONS", "EncodedBatch", "StreamEncoder"]
+
+COMPRESSIONS = ("zstd", "none")
+"""How the buffers inside payloads are written."""
+
+_DICTIONARY_BYTES_MAX = 4 * 1024 * 1024
+_REPEATED = 0.3
+"""Distinct values to values: below it a full dictionary is emptied and goes on, above it the column goes plain."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """
+    One message.
+
+    Attributes:
+        batch_id: what its status will answer to.
+        message: the bytes of a `BatchArrowRecords`.
+        items: rows of the root table in it.
+    """
+
+    batch_id: int
+    message: bytes
+    items: int
+
+
+@dataclass(slots=True)
+class _Growing:
+    """
+    A dictionary on its way: its values so far, and how wide its index is (0: the column goes plain).
+    """
+
+    bits: int
+    values: pa.Array
+    places: dict[Any, int] = field(default_factory=dict)
+    bytes: int = 0
+    inserted: int = 0
+
+    def empty(self) -> None:
+        self.values = self.values.slice(0, 0)
+        self.places = {}
+        self.bytes = self.inserted = 0
+
+
+@dataclass(slots=True)
+class _Writer:
+    """
+    One payload type on the stream: the columns it has had, and its IPC stream.
+    """
+
+    columns: set[str] = field(default_factory=set)
+    dictionaries: dict[str, _Growing] = field(default_factory=dict)
+    schema: pa.Schema | None = None
+    schema_id: str = ""
+    sink: io.BytesIO = field(default_factory=io.BytesIO)
+    ipc: Any = None
+
+
+class StreamEncoder:
+    """
+    Encodes what one stream sends, in order. Not for use by several threads at once.
+
+    Args:
+        signal: `logs`, `traces` or `metrics`.
+        payload_compression: `zstd` or `none`.
+        metric_metadata: send `Metric.metadata` too; one implementation refuses every batch that has it.
+        message_bytes_max: no message gets longer; receivers refuse more than 4 MiB unless told otherwise.
+
+    Raises:
+        WrongUse: no such signal, or a compression that is not known.
+    """
+
+    def __init__(
+        self,
+        signal: str,
+        *,
+        payload_compression: str = "zstd",
+        metric_metadata: bool = False,
+        message_bytes_max: int = 4 * 1024 * 1024,
+    ) -> None:
+        if payload_compression not in COMPRESSIONS:
+            raise WrongUse(f"payload compression {payload_compression!r}: use one of {', '.join(COMPRESSIONS)}")
+        self._root = signal_named(signal).root
+        self._signal = signal
+        self._compression = None if payload_compression == "none" else payload_compression
+        self._metric_metadata = metric_metadata
+        self._message_bytes_max = message_bytes_max
+        self._writers: dict[int, _Writer] = {}
+        self._schema_ids = 0
+        self._batch_id = 0
+
+    def encode(self, tables: Mapping[int, pa.RecordBatch], headers: bytes = b"") -> tuple[EncodedBatch, ...] | Damage:
+        """
+        Return the messages that carry the tables, to be sent in this order; or why they cannot be sent.
+
+        There is more than one where one would be too long. After a refusal the stream may be used on. Tables
+        without root rows give no message.
+        """
+        strange = sorted(set(tables) - set(SIGNALS[self._signal].payloads))
+        if strange:
+            return Damage(0, f"payload types {strange} do not belong to {self._signal}")
+        made: list[EncodedBatch] = []
+        batch_id = self._batch_id
+        try:
+            found = sorted_tables(tables, self._signal)
+            if not self._metric_metadata:
+                found.pop(26, None)
+            root = found.get(self._root)
+            rows = len(root["resource.id"]) if root is not None else 0
+            size = sum(array.nbytes for columns in found.values() for array in columns.values())
+            step = max(1, rows // (1 + 2 * size // self._message_bytes_max))
+            for start in range(0, rows, step):
+                made += self._encode(found, start, min(start + step, rows), headers)
+        except (Refused, pa.ArrowException) as refusal:
+            self._batch_id = batch_id
+            self._writers = {}
+            return Damage(0, str(refusal))
+        return tuple(made)
+
+    def _encode(self, found: Travelling, start: int, end: int, headers: bytes) -> list[EncodedBatch]:
+        travelling = travelling_rows(found, self._signal, start, end)
+        payloads = [self._payload(payload, columns) for payload, columns in travelling.items()]
+        message = encode_records(self._batch_id, payloads, headers)
+        if len(message) > self._message_bytes_max:
+            self._writers = {}  # the receiver will not see this message: begin anew
+            if end - start == 1:
+                raise Refused(f"a record takes {len(message)} bytes; the most is {self._message_bytes_max}")
+            middle = (start + end) // 2
+            return [*self._encode(found, start, middle, headers), *self._encode(found, middle, end, headers)]
+        self._batch_id += 1
+        return [EncodedBatch(self._batch_id - 1, message, end - start)]
+
+    def _payload(self, payload: int, columns: Flat) -> ArrowPayload:
+        writer = self._writers.setdefault(payload, _Writer())
+        table = TABLES[payload]
+        rows = len(columns["parent_id" if "parent_id" in columns else "resource.id"])
+        writer.columns |= set(columns)
+        kept = [column for column in table.columns if column.name in writer.columns]
+        arrays = {
+            column.name: self._grown(writer, column, columns[column.name])
+            if column.name in columns
+            else self._grown(writer, column, default_array(column, rows))
+            for column in kept
+        }
+        batch = _nested(kept, arrays, columns, rows)
+        if writer.ipc is None or not batch.schema.equals(writer.schema):
+            self._begin(writer, batch.schema)
+        writer.ipc.write_batch(batch)
+        record = writer.sink.getvalue()
+        writer.sink.seek(0)
+        writer.sink.truncate()
+        return ArrowPayload(writer.schema_id, payload, record)
+
+    def _begin(self, writer: _Writer, schema: pa.Schema) -> None:
+        options = pa.ipc.IpcWriteOptions(compression=self._compression, emit_dictionary_deltas=True)
+        writer.sink = io.BytesIO()
+        writer.schema = schema
+        writer.schema_id = str(self._schema_ids)
+        writer.ipc = pa.ipc.new_stream(writer.sink, schema, options=options)
+        self._schema_ids += 1
+
+    @staticmethod
+    def _grown(writer: _Writer, column: Column, array: pa.Array) -> pa.Array:
+        """
+        Return the column over the stream's dictionary, with this batch's new values behind the others.
+        """
+        if not column.index_bits:
+            return array
+        growing = writer.dictionaries.get(column.name)
+        if growing is None:
+            growing = writer.dictionaries[column.name] = _Growing(column.index_bits, array.slice(0, 0))
+        if not growing.bits:
+            return array
+        encoded = array.dictionary_encode()
+        values = encoded.dictionary.to_pylist()
+        fresh = [at for at, value in enumerate(values) if value not in growing.places]
+        growing.inserted += len(array)
+        growing.bits = _bits(growing, len(growing.places) + len(fresh), len(values))
+        if not growing.bits:
+            growing.empty()
+            return array
+        most = next(most for bits, most, _ in INDEX_TYPES if bits == growing.bits)
+        grown_bytes = growing.bytes + encoded.dictionary.nbytes
+        if len(growing.places) + len(fresh) > most or (grown_bytes > _DICTIONARY_BYTES_MAX and growing.places):
+            growing.empty()
+            fresh = list(range(len(values)))
+        if fresh:
+            for at in fresh:
+                growing.places[values[at]] = len(growing.places)
+            added = encoded.dictionary.take(pa.array(fresh))
+            growing.values = pa.concat_arrays([growing.values, added])
+            growing.bytes += added.nbytes
+        index = next(index for bits, _, index in INDEX_TYPES if bits == growing.bits)
+        places = pa.array([growing.places[value] for value in values], index)
+        return pa.DictionaryArray.from_arrays(places.take(encoded.indices), growing.values)
+
+
+def _bits(growing: _Growing, values: int, of_batch: int) -> int:
+    """
+    Return how wide the index becomes with so many values, of which the batch itself has *of_batch*; 0 for none.
+    """
+    for bits, most, _ in INDEX_TYPES:
+        if bits >= growing.bits and values <= most:
+            return bits
+    bits, most, _ = INDEX_TYPES[-1]
+    return bits if of_batch <= most and values < growing.inserted * _REPEATED else 0
+
+
+def _nested(kept: list[Column], arrays: Mapping[str, pa.Array], columns: Flat, rows: int) -> pa.RecordBatch:
+    """
+    Return the columns as a batch, those of a struct inside of it.
+    """
+    fields: dict[str, pa.Field] = {}
+    made: dict[str, pa.Array] = {}
+    for column in kept:
+        name = column.struct or column.name
+        if name in made:
+            continue
+        if not column.struct:
+            made[name] = arrays[name]
+            fields[name] = pa.field(name, arrays[name].type, nullable=not column.required)
+            continue
+        inner = [other for other in kept if other.struct == name]
+        named = [pa.field(other.leaf, arrays[other.name].type, nullable=not other.required) for other in inner]
+        mask = None
+        if name in PRESENCE:
+            there = columns.get(name)
+            mask = pa.array(np.ones(rows, np.bool_)) if there is None else pa.array(~np.asarray(there))
+        made[name] = pa.StructArray.from_arrays([arrays[other.name] for other in inner], fields=named, mask=mask)
+        fields[name] = pa.field(name, made[name].type)
+    return pa.RecordBatch.from_arrays(list(made.values()), schema=pa.schema(list(fields.values())))

@@ -1,0 +1,35 @@
+"""
+Exporters for the OpenTelemetry SDK that keep telemetry in a local store, and what sends it on.
+
+::
+
+    from quiver.otel import Forwarder, QuiverSpanExporter
+
+    forwarder = Forwarder("telemetry/", "http://127.0.0.1:4317")
+    provider.add_span_processor(BatchSpanProcessor(QuiverSpanExporter("telemetry/")))
+
+An export succeeds when the store has the data, durably, and never depends on the far side: that may be down for hours,
+and the application may be killed meanwhile. Needs the extra `otel`.
+
+======================  ==========================================================================
+file                    purpose
+======================  ==========================================================================
+`shared_store.py`       one open store for all exporters of a process
+`exporters.py`          spans, log records and metrics into the store
+`forwarder.py`          out of the store to an OTLP endpoint
+======================  ==========================================================================
+"""
+
+from quiver.exporters.settings import ExporterSettings
+from quiver.otel.exporters import QuiverLogExporter, QuiverMetricExporter, QuiverSpanExporter
+from quiver.otel.forwarder import Forwarder
+from quiver.otel.shared_store import OTEL_SETTINGS
+
+__all__ = [
+    "OTEL_SETTINGS",
+    "ExporterSettings",
+    "Forwarder",
+    "QuiverLogExporter",
+    "QuiverMetricExporter",
+    "QuiverSpanExporter",
+]

@@ -1,0 +1,312 @@
+"""
+Exporters for the OpenTelemetry SDK, into a store: spans, log records, metrics.
+
+Each export is one bundle: what the SDK's own encoder makes of it, an OTLP request, or several when one would be too
+large for a far side to take. It succeeds when the store has it, as safe as was asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
+from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.metrics.view import Aggregation
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
+from quiver.errors import AtCapacity, BundleInvalid, QuiverError, SettingsInvalid
+from quiver.otel.shared_store import lease_store
+from quiver.settings import MIB, Settings
+
+__all__ = ["QuiverLogExporter", "QuiverMetricExporter", "QuiverSpanExporter"]
+
+TIMEOUT_S = 1.0
+REQUEST_BYTES_MAX = 3 * MIB
+"""Many far sides take 4 MiB at most, and refuse more for good."""
+
+_log = logging.getLogger("quiver.otel")
+
+StorePath = str | os.PathLike[str]
+
+
+class _Message(Protocol):
+    def SerializeToString(self) -> bytes: ...  # noqa: N802 - protobuf's own name
+
+
+class _Intake:
+    """
+    What the three exporters have in common: the store, and the account of what it did not take.
+    """
+
+    def __init__(
+        self, signal: str, path: StorePath, settings: Settings | None, *, timeout_s: float, durable: bool
+    ) -> None:
+        if not 0 <= timeout_s <= 3600:
+            raise SettingsInvalid(f"timeout_s must be 0 to 3600, not {timeout_s}")
+        self.signal = signal
+        self.timeout_s = timeout_s
+        self._durable = durable
+        self._lease = lease_store(path, settings)
+        self._lock = threading.Lock()
+        self._dropped: Counter[str] = Counter()
+        self._is_losing = False
+        self._is_shut = False
+
+    def keep(self, items: int, requests: Callable[[], Iterator[bytes]], timeout_s: float) -> bool:
+        """
+        Store *requests* as one bundle; False when that was not possible, counted. Raises nothing.
+        """
+        reason, problem = self._keep(requests, timeout_s)
+        if not reason:
+            self._is_losing = False
+            return True
+        self._drop(items, reason, problem)
+        return False
+
+    def _keep(self, requests: Callable[[], Iterator[bytes]], timeout_s: float) -> tuple[str, str]:
+        if self._is_shut:
+            return "shutdown", "the exporter was shut down"
+        if not self._lease.is_ours:
+            return "forked", "the process was forked after the exporter was made; make one in each child"
+        try:
+            data = list(requests())
+        except Exception as error:  # noqa: BLE001 - the edge: what the SDK's encoder cannot say must not reach the application
+            return "unencodable", f"{type(error).__name__}: {error}"
+        column = pa.array(data, pa.binary())
+        bundle = Bundle({OTLP_SLOTS[self.signal]: pa.record_batch([column], schema=OTLP_SCHEMA)})
+        try:
+            self._lease.store.ingest(bundle, durable=self._durable, timeout=timeout_s)
+        except AtCapacity as full:
+            return "full", str(full)
+        except BundleInvalid as invalid:
+            return "invalid", str(invalid)
+        except (QuiverError, OSError) as error:
+            return "failed", str(error)
+        return "", ""
+
+    def _drop(self, items: int, reason: str, problem: str) -> None:
+        if self._lease.is_ours:
+            with self._lock:
+                self._dropped[reason] += items
+            self._lease.observer.count("quiver.otel.dropped_items_total", items, signal=self.signal, reason=reason)
+        else:
+            # Without a lock: a thread of the parent may have held it when this process was forked.
+            self._dropped[reason] += items
+        if not self._is_losing:
+            # Once for each time it begins: an application may export its own log, through this very exporter.
+            self._is_losing = True
+            _log.warning("%s are being dropped: %s", self.signal, problem)
+
+    def flush(self) -> bool:
+        """
+        Make what was kept durable; False when that was not possible.
+        """
+        if self._durable or self._is_shut:
+            return True
+        if not self._lease.is_ours:
+            return False
+        try:
+            self._lease.store.sync()
+        except (QuiverError, OSError):
+            return False
+        return True
+
+    def dropped(self) -> dict[str, int]:
+        """
+        Return the dropped items by reason.
+        """
+        return dict(self._dropped)
+
+    def shut(self) -> None:
+        """
+        Give the store back. Idempotent.
+        """
+        self._is_shut = True
+        try:
+            self._lease.release()
+        except (QuiverError, OSError) as error:
+            _log.warning("the store did not close cleanly: %s", error)
+
+
+def _split(items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message]) -> Iterator[bytes]:
+    """
+    Yield *items* as requests that are small enough, if each of them is.
+    """
+    data = encode(items).SerializeToString()
+    if len(data) <= REQUEST_BYTES_MAX or len(items) == 1:
+        yield data
+        return
+    middle = len(items) // 2
+    yield from _split(items[:middle], encode)
+    yield from _split(items[middle:], encode)
+
+
+class QuiverSpanExporter(SpanExporter):
+    """
+    Keeps spans in a store; for a `BatchSpanProcessor`. All exporters of a process may share a directory.
+
+    Args:
+        path: the store's directory; created when missing.
+        settings: how the store behaves; `OTEL_SETTINGS` when None.
+        timeout_s: how long an export may wait for room when the store is full. The disk's own time comes on top.
+        durable: an export returns when its data would survive a power loss; otherwise when the death of the process
+            cannot take it, and it is synced within `wal.flush_interval`.
+
+    Raises:
+        DirectoryInUse: another process has the directory open.
+        WrongUse: this process has it open with other settings.
+        FormatUnsupported: it was written by a newer version or under another adapter.
+        OSError: the disk refused.
+    """
+
+    def __init__(
+        self,
+        path: StorePath,
+        *,
+        settings: Settings | None = None,
+        timeout_s: float = TIMEOUT_S,
+        durable: bool = True,
+    ) -> None:
+        self._intake = _Intake("traces", path, settings, timeout_s=timeout_s, durable=durable)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """
+        Keep *spans*; a failure is counted in `dropped_items`, and nothing of the batch was kept.
+        """
+        if not spans:
+            return SpanExportResult.SUCCESS
+        kept = self._intake.keep(len(spans), lambda: _split(spans, encode_spans), self._intake.timeout_s)
+        return SpanExportResult.SUCCESS if kept else SpanExportResult.FAILURE
+
+    @property
+    def dropped_items(self) -> Mapping[str, int]:
+        """
+        Spans that were not kept, by reason: full, failed, invalid, unencodable, forked, shutdown.
+        """
+        return self._intake.dropped()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 - the SDK's signature
+        """
+        Make what was exported durable. It is not waited for the far side.
+        """
+        return self._intake.flush()
+
+    def shutdown(self) -> None:
+        """
+        Give the store back; the last user closes it.
+        """
+        self._intake.shut()
+
+
+class QuiverLogExporter(LogRecordExporter):
+    """
+    Keeps log records in a store; for a `BatchLogRecordProcessor`. Otherwise as `QuiverSpanExporter`.
+    """
+
+    def __init__(
+        self,
+        path: StorePath,
+        *,
+        settings: Settings | None = None,
+        timeout_s: float = TIMEOUT_S,
+        durable: bool = True,
+    ) -> None:
+        self._intake = _Intake("logs", path, settings, timeout_s=timeout_s, durable=durable)
+
+    def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
+        """
+        Keep *batch*; a failure is counted in `dropped_items`, and nothing of the batch was kept.
+        """
+        if not batch:
+            return LogRecordExportResult.SUCCESS
+        kept = self._intake.keep(len(batch), lambda: _split(batch, encode_logs), self._intake.timeout_s)
+        return LogRecordExportResult.SUCCESS if kept else LogRecordExportResult.FAILURE
+
+    @property
+    def dropped_items(self) -> Mapping[str, int]:
+        """
+        Log records that were not kept, by reason: full, failed, invalid, unencodable, forked, shutdown.
+        """
+        return self._intake.dropped()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 - the SDK's signature
+        """
+        Make what was exported durable. It is not waited for the far side.
+        """
+        return self._intake.flush()
+
+    def shutdown(self) -> None:
+        """
+        Give the store back; the last user closes it.
+        """
+        self._intake.shut()
+
+
+class QuiverMetricExporter(MetricExporter):
+    """
+    Keeps metrics in a store; for a `PeriodicExportingMetricReader`. Otherwise as `QuiverSpanExporter`.
+
+    Args:
+        preferred_temporality: instrument class → temporality, for the SDK.
+        preferred_aggregation: instrument class → aggregation, for the SDK.
+    """
+
+    def __init__(
+        self,
+        path: StorePath,
+        *,
+        settings: Settings | None = None,
+        timeout_s: float = TIMEOUT_S,
+        durable: bool = True,
+        preferred_temporality: dict[type, AggregationTemporality] | None = None,
+        preferred_aggregation: dict[type, Aggregation] | None = None,
+    ) -> None:
+        super().__init__(preferred_temporality, preferred_aggregation)
+        self._intake = _Intake("metrics", path, settings, timeout_s=timeout_s, durable=durable)
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
+        """
+        Keep *metrics_data*; a failure is counted in `dropped_items`, and nothing of it was kept.
+        """
+        points = sum(
+            len(metric.data.data_points)
+            for resource in metrics_data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        )
+        if not points:
+            return MetricExportResult.SUCCESS
+        timeout_s = min(self._intake.timeout_s, max(timeout_millis, 0) / 1000)
+        kept = self._intake.keep(points, lambda: iter((encode_metrics(metrics_data).SerializeToString(),)), timeout_s)
+        return MetricExportResult.SUCCESS if kept else MetricExportResult.FAILURE
+
+    @property
+    def dropped_items(self) -> Mapping[str, int]:
+        """
+        Data points that were not kept, by reason: full, failed, invalid, unencodable, forked, shutdown.
+        """
+        return self._intake.dropped()
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002 - the SDK's signature
+        """
+        Make what was exported durable. It is not waited for the far side.
+        """
+        return self._intake.flush()
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:  # noqa: ARG002 - the SDK's signature
+        """
+        Give the store back; the last user closes it.
+        """
+        self._intake.shut()

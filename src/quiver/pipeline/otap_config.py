@@ -1,0 +1,68 @@
+"""
+The config of what listens for OTAP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from quiver.errors import SettingsInvalid
+from quiver.pipeline.config_values import Duration, Size
+from quiver.pipeline.receiver_config import OtlpReceiverConfig
+from quiver.receivers.otap_settings import OtapSettings
+from quiver.settings import MIB
+
+__all__ = ["OtapReceiverConfig"]
+
+
+class OtapReceiverConfig(OtlpReceiverConfig):
+    """
+    `urn:otel:otap:receiver`: OTAP streams, and OTLP requests beside them; all keys of `urn:otel:otlp:receiver`, too.
+
+    Attributes:
+        max_streams: streams open at once.
+        max_batches_in_flight: batches of a stream that wait for their status.
+        stream_idle_timeout: a stream without a batch for so long is ended.
+        max_dictionary_bytes: what the dictionaries of all streams take together.
+        max_stream_dictionary_bytes: what those of one stream take.
+        max_inflated_bytes: what the tables of one batch take.
+    """
+
+    max_streams: Annotated[int, Field(ge=1, le=100_000)] = 256
+    max_batches_in_flight: Annotated[int, Field(ge=1, le=10_000)] = 16
+    stream_idle_timeout: Duration = 600.0
+    max_dictionary_bytes: Size = 256 * MIB
+    max_stream_dictionary_bytes: Size = 64 * MIB
+    max_inflated_bytes: Size = 128 * MIB
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse what a receiver of OTLP requests refuses, a receiver without gRPC, and limits that do not go together.
+        """
+        super().model_post_init(context)
+        if self.grpc_address is None:
+            raise ValueError("OTAP is spoken over gRPC only; give listening_addr or protocols.grpc")
+        try:
+            self.otap()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    def otap(self) -> OtapSettings:
+        """
+        Return the limits of streams.
+
+        Raises:
+            SettingsInvalid: two of them contradict each other.
+        """
+        return OtapSettings(
+            streams_max=self.max_streams,
+            batches_in_flight_max=self.max_batches_in_flight,
+            stream_idle_s=self.stream_idle_timeout,
+            dictionaries_bytes_max=self.max_dictionary_bytes,
+            tables_bytes_max=max(256 * MIB, self.max_inflated_bytes),
+            message_bytes_max=self.max_decompressed_bytes,
+            inflated_bytes_max=self.max_inflated_bytes,
+            stream_dictionaries_bytes_max=self.max_stream_dictionary_bytes,
+        )

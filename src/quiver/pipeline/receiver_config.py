@@ -1,0 +1,226 @@
+"""
+The configs of what listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from quiver.errors import SettingsInvalid
+from quiver.pipeline.config_values import Address, Config, Duration, Size
+from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings, check_exposure
+from quiver.receivers.settings import KEEPALIVE_KEYS, KeepaliveSettings, OtlpSettings, split_address
+from quiver.settings import MIB
+
+__all__ = ["MetricsConfig", "OtlpReceiverConfig", "SecuredConfig"]
+
+IN_FLIGHT_BYTES_MIN = 64 * MIB
+RECEIVING_BYTES_MIN = 256 * MIB
+
+
+class _Endpoint(Config):
+    listening_addr: Address
+
+
+class _Protocols(Config):
+    grpc: _Endpoint | None = None
+    http: _Endpoint | None = None
+
+
+class _Tls(Config):
+    cert_file: str
+    key_file: str
+    client_ca_file: str | None = None
+
+
+class _Bearer(Config):
+    token: str | None = Field(default=None, repr=False)
+    tokens: tuple[str, ...] = Field(default=(), repr=False)
+    file: str | None = None
+
+
+class _Basic(Config):
+    username: str | None = None
+    password: str | None = Field(default=None, repr=False)
+    users: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    file: str | None = None
+
+    def model_post_init(self, _context: Any, /) -> None:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username and password belong together")
+
+
+class _Auth(Config):
+    bearer: _Bearer | None = None
+    basic: _Basic | None = None
+
+    def model_post_init(self, _context: Any, /) -> None:
+        try:
+            self.settings()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    def settings(self) -> AuthSettings:
+        bearer = self.bearer or _Bearer()
+        basic = self.basic or _Basic()
+        users = dict(basic.users)
+        if basic.username is not None and basic.password is not None:
+            users[basic.username] = basic.password
+        tokens = bearer.tokens if bearer.token is None else (bearer.token, *bearer.tokens)
+        return AuthSettings(tokens=tokens, token_file=bearer.file, users=users, user_file=basic.file)
+
+
+class _Keepalive(Config):
+    max_connection_idle: Duration | None = None
+    max_connection_age: Duration | None = None
+    max_connection_age_grace: Duration | None = None
+    ping_interval: Duration = 120.0
+    ping_timeout: Duration = 20.0
+    ping_interval_min: Duration = 10.0
+
+    def settings(self) -> KeepaliveSettings:
+        return KeepaliveSettings(**{f"{name}_s": getattr(self, name) for name in KEEPALIVE_KEYS})
+
+
+class SecuredConfig(Config):
+    """
+    What every port has.
+
+    Attributes:
+        tls: `cert_file` and `key_file`, and `client_ca_file` for client certificates; reread when they change.
+        auth: `bearer` (token, tokens, file) and `basic` (username and password, users, file).
+        insecure: listen where others can reach it although `tls` or `auth` is missing.
+    """
+
+    tls: _Tls | None = None
+    auth: _Auth | None = None
+    insecure: bool = False
+
+    @property
+    def security(self) -> SecuritySettings:
+        """
+        How the port is protected.
+        """
+        tls = None if self.tls is None else TlsSettings(**self.tls.model_dump())
+        auth = None if self.auth is None else self.auth.settings()
+        return SecuritySettings(tls=tls, auth=auth, insecure=self.insecure)
+
+
+class MetricsConfig(Config):
+    """
+    `metrics`, beside `nodes`: the ingest process tells its metrics.
+
+    Attributes:
+        listen: where Prometheus reads them, ``host:port``. In plain text, to anybody who asks.
+        insecure: listen where others can reach it all the same.
+    """
+
+    listen: Address
+    insecure: bool = False
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """
+        Refuse an address that others can reach, unless that is meant.
+        """
+        host = split_address(self.listen)[0]
+        try:
+            check_exposure(host, SecuritySettings(insecure=self.insecure))
+        except SettingsInvalid as error:
+            reason = "metrics are told in plain text to anybody; listen on 127.0.0.1, or write insecure: true"
+            raise ValueError(f"listen: others can reach {host}, and {reason}") from error
+
+
+class OtlpReceiverConfig(SecuredConfig):
+    """
+    `urn:otel:otlp:receiver`. `listening_addr` is gRPC; `protocols` names gRPC and HTTP each.
+
+    Attributes:
+        response_stream_channel_size: requests that may wait for their confirmation at once.
+        dedupe_window: a byte-identical request within this time is confirmed and not stored again; 0 is off.
+        ack: `synced` confirms after a group fsync, `logged` when the request is in the log.
+        max_request_bytes: the most a request may take on the wire.
+        max_decompressed_bytes: the most it may take once decompressed.
+        max_connections: connections that may be open at once, for each protocol.
+        keepalive: how long connections live.
+        request_timeout: how long a client may take to send a request.
+        handshake_timeout: how long a new client may take for its handshake and the head of its first request.
+        otlp_handling: `pass_through` stores requests as they came, `convert_to_arrow` as OTAP tables.
+        capture_headers: request headers that are kept as resource attributes.
+    """
+
+    listening_addr: Address | None = None
+    protocols: _Protocols = _Protocols()
+    response_stream_channel_size: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    dedupe_window: Duration = 0.0
+    ack: Literal["synced", "logged"] = "synced"
+    max_request_bytes: Size = 16 * MIB
+    max_decompressed_bytes: Size = 16 * MIB
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    keepalive: _Keepalive = _Keepalive()
+    request_timeout: Duration = 30.0
+    handshake_timeout: Duration = 10.0
+    otlp_handling: Literal["pass_through", "convert_to_arrow"] = "pass_through"
+    capture_headers: tuple[str, ...] = ()
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """
+        Refuse a receiver that listens nowhere, twice for the same protocol, or where strangers can reach it.
+        """
+        if self.listening_addr is not None and self.protocols.grpc is not None:
+            raise ValueError("listening_addr and protocols.grpc both say where gRPC listens; keep one")
+        if self.grpc_address is None and self.http_address is None:
+            raise ValueError("the receiver listens nowhere; give listening_addr or protocols")
+        if self.grpc_address == self.http_address:
+            raise ValueError(f"gRPC and HTTP cannot both listen on {self.grpc_address}")
+        if self.request_timeout <= 0 or self.handshake_timeout <= 0:
+            raise ValueError("request_timeout and handshake_timeout must be positive")
+        grpc_key = "listening_addr" if self.protocols.grpc is None else "protocols.grpc.listening_addr"
+        listeners = ((grpc_key, self.grpc_address), ("protocols.http.listening_addr", self.http_address))
+        for key, address in listeners:
+            try:
+                if address is not None:
+                    self.settings(address)
+            except SettingsInvalid as error:
+                raise ValueError(str(error).replace("listening_addr:", f"{key}:", 1)) from error
+
+    def settings(self, address: str) -> OtlpSettings:
+        """
+        Return the settings of the receiver that listens on *address*.
+
+        Raises:
+            SettingsInvalid: two of the settings contradict each other.
+        """
+        return OtlpSettings(
+            listening_addr=address,
+            max_request_bytes=self.max_request_bytes,
+            max_decompressed_bytes=self.max_decompressed_bytes,
+            ack=self.ack,
+            dedupe_window_s=self.dedupe_window,
+            in_flight_bytes_max=max(IN_FLIGHT_BYTES_MIN, self.max_decompressed_bytes),
+            receiving_bytes_max=max(RECEIVING_BYTES_MIN, self.max_request_bytes),
+            requests_waiting_max=self.response_stream_channel_size,
+            body_timeout_s=self.request_timeout,
+            head_timeout_s=self.handshake_timeout,
+            connections_max=self.max_connections,
+            security=self.security,
+            keepalive=self.keepalive.settings(),
+            otlp_handling=self.otlp_handling,
+            capture_headers=self.capture_headers,
+        )
+
+    @property
+    def grpc_address(self) -> str | None:
+        """
+        Where gRPC listens, or None.
+        """
+        return self.protocols.grpc.listening_addr if self.protocols.grpc else self.listening_addr
+
+    @property
+    def http_address(self) -> str | None:
+        """
+        Where HTTP listens, or None.
+        """
+        return self.protocols.http.listening_addr if self.protocols.http else None

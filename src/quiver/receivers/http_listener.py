@@ -1,0 +1,209 @@
+"""
+A listening socket in front of an aiohttp server, which bounds what aiohttp does not: how many connections there are,
+how long a TLS handshake may take, how long the head of a request, and how long nothing may be said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+__all__ = ["ConnectionLimits", "HttpListener"]
+
+_BACKLOG = 128
+_NO_SUCH_FAMILY = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+_ACCEPT_PAUSE_S = 0.5
+"""How long nobody is let in when the process has no more file descriptors."""
+
+
+class ConnectionLimits:
+    """
+    The bounds of a listener: numbers of connections, and times in seconds.
+    """
+
+    __slots__ = ("connections_max", "head_timeout_s", "idle_timeout_s")
+
+    def __init__(self, *, connections_max: int, head_timeout_s: float, idle_timeout_s: float) -> None:
+        self.connections_max = connections_max
+        self.head_timeout_s = head_timeout_s
+        self.idle_timeout_s = idle_timeout_s
+
+
+class HttpListener:
+    """
+    Accepts connections for *server*. Everything happens in the running event loop.
+
+    Args:
+        server: what makes a protocol for each connection, and knows all of them.
+        limits: the bounds.
+        context: TLS, or None.
+        refused: called for each connection that was one too many.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        limits: ConnectionLimits,
+        context: ssl.SSLContext | None,
+        refused: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self._limits = limits
+        self._context = context
+        self._refused = refused
+        self._sockets: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._greeting: dict[socket.socket, Any] = {}  # in their handshake → their protocol, once there is one
+        self._busy: set[Any] = set()  # protocols with a request in hand; one at a time on each
+        self._silent_since: dict[Any, float] = {}
+        self._spoke: set[Any] = set()
+
+    async def listen(self, host: str, port: int) -> int:
+        """
+        Bind all addresses of *host* and accept from now on. Returns the port.
+
+        Raises:
+            OSError: the address is taken, not ours, or unknown.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        refused: OSError | None = None
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            try:
+                # Port 0 is one free port, the same for all addresses.
+                bound = _bound(family, kind, protocol, (address[0], port, *address[2:]))
+            except OSError as error:
+                if error.errno not in _NO_SUCH_FAMILY:
+                    raise
+                refused = error  # `localhost` may name an IPv6 address where there is no IPv6
+                continue
+            self._sockets.append(bound)
+            port = bound.getsockname()[1]
+        if refused is not None and not self._sockets:
+            raise refused
+        for bound in self._sockets:
+            self._begin(self._accept(bound))
+        self._begin(self._sweep())
+        return port
+
+    async def close(self) -> None:
+        """
+        Accept no more. Connections that are open stay so. Idempotent.
+        """
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for bound in self._sockets:
+            bound.close()
+        self._sockets.clear()
+
+    @contextlib.contextmanager
+    def handling(self, request: web.BaseRequest) -> Iterator[None]:
+        """
+        A request is being handled inside; its connection is not silent.
+        """
+        protocol = request.protocol
+        self._busy.add(protocol)
+        try:
+            yield
+        finally:
+            self._busy.discard(protocol)
+            self._spoke.add(protocol)
+            self._silent_since[protocol] = asyncio.get_running_loop().time()
+
+    # ── accepting ────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(bound)
+            except ConnectionError:
+                continue
+            except OSError:
+                # No file descriptor left: they come back when others have gone.
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if self._open() >= self._limits.connections_max:
+                self._refused()
+                connection.close()
+                continue
+            self._greeting[connection] = None
+            self._begin(self._greet(connection))
+
+    def _open(self) -> int:
+        """
+        Return how many connections there are; the server knows those that are through with their handshake.
+        """
+        known = set(self._server.connections)
+        return len(known) + sum(protocol not in known for protocol in self._greeting.values())
+
+    async def _greet(self, connection: socket.socket) -> None:
+        def protocol() -> RequestHandler:
+            made = self._greeting[connection] = self._server()
+            return made
+
+        timeout_s = None if self._context is None else self._limits.head_timeout_s
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=timeout_s,
+                ssl_shutdown_timeout=None if self._context is None else 1.0,
+            )
+        except (OSError, ssl.SSLError, TimeoutError):
+            connection.close()  # not a handshake, or not in time
+        finally:
+            del self._greeting[connection]
+
+    # ── the silent ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _sweep(self) -> None:
+        limits = self._limits
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(limits.head_timeout_s, limits.idle_timeout_s) / 4)
+            now = loop.time()
+            live = set(self._server.connections)
+            self._spoke &= live
+            self._silent_since = {protocol: self._silent_since.get(protocol, now) for protocol in live}
+            for protocol, since in self._silent_since.items():
+                allowed = limits.idle_timeout_s if protocol in self._spoke else limits.head_timeout_s
+                if protocol not in self._busy and now - since > allowed:
+                    _drop(protocol)
+
+
+def _drop(protocol: RequestHandler) -> None:
+    transport = protocol.transport
+    if transport is not None:
+        transport.abort()
+
+
+def _bound(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> socket.socket:
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError:
+        bound.close()
+        raise
+    return bound

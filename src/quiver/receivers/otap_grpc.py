@@ -1,0 +1,207 @@
+"""
+OTAP over gRPC: the three bidirectional streams, beside the unary OTLP services on the same port.
+
+Every batch gets one status: OK when it is as safe as `ack` says, UNAVAILABLE when it may be sent again (the store is
+full, failed or closing), INVALID_ARGUMENT when it never may; nothing else, since clients drop a batch for every other
+code. A message that does not decode leaves the stream without meaning: it gets its status, those before it get
+theirs, and the stream ends. Clients then open another and send what was not answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import QuiverError
+from quiver.observe import Observer
+from quiver.otap import BatchStatus, StatusCode, encode_status
+from quiver.otap.payload_schema import SIGNALS
+from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
+from quiver.receivers.otap_intake import OtapIntake, OtapStream, Taken
+from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.otlp_grpc import OtlpGrpcReceiver, refuse_call
+from quiver.receivers.settings import OtlpSettings
+
+__all__ = ["OtapGrpcReceiver"]
+
+_BUSY = Verdict("unavailable", "as many streams as there may be are open, or the receiver is stopping", 1.0)
+_MESSAGE_CHARS_MAX = 500
+
+
+class OtapGrpcReceiver(OtlpGrpcReceiver):
+    """
+    Listens for OTAP streams and OTLP requests on one port, and feeds one store. A context manager.
+
+    Args:
+        store: where tables and requests go.
+        settings: where to listen, sizes, ack, security: as for OTLP.
+        otap: limits of streams.
+        clock: handed to the intakes.
+        observer: handed to the intakes; told when a stream ends for another reason than the client's.
+        intake: share another receiver's intake of OTLP requests.
+
+    Raises:
+        StoreFailed: the store could not be synced after the dedupe window was rebuilt.
+        SettingsInvalid: certificates or credentials cannot be read.
+    """
+
+    def __init__(
+        self,
+        store: IntakeStore,
+        settings: OtlpSettings | None = None,
+        *,
+        otap: OtapSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
+        intake: OtlpIntake | None = None,
+    ) -> None:
+        super().__init__(store, settings, clock=clock, observer=observer, intake=intake)
+        self.otap = OtapSettings() if otap is None else otap
+        self._store = store
+        self._batches = OtapIntake(store, self.otap, self._observer, clock=clock)
+        self._closing: asyncio.Event | None = None
+        self._workers: ThreadPoolExecutor | None = None  # the pool, also while it is being stopped
+        self._unsynced: list[asyncio.Future[str]] = []
+        self._syncing: asyncio.Task[None] | None = None
+
+    # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
+
+    async def _listen(self) -> int:
+        self._closing = asyncio.Event()
+        self._workers = self._pool
+        return await super()._listen()
+
+    async def _close(self, grace_s: float) -> None:
+        if self._closing is not None:
+            self._closing.set()  # streams stop reading, answer what they have read, and end
+        await super()._close(grace_s)
+
+    def _handlers(self) -> list[Any]:
+        found = super()._handlers()
+        for signal, tables in SIGNALS.items():
+            _, service, method = tables.service.split("/")
+            handler = grpc.stream_stream_rpc_method_handler(self._streams(signal))
+            found.append(grpc.method_handlers_generic_handler(service, {method: handler}))
+        return found
+
+    def _streams(self, signal: str) -> Callable[[AsyncIterator[bytes], Any], Coroutine[Any, Any, None]]:
+        async def serve(_messages: AsyncIterator[bytes], context: Any) -> None:
+            if not self._let_in(context):
+                self._observer.count("quiver.receiver.unauthorized_total", protocol="otap")
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the authorization header is missing or unknown")
+            if self._stopped or self._batches.streams >= self.otap.streams_max:
+                await refuse_call(context, _BUSY)
+            stream = self._batches.open(signal)
+            try:
+                taken = await self._serve(stream, context)
+            finally:
+                stream.close()
+            if taken is not None and taken.last:
+                self._observer.event("quiver.receiver.stream_ended", signal=signal, why=taken.why)
+                if taken.status is None:
+                    # Nobody can be told which batch it was; ended with OK the client would wonder why.
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, taken.why[:_MESSAGE_CHARS_MAX])
+
+        return serve
+
+    async def _serve(self, stream: OtapStream, context: Any) -> Taken | None:
+        """
+        Answer a stream until it ends; return what became of its last message.
+        """
+        answers: set[asyncio.Task[None]] = set()
+        one_writer = asyncio.Lock()  # gRPC fails a write that begins while another is on its way
+        loop = asyncio.get_running_loop()
+        taken: Taken | None = None
+        try:
+            while taken is None or not taken.last:
+                await self._fewer_than(self.otap.batches_in_flight_max, answers)
+                message = await self._next(context)
+                if message is None:
+                    break
+                taken = await loop.run_in_executor(self._workers, stream.take, message)
+                del message
+                answers.add(asyncio.create_task(self._answer(taken, context, one_writer)))
+            await self._fewer_than(1, answers)
+        except TimeoutError:
+            # It sends, and does not read: held open it would keep its dictionaries for ever.
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the statuses of the stream are not read")
+        finally:
+            for answer in answers:
+                answer.cancel()
+        return taken
+
+    async def _fewer_than(self, count: int, answers: set[asyncio.Task[None]]) -> None:
+        """
+        Wait until fewer than *count* batches wait for their status; done ones leave *answers*.
+        """
+        async with asyncio.timeout(self.otap.stream_idle_s):
+            while len(answers) >= count:
+                done, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+                answers -= done
+                for answer in done:
+                    answer.result()
+
+    async def _next(self, context: Any) -> bytes | None:
+        """
+        Return the next message; None at the end of the stream, after too long without one, or when we are closing.
+        """
+        closing = self._closing
+        if closing is None or closing.is_set():
+            return None
+        read = asyncio.ensure_future(context.read())
+        stop = asyncio.ensure_future(closing.wait())
+        try:
+            await asyncio.wait({read, stop}, timeout=self.otap.stream_idle_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not read.done():
+                read.cancel()
+        if not read.done() or read.cancelled() or read.exception() is not None:
+            return None
+        message = read.result()
+        return message if isinstance(message, bytes) else None
+
+    async def _answer(self, taken: Taken, context: Any, one_writer: asyncio.Lock) -> None:
+        status = taken.status
+        if status is None:
+            return
+        if taken.stored and self.settings.ack == "synced":
+            failure = await self._synced()
+            if failure:
+                status = BatchStatus(status.batch_id, StatusCode.UNAVAILABLE, failure)
+        text = status.message[:_MESSAGE_CHARS_MAX]
+        async with one_writer:
+            with contextlib.suppress(aio.BaseError):  # the client is gone, and will send the batch again
+                await context.write(encode_status(BatchStatus(status.batch_id, status.code, text)))
+
+    async def _synced(self) -> str:
+        """
+        Return when everything stored so far is on the disk, or why it is not; all streams share the syncs.
+        """
+        waiter: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._unsynced.append(waiter)
+        if self._syncing is None or self._syncing.done():
+            self._syncing = asyncio.create_task(self._sync_all())
+        return await waiter
+
+    async def _sync_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._unsynced:
+            waiters, self._unsynced = self._unsynced, []
+            failure = "the receiver is stopping"
+            try:
+                await loop.run_in_executor(self._workers, self._store.sync)
+                failure = ""
+            except (QuiverError, OSError) as error:
+                failure = str(error) or type(error).__name__
+            finally:
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(failure)

@@ -1,0 +1,198 @@
+"""
+What the OTAP receiver does with the messages of its streams: decode, check, store as tables, answer.
+
+Every stream has a decoder of its own; what all of them hold together is bounded here. Tables are kept with plain ids,
+and say so. A batch is confirmed only after the store has made it as safe as `ack` says.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from quiver.bundle import Bundle
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import AtCapacity, BundleInvalid, QuiverError, WrongUse
+from quiver.observe import Observer
+from quiver.otap import BatchStatus, StatusCode, StreamDecoder, StreamLimits
+from quiver.otap.sound_tables import check_tables
+from quiver.primitives.budget import ByteBudget
+from quiver.primitives.scan import Damage
+from quiver.receivers.inflate import GZIP_MAGIC, inflate
+from quiver.receivers.intake import IntakeStore
+from quiver.receivers.otap_settings import OtapSettings
+
+__all__ = ["OtapIntake", "OtapStream", "Taken"]
+
+_GRACE_OF_LIMIT = 2
+"""A stream is ended in peace at this part of the dictionaries it may have; at the whole it would be refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """
+    What became of a message.
+
+    Attributes:
+        status: what the client is told; None when the message does not even say which batch it is.
+        stored: it may be told only after a sync.
+        last: nothing more can, or should, be read from this stream.
+        why: why it is the last, for people.
+    """
+
+    status: BatchStatus | None
+    stored: bool = False
+    last: bool = False
+    why: str = ""
+
+
+class OtapIntake:
+    """
+    Takes the batches of all streams for one store. Thread-safe.
+
+    Args:
+        store: where tables go.
+        settings: limits.
+        clock: handed to the budget.
+        observer: counts batches by signal and outcome.
+    """
+
+    def __init__(
+        self, store: IntakeStore, settings: OtapSettings, observer: Observer, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._observer = observer
+        self._budget = ByteBudget("OTAP tables being stored", settings.tables_bytes_max, clock=clock)
+        # Inflated bytes may be many times what came in: one message at a time may grow so.
+        self._opening = threading.Lock()
+        self._limits = StreamLimits(
+            message_bytes_max=settings.message_bytes_max,
+            inflated_bytes_max=settings.inflated_bytes_max,
+            dictionaries_bytes_max=settings.stream_dictionaries_bytes_max,
+        )
+        self._lock = threading.Lock()
+        self._dictionaries: dict[OtapStream, int] = {}
+
+    def open(self, signal: str) -> OtapStream:
+        """
+        Return the state of a new stream; whoever has it calls its `close`.
+
+        Raises:
+            WrongUse: no such signal.
+        """
+        stream = OtapStream(self, signal, StreamDecoder(signal, self._limits))
+        with self._lock:
+            self._dictionaries[stream] = 0
+        return stream
+
+    @property
+    def streams(self) -> int:
+        """
+        How many streams are open.
+        """
+        with self._lock:
+            return len(self._dictionaries)
+
+    def close(self, stream: OtapStream) -> None:
+        """
+        Forget a stream and its dictionaries.
+        """
+        with self._lock:
+            self._dictionaries.pop(stream, None)
+
+    def take(self, stream: OtapStream, message: bytes) -> Taken:
+        """
+        Decode the next message of *stream* and store its tables, not yet synced. Raises nothing for what it is like.
+        """
+        taken, outcome = self._take(stream, message)
+        self._observer.count("quiver.receiver.batches_total", signal=stream.signal, outcome=outcome)
+        return taken
+
+    def _take(self, stream: OtapStream, message: bytes) -> tuple[Taken, str]:
+        decoder = stream.decoder
+        with self._opening:
+            opened = self._opened(message)
+            if isinstance(opened, Damage):
+                return Taken(None, last=True, why=opened.reason), "invalid"
+            batch = decoder.decode(opened)
+            if isinstance(batch, Damage):
+                # What a later message means depends on this one: the stream ends, after everything has its answer.
+                status = None
+                if decoder.batch_id is not None:
+                    status = BatchStatus(decoder.batch_id, StatusCode.INVALID_ARGUMENT, batch.reason)
+                return Taken(status, last=True, why=batch.reason), "invalid"
+            unsound = check_tables(batch.tables, stream.signal)
+        why = self._outgrown(stream)
+        if isinstance(unsound, Damage):
+            status = BatchStatus(batch.batch_id, StatusCode.INVALID_ARGUMENT, unsound.reason)
+            return Taken(status, last=bool(why), why=why), "invalid"
+        if not batch.tables:
+            return Taken(BatchStatus(batch.batch_id, StatusCode.OK), last=bool(why), why=why), "empty"
+        code, text, outcome = self._keep(Bundle(batch.tables))
+        status = BatchStatus(batch.batch_id, code, text)
+        return Taken(status, stored=code == StatusCode.OK, last=bool(why), why=why), outcome
+
+    def _opened(self, message: bytes) -> bytes | Damage:
+        size_max = self._limits.message_bytes_max
+        if not message.startswith(GZIP_MAGIC):
+            return message
+        inflated = inflate(message, size_max=size_max)
+        return Damage(0, f"the message is over {size_max} bytes once decompressed") if inflated is None else inflated
+
+    def _keep(self, bundle: Bundle) -> tuple[StatusCode, str, str]:
+        size = bundle.nbytes
+        try:
+            self._budget.reserve(size)
+        except (AtCapacity, WrongUse) as full:
+            return StatusCode.UNAVAILABLE, str(full), "full"
+        try:
+            self._store.ingest(bundle)
+        except AtCapacity as full:
+            return StatusCode.UNAVAILABLE, f"{full}; send it again in {full.retry_after_s:g} s", "full"
+        except BundleInvalid as invalid:
+            return StatusCode.INVALID_ARGUMENT, str(invalid), "invalid"
+        except (QuiverError, OSError) as error:
+            # Failed or closed: nothing of it is known to be kept, so the client must keep it.
+            return StatusCode.UNAVAILABLE, str(error), "unavailable"
+        finally:
+            self._budget.release(size)
+        return StatusCode.OK, "", "stored"
+
+    def _outgrown(self, stream: OtapStream) -> str:
+        """
+        Return why the stream should end for the sake of its dictionaries; empty when it need not.
+        """
+        own = stream.decoder.dictionary_bytes
+        with self._lock:
+            if stream in self._dictionaries:
+                self._dictionaries[stream] = own
+            total, streams = sum(self._dictionaries.values()), len(self._dictionaries)
+        if own * _GRACE_OF_LIMIT > self._limits.dictionaries_bytes_max:
+            return f"the dictionaries of the stream take {own} bytes; open another"
+        if total > self._settings.dictionaries_bytes_max and own * streams >= total:
+            return f"the dictionaries of all streams take {total} bytes; open another"
+        return ""
+
+
+class OtapStream:
+    """
+    One stream: its decoder, and what it counts against. Not for use by several threads at once.
+    """
+
+    def __init__(self, intake: OtapIntake, signal: str, decoder: StreamDecoder) -> None:
+        self.signal = signal
+        self.decoder = decoder
+        self._intake = intake
+
+    def take(self, message: bytes) -> Taken:
+        """
+        Take the next message; see `OtapIntake.take`.
+        """
+        return self._intake.take(self, message)
+
+    def close(self) -> None:
+        """
+        End it. Idempotent.
+        """
+        self._intake.close(self)

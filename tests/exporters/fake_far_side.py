@@ -1,0 +1,227 @@
+"""
+A subscriber, a sender and a far side that do what a test says.
+"""
+
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import pyarrow as pa
+
+from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle, BundleRef
+from quiver.exporters.reply import Reply
+
+COLLECTOR = "opentelemetry.proto.collector"
+SERVICES = {
+    "logs": f"{COLLECTOR}.logs.v1.LogsService",
+    "traces": f"{COLLECTOR}.trace.v1.TraceService",
+    "metrics": f"{COLLECTOR}.metrics.v1.MetricsService",
+}
+
+
+def otlp_bundle(*requests: bytes, signal: str = "logs") -> Bundle:
+    batch = pa.record_batch([pa.array(requests, pa.binary())], schema=OTLP_SCHEMA)
+    return Bundle({OTLP_SLOTS[signal]: batch})
+
+
+class FakeHandle:
+    def __init__(self, source, ref, bundle) -> None:
+        self.source, self.ref, self._bundle = source, ref, bundle
+
+    @property
+    def bundle(self):
+        if isinstance(self._bundle, Exception):
+            raise self._bundle
+        return self._bundle
+
+    def ack(self):
+        self.source.settled(self, "acked")
+
+    def reject(self, why=""):
+        self.source.settled(self, f"rejected: {why}")
+
+    def defer(self, seconds=0.0):
+        self.source.deferred(self, seconds)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        self.source.given_back(self)
+
+
+class FakeSource:
+    """
+    Bundles in a queue, oldest first; a deferred one comes again when the clock has passed its time.
+    """
+
+    id = "out"
+
+    def __init__(self, clock, *bundles) -> None:
+        self.clock = clock
+        self.free = deque(FakeHandle(self, BundleRef(0, number), bundle) for number, bundle in enumerate(bundles))
+        self.waiting: list[tuple[float, FakeHandle]] = []
+        self.outcomes: dict[int, str] = {}
+        self.delays: dict[int, list[float]] = {}
+        self.lock = threading.Lock()
+
+    def add(self, bundle) -> int:
+        index = len(self.free) + len(self.waiting) + len(self.outcomes)
+        self.free.append(FakeHandle(self, BundleRef(0, index), bundle))
+        return index
+
+    def next_bundles(self, count, timeout=None):
+        with self.lock:
+            now = self.clock.monotonic()
+            due = sorted((one for one in self.waiting if one[0] <= now), key=lambda one: one[1].ref)
+            self.waiting = [one for one in self.waiting if one[0] > now]
+            self.free.extendleft(handle for _, handle in reversed(due))
+            return [self.free.popleft() for _ in range(min(count, len(self.free)))]
+
+    def settled(self, handle, outcome):
+        with self.lock:
+            assert handle.ref.index not in self.outcomes
+            self.outcomes[handle.ref.index] = outcome
+
+    def deferred(self, handle, seconds):
+        with self.lock:
+            self.delays.setdefault(handle.ref.index, []).append(seconds)
+            self.waiting.append((self.clock.monotonic() + seconds, handle))
+
+    def given_back(self, handle):
+        with self.lock:
+            self.free.appendleft(handle)
+
+    def pending_bundle_count(self):
+        return len(self.free) + len(self.waiting)
+
+    def oldest_incomplete_segment(self):
+        return 0 if self.pending_bundle_count() else None
+
+
+class FakeSender:
+    """
+    Answers what `answer(signal, request)` says; all is confirmed while that is None.
+    """
+
+    def __init__(self, answer=None) -> None:
+        self.answer = answer
+        self.sent: list[tuple[str, bytes]] = []
+        self.closed = 0
+
+    def send(self, signal, request) -> Reply:
+        self.sent.append((signal, request))
+        return Reply("confirmed") if self.answer is None else self.answer(signal, request)
+
+    def close(self):
+        self.closed += 1
+
+
+class GrpcFarSide:
+    """
+    A real gRPC server. `answers` are used up in order: bytes are the response, a tuple of code, message and trailing
+    metadata ends the call; without one the answer is empty success.
+    """
+
+    def __init__(self, *answers, port=0, credentials=None) -> None:
+        self.answers = deque(answers)
+        self.got: list[tuple[str, bytes, dict]] = []
+        self.gate: threading.Event | None = None
+        self.entered = threading.Semaphore(0)
+        self._pool = ThreadPoolExecutor(8)
+        self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler(
+                    service, {"Export": grpc.unary_unary_rpc_method_handler(self._exporter(signal))}
+                )
+                for signal, service in SERVICES.items()
+            ]
+        )
+        address = f"127.0.0.1:{port}"
+        if credentials is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, credentials)
+        self._server.start()
+
+    def _exporter(self, signal):
+        def export(data, context):
+            self.got.append((signal, data, dict(context.invocation_metadata())))
+            self.entered.release()
+            if self.gate is not None:
+                self.gate.wait(30)
+            answer = self.answers.popleft() if self.answers else b""
+            if isinstance(answer, bytes):
+                return answer
+            code, message, metadata = answer
+            context.set_trailing_metadata(metadata)
+            context.abort(code, message)
+            return None
+
+        return export
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        if self.gate is not None:
+            self.gate.set()
+        self._server.stop(0).wait()
+        self._pool.shutdown()
+
+
+@contextmanager
+def http_far_side(*answers, tls=None):
+    """
+    A real HTTP server. Each answer is (status, headers, body); without one it is an empty 200. A `None` closes the
+    connection instead of answering.
+    """
+    waiting = deque(answers)
+    got: list[tuple[str, dict, bytes]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((self.path, dict(self.headers), body))
+            answer = waiting.popleft() if waiting else (200, {}, b"")
+            if answer is None:
+                self.close_connection = True
+                return
+            status, headers, content = answer
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    server.got = got
+    server.connections = 0
+    accept = server.get_request
+
+    def counted():
+        server.connections += 1
+        return accept()
+
+    server.get_request = counted
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

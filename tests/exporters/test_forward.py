@@ -1,0 +1,407 @@
+"""
+Each bundle is acknowledged when the far side has it, deferred when it cannot take it now, rejected when it never will.
+"""
+
+import threading
+from random import Random
+
+import pyarrow as pa
+import pytest
+from fake_far_side import FakeSender, FakeSource, otlp_bundle
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+import quiver
+from quiver.bundle import OTLP_SCHEMA, Bundle
+from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, StoreClosed, SubscriberUnknown
+from quiver.exporters.forward import RETRY_AFTER_S_MAX, BundleForwarder
+from quiver.exporters.pace import SUSPECTS
+from quiver.exporters.reply import Reply
+from quiver.observe import InMemoryObserver
+from quiver.otap import from_otlp
+from quiver.primitives.backoff import Backoff
+from quiver.settings import Settings
+from quiver.testing.clock import ManualClock
+
+LATER = Reply("retry", "UNAVAILABLE", "down")
+RETRY = Backoff(first_s=1.0, cap_s=8.0, jitter=0.0)
+
+
+class Rig:
+    def __init__(self, *bundles, answer=None, **how):
+        self.clock = ManualClock()
+        self.source = FakeSource(self.clock, *bundles)
+        self.sender = FakeSender(answer)
+        self.observer = InMemoryObserver()
+        self.forwarder = BundleForwarder(
+            self.source,
+            self.sender,
+            retry=RETRY,
+            random=Random(1),
+            clock=self.clock,
+            observer=self.observer,
+            **how,
+        )
+
+    def run(self):
+        while self.forwarder.forward_one():
+            pass
+        return self.source.outcomes
+
+    def counted(self, **attributes):
+        return sum(
+            amount
+            for (name, kept), amount in self.observer.counts.items()
+            if name == "quiver.exporter.requests_total" and attributes.items() <= dict(kept).items()
+        )
+
+
+def answering(bad: dict[bytes, Reply]):
+    """All is confirmed but the requests in *bad*."""
+    return lambda _signal, request: bad.get(request, Reply("confirmed"))
+
+
+def test_every_bundle_is_sent_as_it_is_stored_and_acknowledged():
+    """All three signals, several requests in a bundle, empty ones left out."""
+    rig = Rig(otlp_bundle(b"a", b"", b"b"), otlp_bundle(b"c", signal="traces"), otlp_bundle(b"d", signal="metrics"))
+
+    assert rig.run() == {0: "acked", 1: "acked", 2: "acked"}
+    assert rig.sender.sent == [("logs", b"a"), ("logs", b"b"), ("traces", b"c"), ("metrics", b"d")]
+    assert rig.counted(outcome="confirmed") == 4
+    assert rig.forwarder.state().confirmed == 4
+
+
+def test_a_bundle_of_several_signals_is_one_bundle():
+    """It is acknowledged when all of it is there."""
+    both = {**otlp_bundle(b"a").batches, **otlp_bundle(b"b", signal="traces").batches}
+    rig = Rig(Bundle(both))
+
+    assert rig.run() == {0: "acked"}
+    assert rig.sender.sent == [("logs", b"a"), ("traces", b"b")]
+
+
+def test_what_fails_waits_and_newer_bundles_go_before_it():
+    """The delays grow to the cap; when the far side takes it, it is done."""
+    bad = {b"sick": LATER}
+    rig = Rig(otlp_bundle(b"sick"), *(otlp_bundle(b"%d" % number) for number in range(20)), answer=answering(bad))
+
+    assert rig.run() == dict.fromkeys(range(1, 21), "acked")
+    for _ in range(5):
+        rig.clock.advance(8.0)
+        rig.run()
+    assert rig.source.delays[0] == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert rig.forwarder.state().retrying == 1
+    assert rig.forwarder.state().problem == "UNAVAILABLE: down"
+    bad.clear()
+    rig.clock.advance(8.0)
+    assert rig.run()[0] == "acked"
+    state = rig.forwarder.state()
+    assert (state.retrying, state.problem, state.in_flight) == (0, "", 0)
+    assert rig.counted(outcome="retried", reason="UNAVAILABLE") == 6
+
+
+def test_the_far_side_says_how_long_it_wants_to_be_left_alone():
+    """Its delay counts when it is longer than ours, within reason."""
+    answers = [Reply("retry", "HTTP 503", "", seconds) for seconds in (20.0, 0.0, 1e9)]
+    rig = Rig(otlp_bundle(b"x"), answer=lambda *_: answers.pop(0))
+    for _ in range(3):
+        rig.run()
+        rig.clock.advance(20.0)
+
+    assert rig.source.delays[0] == [20.0, 2.0, RETRY_AFTER_S_MAX]
+
+
+def test_what_is_refused_is_dropped_with_the_reason():
+    """A permanent answer rejects the bundle and holds up nothing."""
+    rig = Rig(
+        otlp_bundle(b"bad"),
+        otlp_bundle(b"good"),
+        answer=answering({b"bad": Reply("refused", "INVALID_ARGUMENT", "no such thing")}),
+    )
+
+    assert rig.run() == {0: "rejected: INVALID_ARGUMENT: no such thing", 1: "acked"}
+    assert rig.counted(outcome="refused", reason="INVALID_ARGUMENT", signal="logs", exporter="out") == 1
+    assert rig.forwarder.state().refused == 1
+
+
+def test_a_far_side_that_refuses_everything_is_told_once_a_minute():
+    """A program that exports its own log must not be given a line for each line."""
+    rig = Rig(answer=lambda _signal, request: Reply("refused", request.decode(), "no"))
+    told = []
+    rig.observer.event = lambda name, **attributes: told.append((rig.clock.monotonic(), name, attributes["reason"]))
+    for _ in range(90):
+        rig.source.add(otlp_bundle(b"HTTP 401"))
+        rig.source.add(otlp_bundle(b"HTTP 400"))
+        rig.run()
+        rig.clock.advance(1.0)
+
+    name = "quiver.exporter.refused"
+    assert told == [(at, name, reason) for at in (0.0, 60.0) for reason in ("HTTP 401", "HTTP 400")]
+    assert rig.counted(outcome="refused") == 180
+
+
+def test_partial_success_counts_what_was_rejected():
+    """It is confirmed: by the specification it must not be sent again."""
+    rig = Rig(otlp_bundle(b"a"), answer=lambda *_: Reply("confirmed", "PARTIAL_SUCCESS", "why", rejected_items=7))
+
+    assert rig.run() == {0: "acked"}
+    assert rig.observer.total("quiver.exporter.rejected_items_total") == 7
+
+
+def test_of_several_requests_only_what_was_not_settled_is_sent_again():
+    """The second one failed: the first is not sent twice, and a refusal among them is not forgotten."""
+    answers = {b"first": Reply("refused", "HTTP 400"), b"second": LATER}
+    rig = Rig(otlp_bundle(b"first", b"second", b"third"), answer=answering(answers))
+    rig.run()
+    del answers[b"second"]
+    rig.clock.advance(1.0)
+
+    assert rig.run() == {0: "rejected: HTTP 400"}
+    assert [request for _, request in rig.sender.sent] == [b"first", b"second", b"second", b"third"]
+
+
+def test_what_no_request_can_say_is_rejected():
+    """A slot of somebody's own, requests in another shape, and a bundle that is damaged on disk."""
+    other = pa.record_batch([pa.array([1])], names=["data"])
+    wide = pa.record_batch([pa.array([b"x"], pa.large_binary())], names=["data"])
+    assert not wide.schema.equals(OTLP_SCHEMA)
+    rig = Rig(Bundle({7: other}), Bundle({60: wide}), Damaged("f", 3, "torn"), otlp_bundle(b"good"))
+    outcomes = rig.run()
+
+    assert outcomes[3] == "acked"
+    assert [outcomes[index].partition(":")[0] for index in range(3)] == ["rejected"] * 3
+    assert "f at byte 3" in outcomes[2]
+    assert rig.counted(outcome="refused") == 3
+
+
+def test_what_cannot_be_read_now_is_tried_later():
+    """A disk that refuses, or a file for a newer version: the data is not given up, and the far side is not blamed."""
+    failures = [OSError(5, "I/O"), FormatUnsupported("f", 0, "newer")]
+    rig = Rig(*(failures * SUSPECTS), otlp_bundle(b"good"))
+
+    assert rig.run() == {2 * SUSPECTS: "acked"}
+    assert set(map(tuple, rig.source.delays.values())) == {(1.0,)}
+    assert not rig.forwarder.state().is_down
+
+
+def test_a_sender_that_raises_costs_a_delay_and_not_the_bundle():
+    """A fault of a sender is told, and the bundle is tried again."""
+    faults = [RuntimeError("bug")]
+
+    def answer(*_):
+        if faults:
+            raise faults.pop()
+        return Reply("confirmed")
+
+    rig = Rig(otlp_bundle(b"x"), answer=answer)
+    rig.run()
+    assert rig.source.delays == {0: [1.0]}
+    rig.clock.advance(1.0)
+    assert rig.run() == {0: "acked"}
+
+
+def test_an_outage_is_probed_one_by_one_and_ends_at_once():
+    """A thousand bundles are not all tried while the far side is down, and all go when it is up."""
+    answers = {}
+    rig = Rig(
+        *(otlp_bundle(b"%d" % number) for number in range(1000)),
+        answer=lambda _signal, _request: answers.get("all", Reply("confirmed")),
+    )
+    answers["all"] = LATER
+    for _ in range(60):
+        rig.run()
+        rig.clock.advance(1.0)
+    assert rig.forwarder.state().is_down
+    assert len(rig.sender.sent) < 20
+    assert rig.source.outcomes == {}
+    answers.clear()
+    rig.clock.advance(8.0)
+    rig.run()
+    rig.clock.advance(8.0)
+    rig.run()
+
+    assert rig.source.outcomes == dict.fromkeys(range(1000), "acked")
+    assert rig.forwarder.state().retrying == 0
+
+
+def test_many_sick_bundles_hold_up_new_ones_for_one_pause_only():
+    """More sick bundles than make an outage: a new one is the next that is tried, not one of them."""
+    bad = {b"sick%d" % number: LATER for number in range(3 * SUSPECTS)}
+    rig = Rig(*(otlp_bundle(request) for request in bad), answer=answering(bad))
+    for _ in range(200):
+        rig.run()
+        rig.clock.advance(1.0)
+    assert rig.forwarder.state().is_down
+    index = rig.source.add(otlp_bundle(b"new"))
+    rig.clock.advance(8.0)
+    rig.forwarder.forward_one()
+
+    assert rig.source.outcomes == {index: "acked"}
+
+
+def test_bundles_that_policy_dropped_are_forgotten():
+    """They never come again: nothing is kept of them once the far side is up."""
+    rig = Rig(*(otlp_bundle(b"%d" % number) for number in range(SUSPECTS)), answer=lambda *_: LATER)
+    rig.run()
+    assert rig.forwarder.state().retrying == SUSPECTS
+    rig.source.waiting.clear()
+    rig.source.add(otlp_bundle(b"new"))
+    rig.sender.answer = None
+    rig.clock.advance(8.0)
+    rig.run()
+
+    assert rig.forwarder.state().retrying == 0
+
+
+def test_tables_become_requests_again():
+    """What a receiver stored as OTAP tables says the same when it is sent on."""
+    asked = ExportLogsServiceRequest()
+    resource = asked.resource_logs.add()
+    resource.resource.attributes.add(key="service.name").value.string_value = "shop"
+    record = resource.scope_logs.add().log_records.add(time_unix_nano=5)
+    record.body.string_value = "hello"
+    record.attributes.add(key="n").value.int_value = 3
+    (bundle,) = from_otlp(asked.SerializeToString(), "logs")
+    assert 60 not in bundle
+    rig = Rig(bundle)
+
+    assert rig.run() == {0: "acked"}
+    ((signal, data),) = rig.sender.sent
+    assert signal == "logs"
+    assert ExportLogsServiceRequest.FromString(data) == asked
+
+
+# ── with a store ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_real_store_is_drained_and_its_damage_passed_over(tmp_path):
+    """Bytes that rot on the disk cost their bundles, counted and told; everything else arrives, and only once."""
+    observer = InMemoryObserver()
+    settings = Settings(segment_bundles_max=5)
+    with quiver.open(tmp_path, settings, background=False, observer=observer) as store:
+        subscriber = store.register("out", start="earliest")
+        for number in range(40):
+            store.ingest(otlp_bundle(b"%d" % number))
+        store.flush()
+    victim = sorted((tmp_path / "segments").glob("*.qseg"))[3]
+    data = bytearray(victim.read_bytes())
+    at = data.index(b"17", data.index(b"ARROW1"))
+    data[at : at + 2] = b"xx"
+    victim.chmod(0o600)
+    victim.write_bytes(data)
+    sender = FakeSender()
+    with quiver.open(tmp_path, settings, background=False, observer=observer) as store:
+        subscriber = store.register("out", start="earliest")
+        with BundleForwarder(subscriber, sender, observer=observer, retry=RETRY) as forwarder:
+            assert forwarder.drained(30.0)
+        assert subscriber.is_drained()
+    sent = [request for _, request in sender.sent]
+    assert len(sent) == len(set(sent))
+    assert {b"%d" % number for number in range(40)} - set(sent) <= {b"15", b"16", b"17", b"18", b"19"}
+    assert b"17" not in sent
+
+
+# ── threads ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def threaded(*bundles, answer=None, **how):
+    """A rig whose threads run on the real clock."""
+    from quiver.clock import SYSTEM_CLOCK
+
+    rig = Rig(answer=answer)
+    rig.source = FakeSource(SYSTEM_CLOCK, *bundles)
+    rig.forwarder = BundleForwarder(rig.source, rig.sender, retry=RETRY, observer=rig.observer, **how)
+    return rig
+
+
+def test_stop_sends_what_can_be_sent_and_says_what_is_left():
+    """What is sealed goes; the sick one stays and is not waited for."""
+    rig = threaded(
+        otlp_bundle(b"sick"),
+        *(otlp_bundle(b"%d" % number) for number in range(100)),
+        answer=answering({b"sick": LATER}),
+    )
+    rig.forwarder.start()
+    rig.forwarder.start()
+
+    assert rig.forwarder.stop(30.0) == 1
+    assert rig.source.outcomes == dict.fromkeys(range(1, 101), "acked")
+    assert rig.sender.closed == 1
+    assert rig.forwarder.stop() == 1
+    with pytest.raises(StoreClosed):
+        rig.forwarder.start()
+
+
+def test_no_more_than_so_many_are_on_their_way_and_stop_breaks_off():
+    """Three threads hold three bundles; at the deadline the sender is closed, and they are given back."""
+    entered, closed = threading.Semaphore(0), threading.Event()
+
+    def answer(*_):
+        entered.release()
+        assert closed.wait(30)
+        return Reply("retry", "CLOSED", "broken off")
+
+    rig = threaded(*(otlp_bundle(b"%d" % number) for number in range(10)), answer=answer, in_flight_max=3)
+    rig.sender.close = closed.set
+    rig.forwarder.start()
+    for _ in range(3):
+        assert entered.acquire(timeout=30)
+    assert rig.forwarder.state().in_flight == 3
+    assert not entered.acquire(timeout=0.05)
+
+    assert rig.forwarder.stop(0.0) == 10
+    assert rig.source.outcomes == {}
+    assert len(rig.sender.sent) == 3
+
+
+def test_a_store_that_is_closed_ends_it():
+    """No thread is left, and nothing is raised."""
+    rig = threaded()
+
+    def closed(*_):
+        raise StoreClosed("closed")
+
+    rig.source.next_bundles = closed
+    rig.source.pending_bundle_count = closed
+    rig.forwarder.start()
+
+    assert rig.forwarder.stop(30.0) == 0
+    assert not any(thread.name.startswith("quiver-forward") for thread in threading.enumerate())
+
+
+def test_a_subscriber_of_another_process_is_waited_for():
+    """It says so once, and takes over when the other lets go."""
+    rig = threaded(otlp_bundle(b"x"))
+    taken = rig.source.next_bundles
+    failures = [DirectoryInUse("quiver.sub.out", "pid 1"), DirectoryInUse("quiver.sub.out", "pid 1")]
+    said = []
+    rig.observer.event = lambda name, **attributes: said.append((name, attributes["problem"]))
+    done = threading.Event()
+
+    def next_bundles(*arguments):
+        if failures:
+            raise failures.pop()
+        done.set()
+        return taken(*arguments)
+
+    rig.source.next_bundles = next_bundles
+    rig.forwarder._clock = ManualClock()  # its pauses are over at once
+    rig.forwarder.start()
+    assert done.wait(30)
+    rig.forwarder._clock = rig.source.clock
+    assert rig.forwarder.stop(30.0) == 0
+    assert rig.source.outcomes == {0: "acked"}
+    assert said == [("quiver.exporter.trouble", "quiver.sub.out is in use by pid 1; stop it first")]
+
+
+def test_a_subscriber_that_is_unregistered_ends_it():
+    """While a bundle is on its way, too."""
+    rig = threaded(otlp_bundle(b"x"))
+
+    def unknown(_handle, _outcome):
+        raise SubscriberUnknown("out")
+
+    rig.source.settled = unknown
+    with rig.forwarder:
+        pass
+
+    assert rig.forwarder.state().in_flight == 0

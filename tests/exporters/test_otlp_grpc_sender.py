@@ -1,0 +1,162 @@
+"""
+OTLP/gRPC as a client, against real servers: every code, compression, headers, TLS, a far side that comes and goes.
+"""
+
+import socket
+import threading
+
+import grpc
+import pytest
+from fake_far_side import GrpcFarSide
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from quiver.exporters.otlp_grpc import OtlpGrpcSender
+from quiver.exporters.reply import Reply
+from quiver.exporters.settings import ExporterSettings
+
+RETRIED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+
+
+@pytest.fixture
+def sender_to():
+    made = []
+
+    def make(far_side, **how):
+        port = far_side if isinstance(far_side, int) else far_side.port
+        how = {"endpoint": f"http://127.0.0.1:{port}", "timeout_s": 20.0, **how}
+        made.append(OtlpGrpcSender(ExporterSettings(**how)))
+        return made[-1]
+
+    yield make
+    for sender in made:
+        sender.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_requests_of_all_signals_arrive_as_they_are(sender_to, compression):
+    """Also large ones, with their headers, to the service of their signal."""
+    data = bytes(range(256)) * 20_000
+    with GrpcFarSide() as far:
+        sender = sender_to(far, compression_method=compression, headers={"Authorization": "Bearer x"})
+        for signal in ("logs", "traces", "metrics"):
+            assert sender.send(signal, data[:100]) == Reply("confirmed")
+        sender.send("logs", data[:3_000_000])
+
+    assert [(signal, len(got)) for signal, got, _ in far.got] == [
+        ("logs", 100), ("traces", 100), ("metrics", 100), ("logs", 3_000_000),
+    ]  # fmt: skip
+    assert far.got[3][1] == data[:3_000_000]
+    assert {metadata["authorization"] for _, _, metadata in far.got} == {"Bearer x"}
+
+
+def test_every_code_is_understood(sender_to):
+    """One connection, sixteen refusals."""
+    codes = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+    with GrpcFarSide(*((code, f"said {code.name}", ()) for code in codes)) as far:
+        sender = sender_to(far)
+        replies = {code.name: sender.send("logs", b"x") for code in codes}
+
+    assert len(replies) == 16
+    assert {name for name, reply in replies.items() if reply.outcome == "retry"} == RETRIED
+    assert all(reply.reason == name and reply.message == f"said {name}" for name, reply in replies.items())
+
+
+def test_retry_info_and_partial_success_are_read(sender_to):
+    """As grpc-status-details-bin and the response carry them."""
+    info = RetryInfo()
+    info.retry_delay.FromMilliseconds(1500)
+    status = Status(code=8, message="full")
+    status.details.add().Pack(info)
+    metadata = (("grpc-status-details-bin", status.SerializeToString()),)
+    partial = ExportTraceServiceResponse()
+    partial.partial_success.rejected_spans = 3
+    partial.partial_success.error_message = "too old"
+    exhausted = (grpc.StatusCode.RESOURCE_EXHAUSTED, "full", metadata)
+    with GrpcFarSide(exhausted, partial.SerializeToString()) as far:
+        sender = sender_to(far)
+        assert sender.send("traces", b"x") == Reply("retry", "RESOURCE_EXHAUSTED", "full", 1.5)
+        assert sender.send("traces", b"x") == Reply("confirmed", "PARTIAL_SUCCESS", "too old", rejected_items=3)
+
+
+def test_a_far_side_that_is_down_and_then_up(sender_to):
+    """Nothing listens: to be sent again, at once. It listens: within the reconnect time it is sent."""
+    port = free_port()
+    sender = sender_to(port)
+    down = sender.send("logs", b"x")
+    assert (down.outcome, down.reason) == ("retry", "UNAVAILABLE")
+    pause = threading.Event()
+    with GrpcFarSide(port=port) as far:
+        for _ in range(200):
+            if sender.send("logs", b"x").outcome == "confirmed":
+                break
+            pause.wait(0.05)
+        assert [data for _, data, _ in far.got] == [b"x"]
+
+
+def test_a_far_side_that_does_not_answer_is_a_timeout(sender_to):
+    """After `timeout_s`."""
+    with GrpcFarSide() as far:
+        far.gate = threading.Event()
+        reply = sender_to(far, timeout_s=0.2).send("logs", b"x")
+
+    assert (reply.outcome, reply.reason) == ("retry", "DEADLINE_EXCEEDED")
+
+
+def test_closing_ends_what_is_on_its_way(sender_to):
+    """And what is sent afterwards; never as a refusal."""
+    with GrpcFarSide() as far:
+        far.gate = threading.Event()
+        sender = sender_to(far)
+        replies = []
+        thread = threading.Thread(target=lambda: replies.append(sender.send("logs", b"x")))
+        thread.start()
+        assert far.entered.acquire(timeout=30)
+        sender.close()
+        thread.join(30)
+        replies.append(sender.send("logs", b"x"))
+        sender.close()
+
+    assert [(reply.outcome, reply.reason) for reply in replies] == [("retry", "CLOSED")] * 2
+
+
+def _credentials(files, *, mutual=False):
+    def read(name):
+        with open(files[name], "rb") as file:
+            return file.read()
+
+    pair = [(read("server_key"), read("server"))]
+    return grpc.ssl_server_credentials(pair, read("ca") if mutual else None, mutual)
+
+
+def test_tls_is_spoken_to_whom_is_trusted(sender_to, certificates):
+    """With our own authority; without it the far side is not trusted, and the data is kept."""
+    with GrpcFarSide(credentials=_credentials(certificates)) as far:
+        endpoint = f"127.0.0.1:{far.port}"
+        assert sender_to(far, endpoint=endpoint, ca_file=certificates["ca"]).send("logs", b"x") == Reply("confirmed")
+        assert sender_to(far, endpoint=f"https://{endpoint}").send("logs", b"x").outcome == "retry"
+        assert sender_to(far).send("logs", b"x").outcome == "retry"
+
+    assert len(far.got) == 1
+
+
+def test_a_certificate_is_shown_to_whom_asks_for_one(sender_to, certificates):
+    """Mutual TLS: with the certificate it goes, without it is kept."""
+    own = {"cert_file": certificates["client"], "key_file": certificates["client_key"]}
+    with GrpcFarSide(credentials=_credentials(certificates, mutual=True)) as far:
+        how = {"endpoint": f"https://127.0.0.1:{far.port}", "ca_file": certificates["ca"]}
+        assert sender_to(far, **how, **own).send("logs", b"x") == Reply("confirmed")
+        assert sender_to(far, **how).send("logs", b"x").outcome == "retry"
+
+
+def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
+    """When the sender is made, not hours later."""
+    with pytest.raises(FileNotFoundError):
+        OtlpGrpcSender(ExporterSettings("https://127.0.0.1:1", ca_file=str(tmp_path / "none")))

@@ -1,0 +1,215 @@
+"""
+OTLP/HTTP as a client, against real servers: every status, compression, headers, TLS, connections that are kept.
+"""
+
+import gzip
+import socket
+import ssl
+import threading
+
+import pytest
+from fake_far_side import http_far_side
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+from quiver.exporters.otlp_http import OtlpHttpSender
+from quiver.exporters.reply import Reply
+from quiver.exporters.settings import ExporterSettings
+
+
+@pytest.fixture
+def sender_to():
+    made = []
+
+    def make(port, path="", *, scheme="http", **how):
+        how = {"timeout_s": 20.0, **how}
+        endpoint = f"{scheme}://127.0.0.1:{port}{path}"
+        made.append(OtlpHttpSender(ExporterSettings(endpoint, protocol="http", **how)))
+        return made[-1]
+
+    yield make
+    for sender in made:
+        sender.close()
+
+
+def test_requests_of_all_signals_arrive_on_one_connection(sender_to):
+    """At the path of their signal, below that of the endpoint."""
+    with http_far_side() as far:
+        sender = sender_to(far.server_port, "/base/", headers={"X-Token": "t"})
+        for signal in ("logs", "traces", "metrics"):
+            assert sender.send(signal, b"data of " + signal.encode()) == Reply("confirmed")
+
+    assert [(path, body) for path, _, body in far.got] == [
+        (f"/base/v1/{signal}", f"data of {signal}".encode()) for signal in ("logs", "traces", "metrics")
+    ]
+    assert all(headers["Content-Type"] == "application/x-protobuf" for _, headers, _ in far.got)
+    assert all(headers["X-Token"] == "t" and "Content-Encoding" not in headers for _, headers, _ in far.got)
+    assert far.connections == 1
+
+
+def test_gzip_is_said_and_done(sender_to):
+    """The body is compressed, and the same bytes each time."""
+    data = b"0123456789" * 10_000
+    with http_far_side() as far:
+        sender = sender_to(far.server_port, compression_method="gzip")
+        sender.send("logs", data)
+        sender.send("logs", data)
+
+    (_, headers, body), (_, _, again) = far.got
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(body) == data
+    assert len(body) < 2_000
+    assert body == again
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 429, 500, 502, 503, 504, 301])
+def test_every_status_is_understood(sender_to, status):
+    """With what the far side says, and when to come back; the connection is used again."""
+    body = Status(message="because").SerializeToString()
+    answer = (status, {"Retry-After": "3", "Location": "http://127.0.0.1:1/"}, body)
+    with http_far_side(answer) as far:
+        sender = sender_to(far.server_port)
+        reply = sender.send("logs", b"x")
+        assert sender.send("logs", b"x") == Reply("confirmed")
+
+    retried = status in {408, 429, 502, 503, 504}
+    assert reply == Reply("retry" if retried else "refused", f"HTTP {status}", "because", 3.0 if retried else None)
+    assert (len(far.got), far.connections) == (2, 1)
+
+
+def test_a_web_page_is_no_confirmation(sender_to):
+    """A portal that answers everything with 200 has not kept the data."""
+    page = (200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>welcome</html>")
+    with http_far_side(page, (200, {"Content-Type": "application/json"}, b"{}")) as far:
+        sender = sender_to(far.server_port)
+        assert (sender.send("logs", b"x").reason, sender.send("logs", b"x")) == ("NOT_OTLP", Reply("confirmed"))
+
+
+def test_partial_success_is_read(sender_to):
+    """From the response's body."""
+    response = ExportLogsServiceResponse()
+    response.partial_success.rejected_log_records = 4
+    with http_far_side((200, {}, response.SerializeToString())) as far:
+        assert sender_to(far.server_port).send("logs", b"x").rejected_items == 4
+
+
+def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew(sender_to):
+    """The far side closes idle connections: that is no failure."""
+    with http_far_side((200, {}, b""), None) as far:
+        sender = sender_to(far.server_port)
+        assert sender.send("logs", b"one") == Reply("confirmed")
+        assert sender.send("logs", b"two") == Reply("confirmed")
+
+    assert [body for _, _, body in far.got] == [b"one", b"two", b"two"]
+
+
+def test_a_new_connection_that_breaks_is_to_be_sent_again(sender_to):
+    """Once: whether the far side has it nobody knows."""
+    with http_far_side(None) as far:
+        reply = sender_to(far.server_port).send("logs", b"x")
+
+    assert (reply.outcome, reply.reason) == ("retry", "CONNECTION")
+    assert len(far.got) == 1
+
+
+def test_nobody_listens(sender_to):
+    """To be sent again."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        reply = sender_to(found.getsockname()[1]).send("logs", b"x")
+
+    assert (reply.outcome, reply.reason) == ("retry", "CONNECTION")
+
+
+@pytest.fixture
+def raw():
+    """A listener that a test answers for by hand."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"], ids=["nothing", "half"])
+def test_a_far_side_that_stops_answering_is_a_timeout(sender_to, raw, said):
+    """Before the answer, and in the middle of it."""
+    sender = sender_to(raw.getsockname()[1], timeout_s=0.2)
+    replies = []
+    thread = threading.Thread(target=lambda: replies.append(sender.send("logs", b"x")))
+    thread.start()
+    connection, _ = raw.accept()
+    with connection:
+        connection.sendall(said)
+        thread.join(30)
+
+    assert [(reply.outcome, reply.reason) for reply in replies] == [("retry", "TIMEOUT")]
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-x\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"x" * 70_000])
+def test_what_does_not_speak_http_is_to_be_sent_again(sender_to, raw, said):
+    """A wrong port may be mended; the data is not given up for it."""
+    sender = sender_to(raw.getsockname()[1])
+    replies = []
+    thread = threading.Thread(target=lambda: replies.append(sender.send("logs", b"x")))
+    thread.start()
+    connection, _ = raw.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(said)
+        connection.shutdown(socket.SHUT_WR)
+        thread.join(30)
+
+    assert [(reply.outcome, reply.reason) for reply in replies] == [("retry", "CONNECTION")]
+
+
+def test_an_answer_without_end_is_cut(sender_to, raw):
+    """More than an answer can need is not read, and the connection is not used again."""
+    sender = sender_to(raw.getsockname()[1])
+    replies = []
+    thread = threading.Thread(target=lambda: replies.append(sender.send("logs", b"x")))
+    thread.start()
+    connection, _ = raw.accept()
+    with connection:
+        connection.sendall(b"HTTP/1.1 503 No\r\n\r\n" + b"\0" * 200_000)
+        thread.join(30)
+
+    assert [(reply.outcome, reply.reason) for reply in replies] == [("retry", "HTTP 503")]
+    assert sender._idle == []
+
+
+def test_closing_ends_what_is_on_its_way(sender_to, raw):
+    """And what is sent afterwards."""
+    sender = sender_to(raw.getsockname()[1])
+    replies = []
+    thread = threading.Thread(target=lambda: replies.append(sender.send("logs", b"x")))
+    thread.start()
+    connection, _ = raw.accept()
+    with connection:
+        assert connection.recv(100)
+        sender.close()
+        thread.join(30)
+    replies.append(sender.send("logs", b"x"))
+
+    assert [reply.outcome for reply in replies] == ["retry", "retry"]
+    assert replies[1].reason == "CLOSED"
+
+
+def test_tls_and_certificates(sender_to, certificates):
+    """Our own authority is trusted when named; a certificate is shown when asked for; otherwise the data is kept."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates["server"], certificates["server_key"])
+    own = {"cert_file": certificates["client"], "key_file": certificates["client_key"]}
+    with http_far_side(tls=context) as far:
+        how = {"scheme": "https", "ca_file": certificates["ca"]}
+        assert sender_to(far.server_port, **how).send("logs", b"x") == Reply("confirmed")
+        assert sender_to(far.server_port, scheme="https").send("logs", b"x").reason == "CONNECTION"
+        context.load_verify_locations(certificates["ca"])
+        context.verify_mode = ssl.CERT_REQUIRED
+        assert sender_to(far.server_port, **how, **own).send("logs", b"x") == Reply("confirmed")
+        assert sender_to(far.server_port, **how).send("logs", b"x").outcome == "retry"
+
+    assert len(far.got) == 2
+
+
+def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
+    """When the sender is made, not hours later."""
+    with pytest.raises(FileNotFoundError):
+        OtlpHttpSender(ExporterSettings("https://127.0.0.1:1", protocol="http", ca_file=str(tmp_path / "none")))

@@ -1,0 +1,146 @@
+"""
+What each answer of a far side means, read from bytes that the official messages make.
+"""
+
+import pytest
+from google.rpc.error_details_pb2 import DebugInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+from quiver.exporters.reply import Reply, confirmed_reply, grpc_reply, http_reply, retry_delay_s
+
+RETRIED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+NAMES = [
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+]  # fmt: skip
+NOW_NS = 1_700_000_000 * 10**9  # Tue, 14 Nov 2023 22:13:20 GMT
+
+
+def details(*, seconds=0, nanos=0, others=()) -> bytes:
+    status = Status(code=14, message="busy")
+    for other in others:
+        status.details.add().Pack(other)
+    info = RetryInfo()
+    info.retry_delay.seconds, info.retry_delay.nanos = seconds, nanos
+    status.details.add().Pack(info)
+    return status.SerializeToString()
+
+
+@pytest.mark.parametrize(("code", "name"), [pair for pair in enumerate(NAMES) if pair[0]])
+def test_each_grpc_code(code, name):
+    """The table of the OTLP specification."""
+    reply = grpc_reply(code, "why", None)
+
+    assert (reply.outcome, reply.reason, reply.message) == ("retry" if name in RETRIED else "refused", name, "why")
+    assert reply.retry_after_s is None
+
+
+def test_a_code_that_does_not_exist_is_final():
+    """It has a name all the same."""
+    assert grpc_reply(99, "", None) == Reply("refused", "CODE_99")
+
+
+def test_exhausted_is_sent_again_only_with_retry_info():
+    """Without it the far side cannot say when, and by the specification that is final."""
+    assert grpc_reply(8, "", None).outcome == "refused"
+    assert grpc_reply(8, "", Status(code=8).SerializeToString()).outcome == "refused"
+    assert grpc_reply(8, "", details(seconds=3)) == Reply("retry", "RESOURCE_EXHAUSTED", "", 3.0)
+
+
+def test_the_delay_of_retry_info():
+    """Seconds and nanoseconds, behind other details, and an empty one, which is no delay."""
+    assert retry_delay_s(details(seconds=2, nanos=500_000_000)) == 2.5
+    assert retry_delay_s(details(seconds=1, others=[DebugInfo(detail="x" * 300)])) == 1.0
+    assert retry_delay_s(details()) == 0.0
+    assert retry_delay_s(details(seconds=-5)) == 0.0
+    assert retry_delay_s(Status(code=14, message="x").SerializeToString()) is None
+    assert grpc_reply(3, "", details(seconds=5)).retry_after_s is None
+
+
+def test_details_that_are_too_large_are_not_looked_at():
+    """64 KiB is more than any header may take."""
+    assert retry_delay_s(details(seconds=1, others=[DebugInfo(detail="x" * 70_000)])) is None
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 502, 503, 504, 505, 301])
+def test_each_http_status(status):
+    """The table of the OTLP specification, and 408, by which our own receiver says that it did not get the body."""
+    reply = http_reply(status, Status(message="why").SerializeToString(), "7", now_ns=NOW_NS)
+    retried = status in {408, 429, 502, 503, 504}
+
+    assert (reply.outcome, reply.reason, reply.message) == (
+        "retry" if retried else "refused",
+        f"HTTP {status}",
+        "why",
+    )
+    assert reply.retry_after_s == (7.0 if retried else None)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None), ("0", 0.0), (" 12 ", 12.0), ("-1", None), ("1.5", None), ("soon", None), ("٣", None),
+        ("9" * 400, None), ("Tue, 14 Nov 2023 22:13:50 GMT", 30.0), ("Tue, 14 Nov 2023 22:13:00 GMT", 0.0),
+        ("Tue, 99 Nov 2023 22:13:00 GMT", None),
+    ],
+)  # fmt: skip
+def test_retry_after_is_seconds_or_a_date(header, seconds):
+    """What is neither says nothing."""
+    assert http_reply(503, b"", header, now_ns=NOW_NS).retry_after_s == seconds
+
+
+def test_who_is_denied_may_be_kept():
+    """Only what is refused for who sent it or where to, and only when asked for."""
+    for code in (7, 12, 16):
+        assert grpc_reply(code, "", None).outcome == "refused"
+        assert grpc_reply(code, "", None, denied="retry").outcome == "retry"
+    for status in (301, 401, 403, 404, 405, 407):
+        assert http_reply(status, b"", None, now_ns=0, denied="retry").outcome == "retry"
+    assert grpc_reply(3, "", None, denied="retry").outcome == "refused"
+    assert http_reply(400, b"", None, now_ns=0, denied="retry").outcome == "refused"
+
+
+def test_what_the_far_side_says_stays_on_one_line():
+    """It ends in a log; it is cut, too."""
+    said = "no\nERROR forged\x1b[31m"
+    assert grpc_reply(3, said, None).message == "no ERROR forged [31m"
+    assert http_reply(400, Status(message=said).SerializeToString(), None, now_ns=0).message == "no ERROR forged [31m"
+    assert len(grpc_reply(3, "x" * 9_000, None).message) == 500
+
+
+def test_partial_success_is_a_confirmation_with_a_loss():
+    """What was rejected is counted; a warning without a loss is none."""
+    response = ExportLogsServiceResponse()
+    assert confirmed_reply(response.SerializeToString()) == Reply("confirmed")
+    response.partial_success.error_message = "mind the gap"
+    assert confirmed_reply(response.SerializeToString()) == Reply("confirmed", "", "mind the gap")
+    response.partial_success.rejected_log_records = 300
+    expected = Reply("confirmed", "PARTIAL_SUCCESS", "mind the gap", rejected_items=300)
+    assert confirmed_reply(response.SerializeToString()) == expected
+    assert http_reply(202, response.SerializeToString(), None, now_ns=0) == expected
+    response.partial_success.rejected_log_records = -1
+    assert confirmed_reply(response.SerializeToString()).rejected_items == 0
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_some_answer(data):
+    """A far side that answers nonsense gets no exception out of it."""
+    assert confirmed_reply(data).outcome == "confirmed"
+    retry_delay_s(data)
+    http_reply(503, data, None, now_ns=0)
+
+
+def test_every_cut_and_every_flip_of_an_answer_is_read():
+    """No exception, and never a negative delay."""
+    whole = details(seconds=2, others=[DebugInfo(detail="x")])
+    for end in range(len(whole)):
+        assert (retry_delay_s(whole[:end]) or 0.0) >= 0
+    for at in range(len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << bit
+            assert (retry_delay_s(bytes(flipped)) or 0.0) >= 0

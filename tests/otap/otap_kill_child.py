@@ -1,0 +1,23 @@
+"""
+A receiver with a store of its own, to be killed: prints its port, then serves until then.
+"""
+
+import sys
+import threading
+
+import quiver
+from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.settings import OtlpSettings
+
+
+def main(directory: str) -> None:
+    with quiver.open(directory) as store:
+        store.register("kept", start="earliest")
+        store.activate()
+        with OtapGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0")) as receiver:
+            print(receiver.port, flush=True)
+            threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,78 @@
+"""
+The ways that a request may take through OTAP, and back.
+"""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from otap_oracle import REQUESTS
+
+from quiver.otap.otlp_from_tables import request_of_tables
+from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder
+from quiver.otap.stream_encoder import StreamEncoder
+from quiver.otap.tables_from_otlp import Converted, tables_of_request
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+VIEW_OF = {"logs": "logs", "traces": "spans", "metrics": "metrics"}
+CASES = {case["name"]: case for case in json.loads((VECTORS / "otap" / "index.json").read_text("utf-8"))["cases"]}
+
+
+def weighed(*heavy: str) -> list[Any]:
+    """Every case for a parametrization; those that are named there for their volume are left to the slow lane."""
+    return [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] if name in heavy else []) for name, case in CASES.items()
+    ]
+
+
+def bytes_of(name: str) -> bytes:
+    data = (VECTORS / "otap" / name).read_bytes()
+    return gzip.decompress(data) if name.endswith(".gz") else data
+
+
+def parsed(data: bytes, signal: str) -> Any:
+    return REQUESTS[VIEW_OF[signal]].FromString(data)
+
+
+def tables_of(data: bytes, signal: str) -> Any:
+    """The one set of tables of a request, empty without records; all in them is sound by Arrow's own checks."""
+    converted = tables_of_request(data, signal)
+    assert isinstance(converted, Converted), converted
+    assert len(converted.tables) < 2
+    tables = dict(*converted.tables)
+    for batch in tables.values():
+        batch.validate(full=True)
+    return tables
+
+
+def restored(tables: Any, signal: str) -> Any:
+    """The request that tables hold; no row of them is left out."""
+    request = request_of_tables(tables, signal)
+    assert hasattr(request, "data"), request
+    assert request.orphans == 0
+    return parsed(request.data, signal)
+
+
+class Line:
+    """A stream: an encoder here and a decoder there."""
+
+    def __init__(self, signal: str, **options: Any) -> None:
+        self.signal = signal
+        self.encoder = StreamEncoder(signal, metric_metadata=True, **options)
+        self.decoder = StreamDecoder(signal)
+        self.messages: list[bytes] = []
+
+    def send(self, tables: Any) -> Any:
+        """Send tables in as many messages as they take; return the request that arrives."""
+        sent = self.encoder.encode(tables)
+        assert isinstance(sent, tuple), sent
+        arrived = REQUESTS[VIEW_OF[self.signal]]()
+        for batch in sent:
+            self.messages.append(batch.message)
+            got = self.decoder.decode(batch.message)
+            assert isinstance(got, ArrowBatch), got
+            assert got.batch_id == batch.batch_id
+            arrived.MergeFrom(restored(got.tables, self.signal))
+        return arrived

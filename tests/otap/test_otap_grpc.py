@@ -1,0 +1,360 @@
+"""
+OTAP streams over real connections: one status a batch, after durability, and what becomes of broken streams.
+"""
+
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+from otap_client import Client, KeptTables
+from otap_equal import merged
+from otap_oracle import REQUESTS
+from otap_ways import CASES, bytes_of, parsed, weighed
+from test_otap_vectors import LOST_BY_ALL
+
+from quiver.errors import AtCapacity, StoreClosed, StoreFailed
+from quiver.otap import StatusCode, StreamEncoder, from_otlp, to_otlp
+from quiver.otap.arrow_message import ArrowPayload, decode_records, encode_records
+from quiver.otap.payload_schema import SIGNALS
+from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.otlp_grpc import SERVICES
+from quiver.receivers.security import AuthSettings, SecuritySettings
+from quiver.receivers.settings import OtlpSettings
+
+SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2)
+LOGS = CASES["logs_sdk"]
+
+
+@pytest.fixture
+def store():
+    return KeptTables()
+
+
+@pytest.fixture
+def receiver(store):
+    with OtapGrpcReceiver(store, SETTINGS) as running:
+        yield running
+
+
+def messages(count: int = 1, case: str = "logs_sdk") -> list[bytes]:
+    encoder = StreamEncoder("logs")
+    (bundle,) = from_otlp(bytes_of(CASES[case]["otlp"][0]), "logs")
+    return [batch.message for _ in range(count) for batch in encoder.encode(bundle.batches)]
+
+
+def logs_with(text: str) -> bytes:
+    request = REQUESTS["logs"]()
+    request.resource_logs.add().scope_logs.add().log_records.add(severity_text=text)
+    return request.SerializeToString()
+
+
+def drop_payload(message: bytes, payload: int) -> bytes:
+    """The message without one of its tables."""
+    records = decode_records(message)
+    return encode_records(records.batch_id, [one for one in records.payloads if one.payload != payload])
+
+
+def renamed(message: bytes) -> bytes:
+    """The message under schema ids that nobody has seen the beginning of, unless it is in there."""
+    records = decode_records(message)
+    payloads = [ArrowPayload(f"new {one.schema_id}", one.payload, one.record) for one in records.payloads]
+    return encode_records(records.batch_id, payloads)
+
+
+# -- one status for each batch ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", weighed("logs_dict_reset", "metrics_growing"))
+def test_recorded_streams_are_stored_as_their_requests(receiver, store, case):
+    with Client(receiver.port, case["signal"]) as client:
+        client.send(*map(bytes_of, case["otap"]))
+        client.half_close()
+        statuses = client.statuses()
+    assert sorted((status.batch_id, status.code) for status in statuses) == [(at, 0) for at in range(len(case["otap"]))]
+    losses = frozenset(case["losses"]) | LOST_BY_ALL
+    for bundle, name in zip(store.kept, case["otlp"], strict=True):
+        came = parsed(to_otlp(bundle, case["signal"]), case["signal"])
+        assert merged(came, losses) == merged(parsed(bytes_of(name), case["signal"]), losses)
+
+
+def test_checklist_1_streams_and_unary_services_share_a_port_and_nothing_else_is_there(receiver, store):
+    with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
+        channel.unary_unary(f"/{SERVICES['logs']}/Export")(bytes_of(LOGS["otlp"][0]), timeout=30)
+        assert store.kept[0].slots == (60,)
+        for signal in ("logs", "traces", "metrics"):
+            with Client(0, signal, channel=channel) as client:
+                client.half_close()
+                assert client.statuses() == []
+        with pytest.raises(grpc.RpcError) as caught:
+            list(channel.stream_stream("/opentelemetry.proto.experimental.arrow.v1.ArrowLogsService/Other")(iter(())))
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_checklist_3_ok_comes_only_after_the_sync(receiver, store):
+    store.sync_gate = threading.Event()
+    with Client(receiver.port) as client:
+        client.send(*messages(3))
+        assert all(store.ingested.acquire(timeout=30) for _ in range(3))
+        assert store.synced == 0
+        answered = threading.Event()
+        client.call.add_done_callback(lambda _: answered.set())
+        store.sync_gate.set()
+        assert [client.status().code for _ in range(3)] == [StatusCode.OK] * 3
+        assert store.synced == 3
+        assert not answered.is_set()
+
+
+def test_logged_is_confirmed_without_a_sync(store):
+    with (
+        OtapGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0", ack="logged")) as receiver,
+        Client(receiver.port) as client,
+    ):
+        client.send(*messages())
+        assert client.status().code == StatusCode.OK
+        assert (len(store.kept), store.synced) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "text"),
+    [
+        (AtCapacity("disk", retry_after_s=2.0), StatusCode.UNAVAILABLE, "send it again in 2 s"),
+        (StoreFailed("a sync failed"), StatusCode.UNAVAILABLE, "a sync failed"),
+        (StoreClosed("closed"), StatusCode.UNAVAILABLE, "closed"),
+        (OSError(28, "No space left on device"), StatusCode.UNAVAILABLE, "No space left"),
+    ],
+)
+def test_checklist_3_what_cannot_be_stored_now_is_unavailable_and_the_stream_goes_on(
+    receiver, store, failure, code, text
+):
+    store.failures.extend([None, failure, None])
+    with Client(receiver.port) as client:
+        client.send(*messages(3))
+        client.half_close()
+        statuses = {status.batch_id: status for status in client.statuses()}
+    assert [statuses[at].code for at in range(3)] == [StatusCode.OK, code, StatusCode.OK]
+    assert text in statuses[1].message
+    assert len(store.kept) == 2
+
+
+def test_a_sync_that_fails_confirms_nothing(receiver, store):
+    store.sync_failures.append(StoreFailed("the disk is gone"))
+    with Client(receiver.port) as client:
+        client.send(*messages())
+        status = client.status()
+    assert (status.code, status.message) == (StatusCode.UNAVAILABLE, "the disk is gone")
+
+
+def test_checklist_3_what_does_not_decode_is_invalid_and_then_the_stream_ends_with_ok(receiver, store):
+    first, second = messages(2)
+    with Client(receiver.port) as client:
+        client.send(first, renamed(second), first)
+        statuses = {status.batch_id: status.code for status in client.statuses()}
+    assert statuses == {0: StatusCode.OK, 1: StatusCode.INVALID_ARGUMENT}
+    assert len(store.kept) == 1
+
+
+def test_what_is_no_message_at_all_ends_the_stream_saying_why(receiver, store):
+    with Client(receiver.port) as client:
+        client.send(*messages(), b"\xff\xff\xff")
+        error = client.ended()
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "not a BatchArrowRecords" in error.details()
+    assert len(store.kept) == 1
+
+
+def test_unsound_tables_are_invalid_and_the_stream_goes_on(receiver, store):
+    """They decode as Arrow, so that what follows them has its meaning; but no reader could read them."""
+    encoder = StreamEncoder("logs")
+    (bundle,) = from_otlp(bytes_of(LOGS["otlp"][0]), "logs")
+    (orphaned,) = StreamEncoder("logs").encode(bundle.batches)
+    (good,) = encoder.encode(bundle.batches)
+    without_root = renamed(drop_payload(orphaned.message, 30))
+    with Client(receiver.port) as client:
+        client.send(without_root, good.message)
+        client.half_close()
+        statuses = client.statuses()
+    assert [status.code for status in statuses] == [StatusCode.INVALID_ARGUMENT, StatusCode.OK]
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "zstdarrow5"])
+def test_checklist_6_an_encoding_that_grpc_does_not_know_ends_the_stream_saying_so(receiver, encoding):
+    """The words are gRPC's; docs/howto/otap.md repeats them, and says what to set."""
+    head = {
+        ":method": "POST", ":scheme": "http", ":path": SIGNALS["logs"].service, ":authority": "x",
+        "te": "trailers", "content-type": "application/grpc", "grpc-encoding": encoding,
+    }  # fmt: skip
+    fields = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in head.items()
+    )
+    with socket.create_connection(("127.0.0.1", receiver.port), timeout=30) as connection:
+        connection.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, b"") + http2_frame(1, 4, 1, fields)
+        )
+        said = b""
+        while b"grpc-message" not in said:
+            said += connection.recv(65_536)
+    message = b"Error parsing 'grpc-encoding' metadata"
+    assert message in said
+    assert message.decode() in (Path(__file__).parents[2] / "docs" / "howto" / "otap.md").read_text("utf-8")
+
+
+# -- life of a stream ---------------------------------------------------------------------------------------
+
+
+def test_checklist_4_after_the_half_close_all_is_answered_and_the_stream_ends_with_ok(receiver, store):
+    with Client(receiver.port) as client:
+        client.send(*messages(40))
+        client.half_close()
+        assert sorted(status.batch_id for status in client.statuses()) == list(range(40))
+    assert len(store.kept) == store.synced == 40
+
+
+def test_checklist_4_a_stopping_receiver_answers_what_it_read_and_ends_streams_with_ok(store):
+    receiver = OtapGrpcReceiver(store, SETTINGS)
+    receiver.start()
+    store.sync_gate = threading.Event()
+    with Client(receiver.port) as client:
+        client.send(*messages())
+        assert store.ingested.acquire(timeout=30)
+        stopping = threading.Thread(target=receiver.stop)
+        stopping.start()
+        store.sync_gate.set()
+        assert [status.code for status in client.statuses()] == [StatusCode.OK]
+        stopping.join()
+
+
+def test_a_stream_that_breaks_keeps_what_it_had_stored_and_others_go_on(receiver, store):
+    with Client(receiver.port) as broken, Client(receiver.port) as other:
+        broken.send(*messages())
+        assert broken.status().code == StatusCode.OK
+        broken.call.cancel()
+        other.send(*messages(2))
+        other.half_close()
+        assert len(other.statuses()) == 2
+    assert len(store.kept) == 3
+
+
+def test_checklist_4_a_new_stream_starts_with_nothing_of_the_old_one(receiver):
+    first, second = messages(2)
+    with Client(receiver.port) as client:
+        client.send(first)
+        assert client.status().code == StatusCode.OK
+    with Client(receiver.port) as client:
+        client.send(second)
+        assert [status.code for status in client.statuses()] == [StatusCode.INVALID_ARGUMENT]
+
+
+def test_messages_may_be_compressed_with_gzip(receiver, store):
+    with Client(receiver.port, compression=grpc.Compression.Gzip) as client:
+        client.send(*messages(2))
+        client.half_close()
+        assert [status.code for status in client.statuses()] == [StatusCode.OK] * 2
+
+
+def test_checklist_2_two_batches_with_one_id_are_both_answered(receiver, store):
+    with Client(receiver.port) as client:
+        client.send(messages()[0])
+        assert client.status().batch_id == 0
+        again = StreamEncoder("logs")
+        (bundle,) = from_otlp(bytes_of(CASES["logs_anyvalue"]["otlp"][0]), "logs")
+        (batch,) = again.encode(bundle.batches)
+        client.send(renamed(batch.message))
+        assert client.status().batch_id == 0
+
+
+# -- limits -------------------------------------------------------------------------------------------------
+
+
+def test_streams_beyond_the_limit_are_told_to_come_later(store):
+    with (
+        OtapGrpcReceiver(store, SETTINGS, otap=OtapSettings(streams_max=1)) as receiver,
+        Client(receiver.port) as client,
+    ):
+        client.send(*messages())
+        assert client.status().code == StatusCode.OK
+        with Client(receiver.port) as second:
+            error = second.ended()
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert "google.rpc.retryinfo-bin" in dict(error.trailing_metadata())
+        client.half_close()
+        assert client.statuses() == []
+        with Client(receiver.port) as third:
+            third.half_close()
+            assert third.statuses() == []
+
+
+def test_no_more_is_read_than_may_wait_for_a_status(store):
+    store.sync_gate = threading.Event()
+    with (
+        OtapGrpcReceiver(store, SETTINGS, otap=OtapSettings(batches_in_flight_max=2)) as receiver,
+        Client(receiver.port) as client,
+    ):
+        client.send(*messages(5))
+        assert store.ingested.acquire(timeout=30)
+        assert store.ingested.acquire(timeout=30)
+        assert not store.ingested.acquire(timeout=0.1)
+        store.sync_gate.set()
+        client.half_close()
+        assert len(client.statuses()) == 5
+
+
+def test_an_idle_stream_is_ended_in_peace(store):
+    with (
+        OtapGrpcReceiver(store, SETTINGS, otap=OtapSettings(stream_idle_s=0.05)) as receiver,
+        Client(receiver.port) as client,
+    ):
+        assert client.statuses() == []
+
+
+def test_dictionaries_that_grow_end_a_stream_before_they_are_refused(store):
+    otap = OtapSettings(stream_dictionaries_bytes_max=60_000)
+    with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
+        encoder = StreamEncoder("logs")
+        with Client(receiver.port) as client:
+            for at in range(12):
+                (bundle,) = from_otlp(logs_with(f"{at}-{'x' * 4_000}"), "logs")
+                client.send(*(batch.message for batch in encoder.encode(bundle.batches)))
+            statuses = client.statuses()
+    assert 0 < len(statuses) < 12
+    assert {status.code for status in statuses} == {StatusCode.OK}
+
+
+def test_the_dictionaries_of_all_streams_have_one_limit(store):
+    otap = OtapSettings(stream_dictionaries_bytes_max=100_000, dictionaries_bytes_max=100_000)
+    with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
+        clients = [Client(receiver.port) for _ in range(6)]
+        for client in clients:
+            (bundle,) = from_otlp(logs_with("x" * 20_000), "logs")
+            client.send(*(batch.message for batch in StreamEncoder("logs").encode(bundle.batches)))
+            assert client.status().code == StatusCode.OK
+        assert clients[-1].statuses() == []
+        for client in clients:
+            with client:
+                pass
+
+
+def test_a_message_over_the_limit_ends_the_stream(store):
+    settings = OtlpSettings(listening_addr="127.0.0.1:0", max_request_bytes=1_000)
+    with OtapGrpcReceiver(store, settings) as receiver, Client(receiver.port) as client:
+        client.send(bytes(2_000))
+        assert client.ended().code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_who_is_not_known_gets_no_stream(store):
+    security = SecuritySettings(auth=AuthSettings(tokens=("secret",)))
+    settings = OtlpSettings(listening_addr="127.0.0.1:0", security=security)
+    with OtapGrpcReceiver(store, settings) as receiver:
+        with Client(receiver.port) as client:
+            assert client.ended().code() == grpc.StatusCode.UNAUTHENTICATED
+        with Client(receiver.port, metadata=[("authorization", "Bearer secret")]) as client:
+            client.send(*messages())
+            assert client.status().code == StatusCode.OK

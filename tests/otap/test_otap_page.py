@@ -1,0 +1,48 @@
+"""
+The page docs/formats/otap.md says what the code does.
+"""
+
+import re
+from pathlib import Path
+
+from quiver.otap.cbor import ITEMS_MAX
+from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, INDEX_TYPES
+from quiver.otap.payload_schema import ROOT_ROWS_MAX, TABLES
+from quiver.otap.stream_decoder import StreamLimits
+
+PAGE = (Path(__file__).parents[2] / "docs" / "formats" / "otap.md").read_text(encoding="utf-8")
+INDEX = {0: "-", 8: "8, 16", 16: "16"}
+
+
+def test_tables_have_the_columns_of_the_page():
+    sections = re.findall(
+        r"^### (.+)\n\n\| column \| type \| index \| \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", PAGE, re.MULTILINE
+    )
+    told = {}
+    for names, rows in sections:
+        for name, payload in re.findall(r"(\w+) \((\d+)\)", names):
+            told[int(payload)] = (name, rows.splitlines())
+    expected = {}
+    for payload, table in TABLES.items():
+        rows = []
+        for column in table.columns:
+            said = [
+                word for word, holds in (("always there", column.required), ("null is unset", column.optional)) if holds
+            ]
+            said += [f"{column.default} on the wire"] if column.default else []
+            rows.append(
+                f"| `{column.name}` | `{column.type}` | {INDEX[column.index_bits]} | {', '.join(said) or '-'} |"
+            )
+        expected[payload] = (table.name, rows)
+    assert told == expected
+
+
+def test_limits_of_the_page():
+    limits, text = StreamLimits(), " ".join(PAGE.split())
+    assert f"{limits.inflated_bytes_max >> 20} MiB a message" in text
+    assert f"{limits.dictionary_values_max:,} values a dictionary" in text
+    assert f"{limits.dictionaries_bytes_max >> 20} MiB of dictionaries a stream" in text
+    assert f"more than {ROOT_ROWS_MAX:,} records" in text
+    assert [f"{bits} bits up to {most:,}" in text for bits, most, _ in INDEX_TYPES] == [True, True]
+    assert f"{COLUMN_BYTES_MAX >> 20} MiB for the texts of a column" in text
+    assert f"{ITEMS_MAX >> 20} million values" in text

@@ -1,0 +1,334 @@
+"""
+What is sent as OTAP arrives once it is confirmed, whatever becomes of streams on the way.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import grpc
+import pytest
+from otap_client import KeptTables
+from otap_equal import said
+from otap_oracle import REQUESTS
+from otap_ways import CASES, VIEW_OF, bytes_of, parsed
+
+from quiver.clock import SystemClock
+from quiver.errors import AtCapacity, SettingsInvalid
+from quiver.exporters.otap_grpc import OtapGrpcSender
+from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
+from quiver.otap import BatchStatus, StatusCode, encode_status, to_otlp
+from quiver.otap.arrow_message import decode_records
+from quiver.otap.payload_schema import SIGNALS
+from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.settings import OtlpSettings
+
+SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2)
+LOGS = bytes_of(CASES["logs_sdk"]["otlp"][0])
+
+
+class Shifted(SystemClock):
+    """The machine's clock, and some seconds more."""
+
+    shift_s = 0.0
+
+    def monotonic(self) -> float:
+        return SystemClock.monotonic() + self.shift_s
+
+
+def log_request(text: str) -> bytes:
+    request = REQUESTS["logs"]()
+    request.resource_logs.add().scope_logs.add().log_records.add(severity_text=text)
+    return request.SerializeToString()
+
+
+def texts(store: KeptTables) -> list[str]:
+    found = []
+    for bundle in store.kept:
+        for items in parsed(to_otlp(bundle, "logs"), "logs").resource_logs:
+            found += [record.severity_text for scope in items.scope_logs for record in scope.log_records]
+    return found
+
+
+def sender_to(port: int, otap: OtapSenderSettings | None = None, **settings: Any) -> OtapGrpcSender:
+    clock = settings.pop("clock", None)
+    made = ExporterSettings(f"http://127.0.0.1:{port}", **settings)
+    return OtapGrpcSender(made, otap) if clock is None else OtapGrpcSender(made, otap, clock=clock)
+
+
+@pytest.fixture
+def store():
+    return KeptTables()
+
+
+@pytest.fixture
+def receiver(store):
+    with OtapGrpcReceiver(store, SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def sender(receiver):
+    made = sender_to(receiver.port)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith(("_sdk", "_rich", "_kinds", "anyvalue"))])
+def test_what_is_sent_arrives(sender, store, case):
+    signal = CASES[case]["signal"]
+    whole, arrived = REQUESTS[VIEW_OF[signal]](), REQUESTS[VIEW_OF[signal]]()
+    for name in CASES[case]["otlp"][:3]:
+        request = parsed(bytes_of(name), signal)
+        for resource_items in getattr(request, request.DESCRIPTOR.fields[0].name):
+            for scope_items in getattr(resource_items, resource_items.DESCRIPTOR.fields[1].name):
+                for item in scope_items.DESCRIPTOR.fields:
+                    if item.name == "metrics":
+                        for metric in scope_items.metrics:
+                            metric.ClearField("metadata")  # sent only when asked for
+        assert sender.send(signal, request.SerializeToString()).outcome == "confirmed"
+        whole.MergeFrom(request)
+    for bundle in store.kept:
+        arrived.MergeFrom(parsed(to_otlp(bundle, signal), signal))
+    assert said(arrived, ordered=False) == said(whole, ordered=False)
+
+
+@pytest.mark.parametrize("method", ["none", "gzip"])
+@pytest.mark.parametrize("payloads", ["zstd", "none"])
+def test_compressions(receiver, store, method, payloads):
+    sender = sender_to(receiver.port, OtapSenderSettings(payload_compression=payloads), compression_method=method)
+    assert sender.send("logs", LOGS).outcome == "confirmed"
+    sender.close()
+    assert len(store.kept) == 1
+
+
+def test_many_threads_share_a_stream(receiver, store):
+    sender = sender_to(receiver.port)
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda at: sender.send("logs", log_request(str(at))), range(60)))
+    sender.close()
+    assert {reply.outcome for reply in replies} == {"confirmed"}
+    assert sorted(texts(store), key=int) == [str(at) for at in range(60)]
+
+
+def test_checklist_19_unavailable_is_sent_again_later_and_invalid_never(sender, store):
+    store.failures.append(AtCapacity("disk", retry_after_s=1.0))
+    reply = sender.send("logs", LOGS)
+    assert (reply.outcome, reply.reason) == ("retry", "UNAVAILABLE")
+    assert sender.send("logs", LOGS).outcome == "confirmed"
+
+
+def test_a_stream_is_followed_by_another_after_its_life(receiver, store):
+    clock = Shifted()
+    sender = sender_to(receiver.port, OtapSenderSettings(stream_lifetime_s=5.0), clock=clock)
+    assert sender.send("logs", log_request("a")).outcome == "confirmed"
+    first = sender._streams["logs"]
+    clock.shift_s = 6.0
+    assert sender.send("logs", log_request("b")).outcome == "confirmed"
+    assert sender._streams["logs"] is not first
+    sender.close()
+    assert texts(store) == ["a", "b"]
+
+
+def test_checklist_19_a_stream_that_the_receiver_ends_in_peace_is_followed_at_once(store):
+    """Each stream may hold so few bytes of dictionaries that it ends after a batch or two."""
+    otap = OtapSettings(stream_dictionaries_bytes_max=30_000)
+    with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
+        sender = sender_to(receiver.port)
+        sent = [f"{at}-{'x' * 5_000}" for at in range(12)]
+        for text in sent:
+            assert sender.send("logs", log_request(text)).outcome == "confirmed"
+        sender.close()
+    assert texts(store) == sent
+
+
+def test_checklist_19_after_a_receiver_died_everything_unconfirmed_is_sent_again(store):
+    with OtapGrpcReceiver(store, SETTINGS) as first:
+        port = first.port
+        sender = sender_to(port, timeout_s=30.0)
+        assert sender.send("logs", log_request("a")).outcome == "confirmed"
+    assert sender.send("logs", log_request("b")).outcome == "retry"
+    again = OtlpSettings(listening_addr=f"127.0.0.1:{port}", workers=2)
+    with OtapGrpcReceiver(store, again):
+        reply = sender.send("logs", log_request("b"))
+        while reply.outcome == "retry":  # gRPC waits half a second before it connects again
+            reply = sender.send("logs", log_request("b"))
+        assert reply.outcome == "confirmed"
+        sender.close()
+    assert texts(store) == ["a", "b"]
+
+
+def test_checklist_19_a_far_side_without_otap_gets_otlp():
+    kept = KeptTables()
+    with OtlpGrpcReceiver(kept, SETTINGS) as receiver:
+        sender = sender_to(receiver.port)
+        assert sender.send("logs", LOGS).outcome == "confirmed"
+        assert sender.send("logs", LOGS).outcome == "confirmed"
+        sender.close()
+    assert [bundle[60].column(0).to_pylist() for bundle in kept.kept] == [[LOGS]] * 2
+
+
+def test_a_stream_that_ended_before_its_first_batch_says_what_to_do():
+    """A far side without OTAP may say so before anything was sent."""
+    kept = KeptTables()
+    with OtlpGrpcReceiver(kept, SETTINGS) as receiver:
+        sender = sender_to(receiver.port)
+        stream = sender._stream("logs")
+        stream.join()
+        stream.is_usable = lambda: True
+        assert sender.send("logs", LOGS).outcome == "confirmed"
+        sender.close()
+    assert kept.kept[0].slots == (60,)
+
+
+def test_what_tables_have_no_place_for_goes_as_otlp(sender, store):
+    request = REQUESTS["logs"]()
+    request.resource_logs.add().scope_logs.add().log_records.add(trace_id=b"short")
+    assert sender.send("logs", request.SerializeToString()).outcome == "confirmed"
+    assert store.kept[0].slots == (60,)
+
+
+def test_a_record_too_long_for_a_message_goes_as_otlp(receiver, store):
+    sender = sender_to(receiver.port, OtapSenderSettings(payload_compression="none", message_bytes_max=65_536))
+    request = log_request("x" * 200_000)
+    assert sender.send("logs", request).outcome == "confirmed"
+    sender.close()
+    assert store.kept[0].slots == (60,)
+
+
+def test_a_closed_sender_sends_nothing(sender):
+    sender.close()
+    assert sender.send("logs", LOGS).reason == "CLOSED"
+
+
+def test_without_a_status_in_time_it_counts_as_to_be_sent_again(store):
+    store.sync_gate = threading.Event()
+    with OtapGrpcReceiver(store, SETTINGS) as receiver:
+        sender = sender_to(receiver.port, timeout_s=0.2)
+        reply = sender.send("logs", LOGS)
+        assert (reply.outcome, reply.reason) == ("retry", "DEADLINE_EXCEEDED")
+        store.sync_gate.set()
+        sender.close()
+
+
+@pytest.mark.parametrize("wrong", [{"payload_compression": "lz4"}, {"stream_lifetime_s": 0}, {"message_bytes_max": 1}])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(SettingsInvalid):
+        OtapSenderSettings(**wrong)
+
+
+# -- a far side that behaves otherwise ----------------------------------------------------------------------
+
+
+class OddReceiver:
+    """An OTAP server whose streams do what *serve* says; unary OTLP requests are kept."""
+
+    def __init__(self, serve: Callable[[Any, Any], Any]) -> None:
+        self.requests: list[bytes] = []
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        _, service, method = SIGNALS["logs"].service.split("/")
+        streams = {method: grpc.stream_stream_rpc_method_handler(serve)}
+        unary = {"Export": grpc.unary_unary_rpc_method_handler(self._export)}
+        self._server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler(service, streams),
+                grpc.method_handlers_generic_handler(SERVICES["logs"], unary),
+            ]
+        )
+
+    def _export(self, request: bytes, _context: Any) -> bytes:
+        self.requests.append(request)
+        return b""
+
+    def __enter__(self) -> Self:
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        self.sender = sender_to(self.port)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.sender.close()
+        self._server.stop(None).wait()
+
+
+def ids_of(messages) -> Any:
+    return (decode_records(message).batch_id for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (StatusCode.INVALID_ARGUMENT, "refused"),
+        (StatusCode.UNAVAILABLE, "retry"),
+        (StatusCode.RESOURCE_EXHAUSTED, "retry"),
+        (StatusCode.ABORTED, "retry"),
+        (StatusCode.PERMISSION_DENIED, "refused"),
+        (2, "refused"),
+    ],
+)
+def test_what_each_status_means(code, outcome):
+    def serve(messages, _context):
+        for batch_id in ids_of(messages):
+            yield encode_status(BatchStatus(batch_id, code, "why"))
+
+    with OddReceiver(serve) as odd:
+        reply = odd.sender.send("logs", LOGS)
+    assert (reply.outcome, reply.message) == (outcome, "why")
+
+
+def test_statuses_that_nobody_waits_for_are_passed_over():
+    def serve(messages, _context):
+        for batch_id in ids_of(messages):
+            yield encode_status(BatchStatus(99, StatusCode.INVALID_ARGUMENT))
+            yield encode_status(BatchStatus(batch_id, StatusCode.OK))
+            yield encode_status(BatchStatus(batch_id, StatusCode.UNAVAILABLE))
+
+    with OddReceiver(serve) as odd:
+        assert odd.sender.send("logs", LOGS).outcome == "confirmed"
+
+
+def test_bytes_that_are_no_status_end_the_stream_and_nothing_is_confirmed():
+    def serve(messages, _context):
+        next(messages)
+        yield b"\xff\xff"
+
+    with OddReceiver(serve) as odd:
+        assert odd.sender.send("logs", LOGS).outcome == "retry"
+
+
+def test_streams_that_end_without_an_answer_are_not_opened_for_ever():
+    opened = []
+
+    def serve(messages, _context):
+        opened.append(next(messages))
+        return iter(())
+
+    with OddReceiver(serve) as odd:
+        reply = odd.sender.send("logs", LOGS)
+    assert (reply.outcome, len(opened)) == ("retry", 3)
+
+
+def test_a_batch_that_a_far_side_chokes_on_goes_as_otlp():
+    """It ends the stream and says no status: sent again the same way, it would be so for ever."""
+
+    def serve(messages, context):
+        next(messages)
+        context.abort(grpc.StatusCode.INTERNAL, "unknown payload type")
+
+    with OddReceiver(serve) as odd:
+        assert odd.sender.send("logs", LOGS).outcome == "confirmed"
+        assert odd.requests == [LOGS]
+
+
+def test_a_stream_that_is_not_let_in_is_refused_or_kept_as_set():
+    def serve(_messages, context):
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you")
+
+    with OddReceiver(serve) as odd:
+        assert odd.sender.send("logs", LOGS).outcome == "refused"
+        keeping = sender_to(odd.port, denied="retry")
+        assert keeping.send("logs", LOGS).outcome == "retry"
+        keeping.close()

@@ -1,0 +1,124 @@
+"""
+Whole requests and tables in a store's slots give the same rows of a view.
+"""
+
+import pyarrow as pa
+import pytest
+from otap_random import random_request
+from otap_ways import CASES, VECTORS, VIEW_OF, bytes_of, weighed
+
+from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
+from quiver.errors import BundleInvalid
+from quiver.otap import (
+    StoredTables,
+    StreamDecoder,
+    decode_groups,
+    from_otlp,
+    slots_of_view,
+    split_stored,
+    stored_requests,
+    view,
+)
+from quiver.otap.columnar_tables import decode_tables
+from quiver.otap.tables_from_otlp import tables_of_request
+from quiver.primitives.scan import Damage
+
+SAMPLES = sorted((VECTORS / "otlp").glob("*.pb"))
+
+
+def whole(data: bytes, signal: str) -> Bundle:
+    return Bundle({OTLP_SLOTS[signal]: pa.RecordBatch.from_arrays([pa.array([data])], schema=OTLP_SCHEMA)})
+
+
+def same_rows(data: bytes, signal: str) -> int:
+    requests = view(whole(data, signal), signal)
+    bundles = from_otlp(data, signal)
+    stored = [StoredTables(bundle.batches, signal) for bundle in bundles]
+    for groups in (
+        decode_groups([tables.request() for tables in stored], signal),
+        decode_groups(stored, signal),
+    ):
+        batches = [group.batch for group in groups if not group.bad]
+        assert pa.Table.from_batches(batches, requests.schema).to_pylist() == requests.to_pylist()
+    return requests.num_rows
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_samples_give_equal_rows(path):
+    same_rows(path.read_bytes(), path.name.partition("_")[0])
+
+
+@pytest.mark.parametrize("case", ["logs_anyvalue", "traces_rich", "metrics_all_kinds", "logs_sdk", "metrics_sdk"])
+def test_recorded_requests_give_equal_rows(case):
+    for name in CASES[case]["otlp"][:3]:
+        assert same_rows(bytes_of(name), CASES[case]["signal"])
+
+
+@pytest.mark.parametrize("case", ["logs_anyvalue", "logs_sdk", "traces_rich", "traces_sdk"])
+def test_records_and_spans_need_no_request_in_between(case):
+    """Whatever their values are: only a key that is twice in one map takes the way around."""
+    for name in CASES[case]["otlp"]:
+        for bundle in from_otlp(bytes_of(name), CASES[case]["signal"]):
+            found = decode_tables(bundle.batches, VIEW_OF[CASES[case]["signal"]])
+            for column in found.makers.values():
+                column()
+
+
+@pytest.mark.parametrize("case", weighed("logs_dict_reset", "metrics_growing", "logs_schema_changes"))
+def test_what_came_over_a_stream_gives_the_rows_of_its_request(case):
+    """Sorted by others, with nulls and shared scope ids."""
+    decoder = StreamDecoder(case["signal"])
+    for name in case["otap"]:
+        stored = StoredTables(decoder.decode(bytes_of(name)).tables, case["signal"])
+        (direct,), (around,) = (list(decode_groups([what], case["signal"])) for what in (stored, stored.request()))
+        assert sorted(map(repr, direct.batch.to_pylist())) == sorted(map(repr, around.batch.to_pylist()))
+
+
+@pytest.mark.parametrize("signal", ["logs", "traces", "metrics"])
+def test_random_requests_give_equal_rows(signal):
+    compared = 0
+    for seed in range(60):
+        data = random_request("spans" if signal == "traces" else signal, seed)
+        if not isinstance(tables_of_request(data, signal), Damage):
+            compared += same_rows(data, signal)
+    assert compared
+
+
+def test_a_bundle_of_both_kinds_gives_the_rows_of_both():
+    data = bytes_of(CASES["logs_sdk"]["otlp"][0])
+    (tables,) = from_otlp(data, "logs")
+    rows = view(whole(data, "logs"), "logs").to_pylist()
+    both = Bundle({**tables.batches, **whole(data, "logs").batches})
+    assert view(both, "logs").to_pylist() == rows + rows
+
+
+def test_slots_that_no_view_shows_stay_as_they_are():
+    data = bytes_of(CASES["logs_sdk"]["otlp"][0])
+    (tables,) = from_otlp(data, "logs")
+    other = pa.RecordBatch.from_pydict({"id": [1]})
+    shown, rest = split_stored({**tables.batches, 7: other, 40: other, 61: whole(b"", "traces")[61]})
+    assert rest == {7: other, 40: other}
+    assert {view: len(found) for view, found in shown.items()} == {"logs": 1, "spans": 1}
+
+
+def test_tables_of_another_signal_are_passed_over():
+    (tables,) = from_otlp(bytes_of(CASES["logs_sdk"]["otlp"][0]), "logs")
+    assert list(stored_requests(tables.batches, "metrics")) == []
+    assert view(tables, "spans").num_rows == 0
+    assert set(tables.slots) <= set(slots_of_view("logs"))
+
+
+def test_unsound_tables_are_told_and_the_others_give_rows():
+    data = bytes_of(CASES["logs_sdk"]["otlp"][0])
+    broken = Bundle({30: pa.RecordBatch.from_pydict({"id": ["a"], "resource": [{"id": 0}]})})
+    with pytest.raises(BundleInvalid, match="request 0 of the bundle: LOGS: column id is string"):
+        view(broken, "logs")
+    good = list(stored_requests(whole(data, "logs").batches, "logs"))
+    (group,) = decode_groups([*stored_requests(broken.batches, "logs"), *good], "logs")
+    assert [index for index, _ in group.bad] == [0]
+    assert group.batch.num_rows == group.rows[1] > 0
+    before, told, after = decode_groups([*good, StoredTables(broken.batches, "logs"), *good], "logs")
+    assert (before.first, told.first, after.first) == (0, 1, 2)
+    assert "column id is string" in told.bad[0][1]
+    assert told.batch.num_rows == 0
+    assert before.batch.equals(after.batch)

@@ -1,0 +1,72 @@
+"""
+The port of a running pipeline that answers Prometheus.
+"""
+
+import urllib.error
+import urllib.request
+
+import pyarrow as pa
+import pytest
+
+import quiver
+from quiver.errors import RetryLater
+from quiver.metrics import METRICS
+from quiver.pipeline.metrics_endpoint import MetricsEndpoint
+from quiver.store.opening import open_store
+
+
+def fetch(address):
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def values(text):
+    return dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+
+
+@pytest.fixture
+def endpoint():
+    made = MetricsEndpoint("127.0.0.1:0")
+    yield made
+    made.stop()
+
+
+def test_it_serves_counters_latencies_and_gauges(endpoint, tmp_path):
+    """After a durable bundle, a sealed segment and a subscriber that lags, a scrape has all of it, with its words."""
+    with open_store(tmp_path / "d", observer=endpoint.observer, background=False) as store:
+        endpoint.start(store)
+        store.register("slow", start="earliest")
+        store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1, 2]})}), durable=True)
+        store.flush()
+        text = fetch(endpoint.address)
+
+    found = values(text)
+    assert float(found["quiver_wal_fsync_duration_seconds_count"]) == 1
+    assert float(found["quiver_segment_sealed_total"]) == 1
+    assert float(found["quiver_segment_count"]) == 1
+    assert float(found['quiver_subscriber_lag_bundles{subscriber="slow"}']) == 1
+    assert float(found["quiver_ingest_throttle_total"]) == 0
+    for metric in METRICS:
+        if metric.name.replace(".", "_") in found:
+            assert metric.meaning in text
+
+
+def test_a_port_that_is_taken_is_said_so(endpoint, tmp_path):
+    """With the address; what held it goes on."""
+    with open_store(tmp_path / "d", background=False) as store:
+        endpoint.start(store)
+        other = MetricsEndpoint(endpoint.address)
+        with pytest.raises(RetryLater, match=endpoint.address):
+            other.start(store)
+        other.stop()
+        assert "quiver_wal_files" in fetch(endpoint.address)
+
+
+def test_after_stop_nobody_answers(endpoint, tmp_path):
+    """Stopping twice is fine."""
+    with open_store(tmp_path / "d", background=False) as store:
+        endpoint.start(store)
+        endpoint.stop()
+        endpoint.stop()
+        with pytest.raises(urllib.error.URLError):
+            fetch(endpoint.address)

@@ -1,0 +1,132 @@
+"""
+OTLP in JSON becomes the protobuf that says the same, by the rules of the OTLP specification.
+"""
+
+import json
+
+import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from quiver.primitives.scan import Damage
+from quiver.receivers.otlp_json import request_from_json
+
+TRACE, SPAN = "5B8EFFF798038103D269B633813FC60C", "eee19b7ec3c1b174"
+
+
+def logs(record: dict, **more) -> bytes:
+    scope = {"logRecords": [record]}
+    return json.dumps({"resourceLogs": [{"scopeLogs": [scope]}], **more}).encode()
+
+
+def read(data: bytes):
+    written = request_from_json(data, "logs")
+    assert isinstance(written, bytes), written
+    return ExportLogsServiceRequest.FromString(written).resource_logs[0].scope_logs[0].log_records[0]
+
+
+def test_the_example_of_the_specification_for_spans():
+    span = {
+        "traceId": TRACE, "spanId": SPAN, "parentSpanId": "EEE19B7EC3C1B173", "name": "I'm a server span",
+        "startTimeUnixNano": "1544712660000000000", "endTimeUnixNano": 1544712661000000000, "kind": 2,
+        "attributes": [{"key": "my.span.attr", "value": {"stringValue": "some value"}}],
+        "links": [{"traceId": TRACE, "spanId": SPAN}], "status": {"code": 2},
+    }  # fmt: skip
+    document = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+    found = ExportTraceServiceRequest.FromString(request_from_json(json.dumps(document).encode(), "traces"))
+    read_span = found.resource_spans[0].scope_spans[0].spans[0]
+    assert read_span.trace_id.hex().upper() == TRACE
+    assert (read_span.span_id.hex(), read_span.parent_span_id.hex()) == (SPAN, "eee19b7ec3c1b173")
+    assert (read_span.links[0].trace_id.hex().upper(), read_span.links[0].span_id.hex()) == (TRACE, SPAN)
+    assert (read_span.kind, read_span.status.code) == (2, 2)
+    assert read_span.end_time_unix_nano - read_span.start_time_unix_nano == 10**9
+
+
+def test_ids_of_exemplars_are_hexadecimal_in_every_kind_of_metric():
+    exemplar = {"traceId": TRACE, "spanId": SPAN, "asDouble": "NaN"}
+    points = {"dataPoints": [{"exemplars": [exemplar]}]}
+    kinds = ("gauge", "sum", "histogram", "exponentialHistogram")
+    document = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": kind, kind: points} for kind in kinds]}]}]}
+    found = ExportMetricsServiceRequest.FromString(request_from_json(json.dumps(document).encode(), "metrics"))
+    for metric in found.resource_metrics[0].scope_metrics[0].metrics:
+        (point,) = getattr(metric, metric.WhichOneof("data")).data_points
+        assert point.exemplars[0].trace_id.hex().upper() == TRACE
+        assert point.exemplars[0].as_double != point.exemplars[0].as_double
+
+
+def test_values_of_every_kind():
+    values = [
+        {"stringValue": "ü"}, {"boolValue": True}, {"intValue": "-9223372036854775808"}, {"intValue": 5},
+        {"doubleValue": 0.5}, {"doubleValue": "-Infinity"}, {"bytesValue": "AAH/"}, {},
+        {"arrayValue": {"values": [{"intValue": 1}]}},
+        {"kvlistValue": {"values": [{"key": "traceId", "value": {"stringValue": "not an id"}}]}},
+    ]  # fmt: skip
+    record = read(logs({"body": {"arrayValue": {"values": values}}, "severityNumber": 9}))
+    found = record.body.array_value.values
+    assert [value.WhichOneof("value") for value in found] == [
+        "string_value", "bool_value", "int_value", "int_value", "double_value", "double_value", "bytes_value", None,
+        "array_value", "kvlist_value",
+    ]  # fmt: skip
+    assert found[2].int_value == -(2**63)
+    assert found[6].bytes_value == b"\x00\x01\xff"
+    assert found[9].kvlist_value.values[0].value.string_value == "not an id"
+
+
+def test_unknown_keys_are_ignored_wherever_they_are_and_whatever_they_hold():
+    record = {"body": {"stringValue": "x"}, "new": {"traceId": "no hex", "deep": [1, None]}, "severityText": None}
+    assert read(logs(record, alsoNew=[{"spanId": "zz"}])).body.string_value == "x"
+    assert read(logs({"traceId": None, "spanId": ""})).trace_id == b""
+
+
+def test_names_of_fields_as_protobuf_spells_them_are_read_too():
+    data = {"resource_logs": [{"scope_logs": [{"log_records": [{"trace_id": TRACE, "severity_number": 9}]}]}]}
+    record = read(json.dumps(data).encode())
+    assert (record.trace_id.hex().upper(), record.severity_number) == (TRACE, 9)
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"[]", b"null", b"1", b"{", b"\xff", b'{"resourceLogs": 5}', b'{"resourceLogs": [5]}',
+    b'{"resourceLogs": [{"scopeLogs": {"logRecords": []}}]}',
+    logs({"traceId": "xyz"}), logs({"traceId": "abc"}), logs({"traceId": 5}), logs({"spanId": [SPAN]}),
+    logs({"timeUnixNano": -1}), logs({"timeUnixNano": "x"}), logs({"timeUnixNano": 2**64}), logs({"flags": 0.5}),
+    logs({"body": {"stringValue": "a", "intValue": 1}}), logs({"body": {"bytesValue": "A"}}),
+    logs({"body": {"stringValue": "\ud800"}}), logs({"body": {"stringValue": 5}}),
+    b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": NaN}]}]}]}',
+    b'{"a":' * 100_000, b"[" * 1_000_000, b'{"a": ' + b"1" * 10_000 + b"}",
+    logs({"body": json.loads('{"arrayValue": {"values": [' * 200 + "]}}" * 200)}),
+])  # fmt: skip
+def test_what_is_no_request_is_damage(data):
+    answer = request_from_json(data, "logs")
+    assert isinstance(answer, Damage), answer
+    assert answer.reason.startswith("not an ExportLogsServiceRequest in JSON: ")
+    assert len(answer.reason) < 300
+
+
+@pytest.mark.parametrize("piece", [b"{},", b"[],", b'{"scopeLogs":[]},'])
+def test_a_small_text_cannot_ask_for_much_memory(piece):
+    bomb = b'{"resourceLogs": [' + piece * 200_000 + b"{}]}"
+    answer = request_from_json(bomb, "logs")
+    assert isinstance(answer, Damage)
+    assert "more than 200000 objects and lists" in answer.reason
+
+
+def test_every_cut_is_damage_and_every_changed_byte_gives_an_answer():
+    data = logs({"traceId": TRACE, "body": {"stringValue": "x"}, "timeUnixNano": "5"})
+    for end in range(len(data)):
+        assert isinstance(request_from_json(data[:end], "logs"), Damage)
+    for at in range(len(data)):
+        for byte in b'"{}[]:,0 \\\x00\xff':
+            changed = data[:at] + bytes([byte]) + data[at + 1 :]
+            assert isinstance(request_from_json(changed, "logs"), (bytes, Damage))
+
+
+def test_what_protobufs_own_json_writes_is_read_back_when_ids_are_hexadecimal():
+    request = ExportLogsServiceRequest()
+    record = request.resource_logs.add(schema_url="u").scope_logs.add().log_records.add()
+    record.attributes.add(key="k").value.double_value = float("inf")
+    record.observed_time_unix_nano = 2**64 - 1
+    record.dropped_attributes_count = 3
+    data = json_format.MessageToJson(request).encode()
+    assert ExportLogsServiceRequest.FromString(request_from_json(data, "logs")) == request

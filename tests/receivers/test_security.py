@@ -1,0 +1,259 @@
+"""
+A port that others can reach is closed to strangers; credentials are compared whole, and follow their files.
+"""
+
+import base64
+import hmac
+import ssl
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from certificates import install
+
+from quiver.errors import SettingsInvalid
+from quiver.observe import InMemoryObserver
+from quiver.receivers import security
+from quiver.receivers.security import (
+    Authenticator,
+    AuthSettings,
+    SecuritySettings,
+    TlsSettings,
+    check_exposure,
+    is_loopback,
+    server_context,
+    warn_of_exposure,
+)
+from quiver.receivers.settings import OtlpSettings
+
+TLS = TlsSettings("cert.pem", "key.pem")
+MUTUAL = TlsSettings("cert.pem", "key.pem", "ca.pem")
+AUTH = AuthSettings(tokens=("t0ken",))
+
+
+class Events(InMemoryObserver):
+    """
+    Keeps events, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[str, dict]] = []
+
+    def event(self, name, *, level=0, **attributes):
+        self.events.append((name, attributes))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.events]
+
+
+@pytest.fixture
+def events():
+    return Events()
+
+
+@pytest.mark.parametrize(("host", "expected"), [
+    ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("LOCALHOST", True),
+    ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("fe80::1%eth0", False), ("example.com", False),
+    ("localhost.example.com", False), ("", False),
+])  # fmt: skip
+def test_only_this_machine_can_reach_a_loopback_address(host, expected):
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(("tls", "auth", "missing"), [
+    (None, None, "tls and auth (or tls.client_ca_file)"),
+    (TLS, None, "auth (or tls.client_ca_file)"),
+    (None, AUTH, "tls"),
+    (TLS, AUTH, ""),
+    (MUTUAL, None, ""),
+])  # fmt: skip
+def test_an_address_that_others_can_reach_needs_tls_and_knows_its_clients(tls, auth, missing):
+    protected = SecuritySettings(tls=tls, auth=auth)
+    for address in ("0.0.0.0:4317", "[::]:4317", "example.com:4317"):
+        if missing:
+            with pytest.raises(SettingsInvalid) as caught:
+                OtlpSettings(listening_addr=address, security=protected)
+            assert f"so it needs {missing};" in str(caught.value)
+            assert "insecure: true" in str(caught.value)
+            OtlpSettings(listening_addr=address, security=SecuritySettings(tls=tls, auth=auth, insecure=True))
+        else:
+            OtlpSettings(listening_addr=address, security=protected)
+    check_exposure("127.0.0.1", protected)
+
+
+def test_what_is_open_to_others_is_told_loudly_and_nothing_else_is(events):
+    open_to_all = SecuritySettings(insecure=True)
+    warn_of_exposure("127.0.0.1:1", "127.0.0.1", open_to_all, events)
+    warn_of_exposure("0.0.0.0:1", "0.0.0.0", SecuritySettings(tls=TLS, auth=AUTH, insecure=True), events)
+    assert events.events == []
+    warn_of_exposure("0.0.0.0:1", "0.0.0.0", open_to_all, events)
+    ((name, told),) = events.events
+    assert name == "quiver.receiver.insecure"
+    assert told == {"address": "0.0.0.0:1", "missing": "tls and auth (or tls.client_ca_file)"}
+
+
+def basic(text: str | bytes) -> str:
+    return "Basic " + base64.b64encode(text if isinstance(text, bytes) else text.encode()).decode()
+
+
+def test_only_the_whole_credential_lets_in(events):
+    settings = AuthSettings(tokens=("t0ken", "second"), users={"ada": "p:w ü"})
+    door = Authenticator(settings, events)
+    for good in ("Bearer t0ken", "bearer second", "BEARER  second ", basic("ada:p:w ü"), b"Bearer t0ken"):
+        assert door.check([good]), good
+    for bad in ("", "Bearer", "Bearer ", "Bearer t0ke", "Bearer t0kenn", "Bearer T0KEN", "t0ken", "Basic t0ken",
+                basic("ada:"), basic("ada"), basic(""), basic("ada:p:w"), basic(":p:w ü"), "Basic !!!", "Basic \udcff",
+                "Bearer ada:p:w ü", basic("t0ken"), "Digest t0ken", "Bearer t0ken, Bearer t0ken"):  # fmt: skip
+        assert not door.check([bad]), bad
+    assert not door.check([])
+    assert not door.check(["Bearer t0ken", "Bearer t0ken"])  # which of the two would another server have looked at?
+    assert door.challenge == 'Bearer, Basic realm="quiver", charset="UTF-8"'
+
+
+def test_every_credential_is_compared_in_constant_time_whichever_fits(events, monkeypatch):
+    compared: list[tuple[int, int]] = []
+
+    def counted(a, b):
+        compared.append((len(a), len(b)))
+        return hmac.compare_digest(a, b)
+
+    monkeypatch.setattr(security, "hmac", SimpleNamespace(compare_digest=counted))
+    door = Authenticator(AuthSettings(tokens=("first", "a" * 500, "third")), events)
+    for shown in ("Bearer first", "Bearer third", "Bearer " + "a" * 499, "nonsense", ""):
+        compared.clear()
+        door.check([shown])
+        # All of them, though the first one fits, and lengths of digests, not of tokens.
+        assert compared == [(32, 32)] * 3
+
+
+def test_secrets_are_in_no_text_of_the_settings(events):
+    settings = AuthSettings(tokens=("s3cret",), users={"ada": "s3cret"})
+    assert "s3cret" not in repr(settings)
+    assert "s3cret" not in repr(SecuritySettings(auth=settings))
+    assert "s3cret" not in repr(vars(Authenticator(settings, events)))
+    for wrong in ({"tokens": ("s3cret ",)}, {"users": {"": "s3cret"}}, {"tokens": ("",)}, {"users": {"a:b": "s3cret"}}):
+        with pytest.raises(SettingsInvalid) as caught:
+            AuthSettings(**wrong)
+        assert "s3cret" not in str(caught.value)
+
+
+def test_auth_without_a_credential_is_refused(tmp_path, events):
+    with pytest.raises(SettingsInvalid, match="no token, no user"):
+        AuthSettings()
+    missing = tmp_path / "missing"
+    with pytest.raises(SettingsInvalid, match="cannot read .*missing"):
+        Authenticator(AuthSettings(token_file=str(missing)), events)
+    empty = tmp_path / "empty"
+    empty.write_text(" \n\n")
+    with pytest.raises(SettingsInvalid, match="nobody could get in"):
+        Authenticator(AuthSettings(user_file=str(empty)), events)
+    broken = tmp_path / "broken"
+    broken.write_text("ada\n")
+    with pytest.raises(SettingsInvalid, match="name:password"):
+        Authenticator(AuthSettings(user_file=str(broken)), events)
+    broken.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsInvalid, match="not UTF-8"):
+        Authenticator(AuthSettings(token_file=str(broken)), events)
+    broken.write_bytes(b"x" * (1024 * 1024 + 1))
+    with pytest.raises(SettingsInvalid, match="larger than"):
+        Authenticator(AuthSettings(token_file=str(broken)), events)
+
+
+def test_credentials_follow_their_files_and_a_bad_file_changes_nothing(tmp_path, events):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("old\nolder\n")
+    users = tmp_path / "users"
+    users.write_text("ada:lovelace\n")
+    door = Authenticator(AuthSettings(token_file=str(tokens), user_file=str(users)), events)
+    assert door.check(["Bearer old"])
+    assert door.check([basic("ada:lovelace")])
+    replaced = tmp_path / "new"
+    replaced.write_text("new\n")
+    replaced.rename(tokens)
+    assert not door.check(["Bearer old"])
+    assert door.check(["Bearer new"])
+    assert events.names == ["quiver.receiver.reloaded"]
+    tokens.unlink()
+    assert door.check(["Bearer new"])
+    assert door.check(["Bearer new"])
+    assert events.names[1:] == ["quiver.receiver.reload_failed"]  # told once
+    tokens.write_text("newest\n")
+    assert door.check(["Bearer newest"])
+    assert not door.check(["Bearer new"])
+
+
+# ── TLS files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_files_that_are_no_certificate_and_its_key_are_refused(tmp_path, authority, server_files, client_files, events):
+    cert, key = map(str, server_files)
+    junk = tmp_path / "junk.pem"
+    junk.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
+    locked = tmp_path / "locked.key"
+    make = ["openssl", "ec", "-in", key, "-aes128", "-passout", "pass:x", "-out", str(locked)]
+    subprocess.run(make, check=True, capture_output=True)
+    for tls in (
+        TlsSettings(cert, str(client_files[1])),
+        TlsSettings(str(junk), key),
+        TlsSettings(cert, str(locked)),
+        TlsSettings(cert, key, str(junk)),
+        TlsSettings(str(tmp_path / "missing"), key),
+        TlsSettings(cert, key, str(tmp_path / "missing")),
+    ):
+        with pytest.raises(SettingsInvalid, match=r"tls\."):
+            server_context(tls, events)
+    assert isinstance(server_context(TlsSettings(cert, key, str(authority.cert)), events), ssl.SSLContext)
+
+
+def handshake(context: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
+    """
+    Return the server's certificate as the client saw it.
+    """
+    pipes = [ssl.MemoryBIO() for _ in range(4)]
+    server_side = context.wrap_bio(pipes[0], pipes[1], server_side=True)
+    client_side = client.wrap_bio(pipes[2], pipes[3], server_hostname="localhost")
+    done = set()
+    while len(done) < 2:
+        for side, out, to in ((client_side, pipes[3], pipes[0]), (server_side, pipes[1], pipes[2])):
+            try:
+                side.do_handshake()
+                done.add(side)
+            except ssl.SSLWantReadError:
+                pass
+            to.write(out.read())
+    return client_side.getpeercert(binary_form=True)
+
+
+def test_a_certificate_replaced_midway_is_never_half_taken(tmp_path, authority, server_files, events):
+    target = (tmp_path / "cert.pem", tmp_path / "key.pem")
+    install(server_files, target)
+    context = server_context(TlsSettings(*map(str, target)), events)
+    client = ssl.create_default_context(cafile=str(authority.cert))
+    first = handshake(context, client)
+    second = authority.issue("second")
+    install((second[0],), target[:1])  # the key is still the first one's
+    assert handshake(context, client) == first
+    assert events.names == ["quiver.receiver.reload_failed"]
+    assert handshake(context, client) == first
+    install((second[1],), target[1:])
+    assert handshake(context, client) != first
+    assert events.names == ["quiver.receiver.reload_failed", "quiver.receiver.reloaded"]
+
+
+def test_an_authority_that_was_taken_out_of_the_file_lets_nobody_in(
+    tmp_path, authority, other_authority, server_files, client_files, events
+):
+    trusted = tmp_path / "ca.pem"
+    trusted.write_bytes(authority.cert.read_bytes())
+    context = server_context(TlsSettings(*map(str, server_files), str(trusted)), events)
+    client = ssl.create_default_context(cafile=str(authority.cert))
+    client.load_cert_chain(*client_files)
+    handshake(context, client)
+    trusted.write_bytes(other_authority.cert.read_bytes())
+    with pytest.raises(ssl.SSLError):
+        handshake(context, client)
+    client = ssl.create_default_context(cafile=str(authority.cert))
+    client.load_cert_chain(*other_authority.issue("client"))
+    handshake(context, client)
