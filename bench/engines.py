@@ -23,7 +23,7 @@ from report import Result, machine, noise, ratios, run_rounds_of_several, write_
 
 HERE = Path(__file__).parent
 RUST_ENGINE = HERE / "rivals" / "rust_engine" / "target" / "release" / "rust-engine"
-STORE, RIVAL = "Quiver", "Rust engine"
+STORE, RIVAL, BATCHES = "Quiver", "Rust engine", "Quiver, 256 at once"
 
 ROWS = (10, 100, 1_000, 8_192)
 MODES = {"wal": "log, 25 ms", "synced": "log, synced each", "segment_only": "segment only"}
@@ -54,14 +54,13 @@ def engines() -> dict[str, list[str]]:
     return found
 
 
-def ingesting(engine: list[str], mode: str, rows: int, bundles: int) -> Run:
+def ingesting(engine: list[str], mode: str, rows: int, bundles: int, word: str = "bench") -> Run:
     def run(directory: Path) -> dict[str, float]:
-        found = ask(engine, "bench", mode, str(rows), str(bundles), str(directory / "store"))
+        found = ask(engine, word, mode, str(rows), str(bundles), str(directory / "store"))
         if (found["delivered"], found["rows"]) != (bundles, bundles * rows):
             sys.exit(f"{engine[-1]}: {found} where {bundles} bundles of {rows} rows were taken in")
-        rates = {"ingest": bundles / found["total_s"], "deliver": bundles / found["deliver_s"]}
-        # The Rust engine has no call for many at once: its rate is that of one by one.
-        return {**rates, "batches": bundles / found.get("batches_s", found["deliver_s"])}
+        deliver = {"deliver": bundles / found["deliver_s"]}
+        return deliver if word == "batches" else {"ingest": bundles / found["total_s"], **deliver}
 
     return run
 
@@ -82,6 +81,8 @@ def reopening(engine: list[str], rows: int, bundles: int) -> Run:
 
 def lines_of(what: str, rows: int, found: dict[str, Result], unit: str) -> Iterator[str]:
     for name, result in found.items():
+        if not result.rates:  # it does not do this
+            continue
         median, low, high = ratios(result, found.get(RIVAL, result))
         yield (
             f"| {what} | {rows:,} | {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} {unit} | "
@@ -94,13 +95,11 @@ def scenarios(known: dict[str, list[str]], scale: int, chosen: list[int]) -> Ite
         for rows in chosen:
             bundles = BUNDLES[mode][rows] // scale
             runs = {name: ingesting(engine, mode, rows, bundles) for name, engine in known.items()}
+            # The Rust engine has no call for many at once. A turn of its own: who reads first pays for checksums.
+            runs[BATCHES] = ingesting(known[STORE], mode, rows, bundles, "batches")
             yield (
                 runs,
-                [
-                    ("ingest", words, rows, "bundles/s"),
-                    ("deliver", f"deliver and ack, {words}", rows, "bundles/s"),
-                    ("batches", f"the same in batches, {words}", rows, "bundles/s"),
-                ],
+                [("ingest", words, rows, "bundles/s"), ("deliver", f"deliver and ack, {words}", rows, "bundles/s")],
             )
     for rows in chosen:
         runs = {name: reopening(engine, rows, REPLAYS[rows] // scale) for name, engine in known.items()}

@@ -19,12 +19,11 @@ from quiver.bundle import schema_fingerprint
 from quiver.errors import BundleInvalid
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, SLOT_HEAD, WalSlot
 from quiver.store.segment.accumulator import EncodedSlot, StreamSchema, check_schema, self_contained
-from quiver.store.segment.ipc_file import is_one_batch_message
+from quiver.store.segment.ipc_file import END_OF_STREAM, is_one_batch_message
 
 __all__ = ["EncodedBundle", "SlotEncoder", "slot_pieces", "write_slots"]
 
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-END_OF_STREAM = pa.py_buffer(_END_OF_STREAM)
+_END_OF_STREAM_BUFFER = pa.py_buffer(END_OF_STREAM)
 _SCHEMAS_PER_SLOT_MAX = 64
 _MESSAGE_HEAD = struct.Struct("<II")
 
@@ -73,7 +72,7 @@ def write_slots(slots: list[EncodedSlot], region: memoryview, at: int) -> None:
         if not stream.has_dictionaries:
             start = at
             at = start + len(END_OF_STREAM)
-            region[start:at] = END_OF_STREAM
+            region[start:at] = _END_OF_STREAM_BUFFER
 
 
 def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
@@ -86,7 +85,7 @@ def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
     head = bytearray(start + len(schema_message))
     SLOT_HEAD.pack_into(head, head_bytes, slot.slot, stream.fingerprint, slot.row_count, slot.payload_bytes)
     head[start:] = schema_message
-    return head, b"" if stream.has_dictionaries else _END_OF_STREAM
+    return head, b"" if stream.has_dictionaries else END_OF_STREAM
 
 
 class SlotEncoder:
@@ -143,10 +142,10 @@ class SlotEncoder:
             schema_end = _MESSAGE_HEAD.size
             if size > schema_end:
                 schema_end += _MESSAGE_HEAD.unpack_from(payload)[1]
-            if not 0 < schema_end < size or payload[size - len(_END_OF_STREAM) :] != _END_OF_STREAM:
+            if not 0 < schema_end < size or payload[size - len(END_OF_STREAM) :] != END_OF_STREAM:
                 return None
             stream = self._adopted(slot.slot, slot.fingerprint, payload[:schema_end])
-            message = payload[schema_end : size - len(_END_OF_STREAM)].cast("b")  # as the arena and pyarrow have it
+            message = payload[schema_end : size - len(END_OF_STREAM)].cast("b")  # as the arena and pyarrow have it
             if stream is None or not is_one_batch_message(message):
                 return None
             bitmap |= 1 << slot.slot

@@ -23,7 +23,7 @@ from typing import Any
 
 from quiver.store.segment.logged import loaded, prefix_of
 
-__all__ = ["HEAD_ALIGNMENT", "IpcFile", "assemble", "is_one_batch_message"]
+__all__ = ["END_OF_STREAM", "HEAD_ALIGNMENT", "IpcFile", "assemble", "is_one_batch_message"]
 
 MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"

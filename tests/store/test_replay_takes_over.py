@@ -1,0 +1,69 @@
+"""
+Replay takes over what the log has as it is; only what is laid out otherwise is decoded and serialised anew.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from quiver import Bundle, Settings
+from quiver import open as open_store
+from quiver.store import store as store_module
+from quiver.store.encode import SlotEncoder
+from quiver.store.format.wal_entry import WalSlot
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/replayed"
+PLAIN = pa.record_batch({"n": [1, 2, 3]})
+DICTIONARY = pa.record_batch({"word": pa.array(["a", "b", "a"]).dictionary_encode()})
+
+
+def logged(*batches: pa.RecordBatch) -> CrashFileSystem:
+    files = CrashFileSystem()
+    with open_store(ROOT, Settings(), files=files, clock=ManualClock(), background=False) as store:
+        for batch in batches:
+            store.ingest(Bundle({30: batch}), durable=True)
+        return files.clone_after_kill()
+
+
+def replayed(files: CrashFileSystem) -> list[pa.RecordBatch]:
+    with open_store(ROOT, Settings(), files=files, clock=ManualClock(), background=False) as store:
+        store.flush()
+        subscriber = store.register("all", start="earliest")
+        return [handle.bundle[30] for handle in subscriber.next_bundles(100, timeout=0)]
+
+
+def test_plain_entries_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(store_module, "decode_slots", refused)
+    assert replayed(logged(PLAIN, PLAIN.slice(1))) == [PLAIN, PLAIN.slice(1)]
+
+
+def test_what_is_decoded_comes_back_too() -> None:
+    """Dictionaries, and batches without a body."""
+    empty = PLAIN.slice(0, 0)
+    assert replayed(logged(DICTIONARY, PLAIN, empty)) == [DICTIONARY, PLAIN, empty]
+
+
+def stream(*batches: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def test_only_one_whole_batch_is_taken_over() -> None:
+    """No batch, two batches, a cut one and garbage are left to the decoder."""
+    whole = stream(PLAIN)
+    schema_only = PLAIN.schema.serialize().to_pybytes() + whole[-8:]
+    encoder = SlotEncoder()
+    for payload in (schema_only, stream(PLAIN, PLAIN), *(whole[:end] for end in range(len(whole))), b"\xff" * 64):
+        slot = WalSlot(30, bytes(32), 3, memoryview(payload))
+        assert encoder.adopt([slot]) is None
+    (slot,) = encoder.adopt([WalSlot(30, bytes(32), 3, memoryview(whole))]).slots
+    assert bytes(slot.message) == PLAIN.serialize().to_pybytes()
