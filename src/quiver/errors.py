@@ -6,17 +6,31 @@ Every error Quiver raises, named by what the caller should do.
     QuiverError
     ├── RetryLater                     nothing was kept; the same call may succeed later
     │   ├── AtCapacity                 full: `what` is full, `held_by` says who holds it
-    │   └── DirectoryInUse             another process owns the directory or the subscriber
+    │   ├── DirectoryInUse             another process owns the directory or the subscriber
+    │   ├── WouldBlock                 the append-only log cannot take it at this moment: `kind` says what to wait for
+    │   ├── ObjectsUnavailable         the object store failed or did not answer
+    │   └── MetadataUnavailable        the metadata store failed or did not answer
     ├── WrongUse                       fix the call
     │   ├── SettingsInvalid            a setting is out of range, or two contradict each other
     │   ├── BundleInvalid              the bundle cannot be stored as it is
     │   ├── PipelineInvalid            the pipeline file is wrong: path, line, suggestion
     │   ├── SubscriberUnknown          no subscriber of that name is registered
-    │   └── BundleUnavailable          that bundle is resolved, claimed elsewhere, or gone
+    │   ├── BundleUnavailable          that bundle is resolved, claimed elsewhere, or gone
+    │   ├── RecordInvalid              the record cannot be stored as it is: empty, or larger than a segment
+    │   ├── RecordUnknown              no record begins at that id, or it is retired
+    │   ├── ObjectMissing              the object store has no object of that name
+    │   ├── ObjectExists               the object store has one already, and was not to replace it
+    │   └── AccessRefused              the object or metadata store does not take these credentials
     ├── Damaged                        bytes on disk are not what was written: path, offset, reason
     │   ├── FormatUnsupported          written by a newer version, or by another adapter
     │   └── DataLoss                   data that a reader still needed is gone
+    ├── Fenced                         another owner took over: write nothing more, close
+    ├── NotYetDurable                  the record is written, and not yet synced: wait, never append it again
+    ├── RolloverFailed                 the segment is closed, but could not be sealed: nothing is lost, ask again
+    ├── PartlyKept                     there was no room for all of it: go on behind the first `rows_kept` rows
+    ├── SenderHalted                   a sender gave up: mend what `error` says, then `resume_after_halt`
     ├── StoreFailed                    a write or sync failed earlier: reopen to recover
+    ├── DeliveryHalted                 an exporter stopped as its policy says: see to the reason, start it again
     └── StoreClosed                    the object was closed
 
 A torn tail is not damage: recovery truncates it, counts it and goes on.
@@ -25,20 +39,34 @@ A torn tail is not damage: recovery truncates it, counts it and goes on.
 from __future__ import annotations
 
 __all__ = [
+    "AccessRefused",
     "AtCapacity",
     "BundleInvalid",
     "BundleUnavailable",
     "Damaged",
     "DataLoss",
+    "DeliveryHalted",
     "DirectoryInUse",
+    "Fenced",
     "FormatUnsupported",
+    "MetadataUnavailable",
+    "NotYetDurable",
+    "ObjectExists",
+    "ObjectMissing",
+    "ObjectsUnavailable",
+    "PartlyKept",
     "PipelineInvalid",
     "QuiverError",
+    "RecordInvalid",
+    "RecordUnknown",
     "RetryLater",
+    "RolloverFailed",
+    "SenderHalted",
     "SettingsInvalid",
     "StoreClosed",
     "StoreFailed",
     "SubscriberUnknown",
+    "WouldBlock",
     "WrongUse",
 ]
 
@@ -79,6 +107,45 @@ class DirectoryInUse(RetryLater):
         super().__init__(f"{path} is in use by {holder}; stop it first")
         self.path = path
         self.holder = holder
+
+
+class WouldBlock(RetryLater):
+    """
+    Nothing was written: the log cannot take it without waiting. `kind` names what must come first.
+
+    ========== ==================================================================================
+    kind       what to wait for
+    ========== ==================================================================================
+    admission  a writable segment: the next one is being made, or two are waiting to be sealed
+    rollover   the answer to a rollover that was asked for
+    hydration  a cold segment that is being brought back
+    flush      a flush: too much is not yet durable, or the last flush failed
+    tail       a reservation that is open at the end of the log
+    unknown    anything else
+    ========== ==================================================================================
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"would block: {kind}: {reason}")
+        self.kind = kind
+
+
+class ObjectsUnavailable(RetryLater):
+    """
+    The object store failed, or did not answer in time: `operation` on `key`. Whether a write took effect is unknown.
+    """
+
+    def __init__(self, operation: str, key: str, reason: str) -> None:
+        super().__init__(f"objects: {operation} {key}: {reason}")
+        self.operation = operation
+        self.key = key
+        self.reason = reason
+
+
+class MetadataUnavailable(RetryLater):
+    """
+    The metadata store failed, or did not answer in time. Whether a write took effect is unknown: read before repeating.
+    """
 
 
 class WrongUse(QuiverError):
@@ -123,6 +190,44 @@ class BundleUnavailable(WrongUse):
     """
 
 
+class RecordInvalid(WrongUse):
+    """
+    The record cannot be stored as it is: it is empty, or larger than a segment can hold. Nothing was written.
+    """
+
+
+class RecordUnknown(WrongUse):
+    """
+    No record begins at that id, or its segment was retired.
+    """
+
+
+class ObjectMissing(WrongUse):
+    """
+    The object store has no object named `key`.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"objects: there is no object {key}")
+        self.key = key
+
+
+class ObjectExists(WrongUse):
+    """
+    The object store has an object named `key` already, and the call was not to replace it.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"objects: there is an object {key} already")
+        self.key = key
+
+
+class AccessRefused(WrongUse):
+    """
+    The object or metadata store does not take these credentials, or they may not do this. Give it others.
+    """
+
+
 class Damaged(QuiverError):
     """
     Bytes on disk are not what was written.
@@ -149,10 +254,73 @@ class DataLoss(Damaged):
     """
 
 
+class Fenced(QuiverError):
+    """
+    Another owner took over `key` with a higher epoch. Write nothing more and close; what it writes now is the truth.
+    """
+
+    def __init__(self, key: str, *, epoch: int, owner: str, owner_epoch: int) -> None:
+        super().__init__(f"{key}: epoch {epoch} was fenced by {owner or 'nobody'}, which has epoch {owner_epoch}")
+        self.key = key
+        self.epoch = epoch
+        self.owner = owner
+        self.owner_epoch = owner_epoch
+
+
+class NotYetDurable(QuiverError):
+    """
+    The record `record_id` is written and can be read, but is not yet synced. Wait for it; never append it again.
+    """
+
+    def __init__(self, record_id: int, reason: str) -> None:
+        super().__init__(f"record {record_id} is written, but not yet durable: {reason}")
+        self.record_id = record_id
+
+
+class RolloverFailed(QuiverError):
+    """
+    The segment takes no more records, but it could not be sealed. Nothing is lost; asking again tries again.
+    """
+
+
+class PartlyKept(QuiverError):
+    """
+    There was no room for all rows of a table. The first `rows_kept` are kept: call again with the rest.
+    """
+
+    def __init__(self, rows_kept: int, reason: str) -> None:
+        super().__init__(f"{rows_kept} rows were kept; go on behind them: {reason}")
+        self.rows_kept = rows_kept
+
+
+class SenderHalted(QuiverError):
+    """
+    The server refused for good, or none answered in time. Nothing that was kept is lost.
+
+    `error` says what happened (a `quiver.qwp.SenderError`). Mend it, then call `resume_after_halt` or open again.
+    """
+
+    def __init__(self, error: object) -> None:
+        super().__init__(f"the sender has halted: {error}")
+        self.error = error
+
+
 class StoreFailed(QuiverError):
     """
     A write or a sync failed earlier; what the disk holds is unknown. Close, reopen, recover.
     """
+
+
+class DeliveryHalted(QuiverError):
+    """
+    An exporter met a bundle that it may neither deliver nor give up: `on_exhausted` is `halt`. Nothing is lost.
+    """
+
+    def __init__(self, exporter: str, bundle: str, reason: str) -> None:
+        super().__init__(f"{exporter} stopped at bundle {bundle}: {reason}")
+        self.exporter = exporter
+        self.bundle = bundle
+        self.reason = reason
 
 
 class StoreClosed(QuiverError):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Buffer", "File", "FileStat", "FileSystem", "Mapping"]
+__all__ = ["Buffer", "File", "FileStat", "FileSystem", "Mapping", "WriteMapping"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -69,6 +69,11 @@ class File(Protocol):
         Return the length in bytes.
         """
 
+    def map_write(self) -> WriteMapping:
+        """
+        Map the whole of a file whose blocks are reserved, for writing. The file stays open as long as it is mapped.
+        """
+
     def sync_data(self) -> None:
         """
         Make contents and length durable (fdatasync). After an error nothing may be assumed: never retry.
@@ -103,6 +108,36 @@ class Mapping(Protocol):
     def close(self) -> None:
         """
         Drop this reference; the pages go when the last view goes.
+        """
+
+
+class WriteMapping(Protocol):
+    """
+    A file written through memory: a store is visible to every reader at once, and durable after `sync`.
+
+    Its blocks must be reserved and it may not be cut short meanwhile: either would kill the process by a signal.
+    """
+
+    def view(self) -> memoryview:
+        """
+        Return the whole file as a writable view, without copying.
+        """
+
+    def touch(self, start: int, end: int) -> None:
+        """
+        Write the bytes from *start* to *end* again as they are, so that the next `sync` takes them to the disk.
+
+        After a sync that failed, the kernel may take pages for clean that never reached the disk.
+        """
+
+    def sync(self) -> None:
+        """
+        Make all that was stored durable. After an error nothing may be assumed: `touch`, then check, then sync.
+        """
+
+    def close(self) -> None:
+        """
+        Drop this reference; the pages go when the last view goes. Makes nothing durable.
         """
 
 

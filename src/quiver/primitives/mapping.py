@@ -4,16 +4,20 @@ Mapped files with an owned lifetime.
 `mmap.close()` fails while views of it exist, and a view kept past the unmapping would crash the process.
 Here nobody unmaps: the map is dropped by its last reference, be that the mapping, a view, or an Arrow
 buffer made from a view. The file may be closed and unlinked long before; its pages stay until then.
-Only files that never change may be mapped: a file cut short under its map kills the process by signal.
+Only files that never change may be mapped for reading: a file cut short under its map kills the process by signal.
+One that is mapped for writing must have its blocks, too: a store into a hole of a full disk ends the same way.
 """
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 
 from quiver.errors import StoreClosed
 
-__all__ = ["ReadMapping", "map_descriptor"]
+__all__ = ["MappedForWriting", "ReadMapping", "map_descriptor", "map_descriptor_for_writing"]
+
+_TOUCH_BYTES = 1 << 20
 
 
 class ReadMapping:
@@ -54,3 +58,68 @@ def map_descriptor(fd: int, size: int) -> ReadMapping:
     if size == 0:
         return ReadMapping(b"")  # an empty map is refused by the kernel
     return ReadMapping(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
+
+
+class MappedForWriting:
+    """
+    A writable mapping of a whole file. *sync* makes what was stored durable, given the pages.
+    """
+
+    __slots__ = ("_pages", "_sync")
+
+    def __init__(self, pages: mmap.mmap | bytearray, sync: Callable[[mmap.mmap | bytearray], None]) -> None:
+        self._pages: mmap.mmap | bytearray | None = pages
+        self._sync = sync
+
+    def _require(self) -> mmap.mmap | bytearray:
+        if self._pages is None:
+            raise StoreClosed("the mapping was closed")
+        return self._pages
+
+    def view(self) -> memoryview:
+        """
+        Return the whole file as a writable view, without copying. It outlives `close`.
+
+        Raises:
+            StoreClosed: after `close`.
+        """
+        return memoryview(self._require())
+
+    def touch(self, start: int, end: int) -> None:
+        """
+        Write the bytes from *start* to *end* again as they are, so that the next `sync` takes them to the disk.
+
+        Raises:
+            StoreClosed: after `close`.
+        """
+        pages = self._require()
+        for at in range(start, end, _TOUCH_BYTES):
+            stop = min(at + _TOUCH_BYTES, end)
+            pages[at:stop] = pages[at:stop]
+
+    def sync(self) -> None:
+        """
+        Make all that was stored durable. After an error nothing may be assumed: `touch`, then check, then sync.
+
+        Raises:
+            OSError: the disk refused.
+            StoreClosed: after `close`.
+        """
+        self._sync(self._require())
+
+    def close(self) -> None:
+        """
+        Drop this reference; the pages go when the last view goes. Idempotent. Makes nothing durable.
+        """
+        self._pages = None
+
+
+def map_descriptor_for_writing(fd: int, size: int, sync: Callable[[mmap.mmap | bytearray], None]) -> MappedForWriting:
+    """
+    Map *size* bytes of the open file *fd* for writing; *sync* makes its pages durable.
+
+    Raises:
+        OSError: the file cannot be mapped.
+        ValueError: the file is empty.
+    """
+    return MappedForWriting(mmap.mmap(fd, size, access=mmap.ACCESS_WRITE), sync)

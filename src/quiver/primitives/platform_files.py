@@ -47,6 +47,9 @@ class Platform(Protocol):
     iov_max: int
     """The most parts that one gathered write takes."""
 
+    maps_apart: bool
+    """Whether what was stored into a mapping reaches the file only by flushing the mapping first."""
+
     def pread(self, fd: int, size: int, offset: int, /) -> bytes:
         """
         Read up to *size* bytes at *offset*.
@@ -114,6 +117,7 @@ class LinuxFiles:
     """
 
     open_flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    maps_apart = False  # one page cache: fdatasync finds the pages that a mapping made dirty
     iov_max = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 
     # As they are, without a frame in between: the hottest path of every log ends here.
@@ -182,6 +186,7 @@ class MacFiles(LinuxFiles):
     macOS: fsync reaches the drive but not the platter, and posix_fallocate is missing.
     """
 
+    maps_apart = True
     F_FULLFSYNC = 51
     F_PREALLOCATE = 42
     F_ALLOCATEALL = 4
@@ -227,6 +232,7 @@ class WindowsFiles:
     LOCK_OFFSET = 1 << 30
     """Range locks are mandatory: a byte far beyond the end is locked, so that the note stays readable."""
 
+    maps_apart = True
     open_flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
     iov_max = 1024
 

@@ -5,6 +5,7 @@ The real disk: `RealFileSystem` keeps the promises of `files.FileSystem` with sy
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import threading
@@ -13,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 
 from quiver.primitives.files import Buffer, FileStat
-from quiver.primitives.mapping import ReadMapping, map_descriptor
+from quiver.primitives.mapping import MappedForWriting, ReadMapping, map_descriptor, map_descriptor_for_writing
 from quiver.primitives.platform_files import PLATFORM, Platform, call_at_fork
 
 __all__ = ["REAL_FILES", "RealFile", "RealFileSystem"]
@@ -170,6 +171,23 @@ class RealFile:
         except OSError as error:
             error.filename = self.path
             raise
+
+    def map_write(self) -> MappedForWriting:
+        """
+        Map the whole of a file whose blocks are reserved, for writing. The file stays open as long as it is mapped.
+
+        `sync` of the mapping is `sync_data` of this file.
+        """
+        try:
+            return map_descriptor_for_writing(self._fd, os.fstat(self._fd).st_size, self._sync_pages)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def _sync_pages(self, pages: mmap.mmap | bytearray) -> None:
+        if self._platform.maps_apart and isinstance(pages, mmap.mmap):
+            pages.flush()
+        self.sync_data()
 
     def sync_data(self) -> None:
         """

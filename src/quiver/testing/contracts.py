@@ -261,6 +261,25 @@ class FileSystemContract:
         _write(files, f"{root}/empty", b"")
         _require(len(files.map_read(f"{root}/empty").view()) == 0, "empty is empty")
 
+    def test_a_writable_mapping_is_the_file(self, files: FileSystem, root: str) -> None:
+        """
+        What is stored is read back through any handle at once, and what is written is seen in the mapping.
+        """
+        with _opened(files.create(f"{root}/f")) as file:
+            reserve_blocks(file, 0, 10_000, on_unsupported="zeros")
+            mapping = file.map_write()
+            view = mapping.view()
+            view[5_000:5_004] = b"data"
+            _require(file.pread(6, 4_999) == b"\0data\0", "a store shows in the file")
+            file.pwrite(b"DA", 5_000)
+            _require(bytes(view[5_000:5_004]) == b"DAta", "a write shows in the mapping")
+            mapping.touch(0, 10_000)
+            mapping.sync()
+            _require(file.pread(4, 5_000) == b"DAta", "writing again and syncing change nothing")
+            mapping.close()
+            mapping.close()
+        _require(files.read_all(f"{root}/f", size_max=10_000)[5_000:5_004] == b"DAta", "it stays after closing")
+
     def test_a_removed_file_is_gone(self, files: FileSystem, root: str) -> None:
         """
         Its name is free at once; open handles go on.

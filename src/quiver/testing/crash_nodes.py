@@ -12,6 +12,8 @@ import itertools
 from dataclasses import dataclass, field
 from random import Random
 
+from quiver.errors import WrongUse
+
 __all__ = ["BLOCK_BYTES", "Chance", "Change", "CrashDirectory", "CrashInode", "CrashTree", "Edit", "Node"]
 
 BLOCK_BYTES = 4096
@@ -78,10 +80,55 @@ class CrashInode:
     lost: dict[int, bytes] = field(default_factory=dict)
     """The same for blocks whose sync failed: readers see the new contents, the disk never got them."""
 
+    mapped: bytearray | None = None
+    """What writers see who mapped the file; every block in which it differs was stored to since the last look."""
+
+    mappings: int = 0
+
+    def map_write(self) -> bytearray:
+        """
+        Return the whole file as memory that is the file: each further look at the file takes over what it holds.
+        """
+        if self.mapped is None:
+            self.mapped = bytearray(b"".join(self.blocks)[: self.size])
+        self.mappings += 1
+        return self.mapped
+
+    def unmap(self) -> None:
+        """
+        Let one mapping go. What is stored through a view that is kept longer is not seen.
+        """
+        self.absorb()
+        self.mappings -= 1
+        if not self.mappings:
+            self.mapped = None
+
+    def absorb(self) -> None:
+        """
+        Take over what was stored through mappings, as writes that nobody synced.
+        """
+        if self.mapped is None:
+            return
+        for index in range(-(-len(self.mapped) // BLOCK_BYTES)):
+            found = bytes(self.mapped[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES])
+            old = self.blocks[index]
+            if found != (old if len(found) == BLOCK_BYTES else old[: len(found)]):
+                self._remember(index)
+                self.blocks[index] = found + old[len(found) :]
+
+    def touch(self, start: int, end: int) -> None:
+        """
+        Count the blocks from *start* to *end* as written once more, as they are.
+        """
+        self.absorb()
+        for index in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            self._remember(index)
+
     def read(self, size: int, offset: int) -> bytes:
         """
         Return up to *size* bytes at *offset*.
         """
+        self.absorb()
         end = min(self.size, offset + size)
         if offset >= end:
             return b""
@@ -95,6 +142,7 @@ class CrashInode:
         """
         if not data:
             return
+        self.absorb()
         self._grow(offset + len(data))
         index, within = divmod(offset, BLOCK_BYTES)
         position = 0
@@ -107,14 +155,20 @@ class CrashInode:
             position += step
             index += 1
             within = 0
+        if self.mapped is not None:
+            within_map = data[: max(0, len(self.mapped) - offset)]
+            self.mapped[offset : offset + len(within_map)] = within_map
 
     def truncate(self, size: int) -> None:
         """
         Set the length; what is new reads as zeros.
         """
+        self.absorb()
         if size >= self.size:
             self._grow(size)
             return
+        if self.mapped is not None and size < len(self.mapped):
+            raise WrongUse("the file is mapped: whoever touches what is cut off dies by a signal")
         count = -(-size // BLOCK_BYTES)
         for index in range(size // BLOCK_BYTES, len(self.blocks)):
             self._remember(index)
@@ -137,6 +191,7 @@ class CrashInode:
         """
         Make contents and length durable, with *metadata* the mode, too.
         """
+        self.absorb()
         self.before.clear()
         self.synced_size = self.size_min = self.size
         if metadata:
@@ -146,6 +201,7 @@ class CrashInode:
         """
         Fail a sync the way kernels do: the changed blocks count as clean from now on, and are not on the disk.
         """
+        self.absorb()
         self.lost.update(self.before)
         self.before.clear()
 
@@ -153,6 +209,7 @@ class CrashInode:
         """
         Return the file as a power cut leaves it, all of it synced.
         """
+        self.absorb()
         cut = self.size_min < self.synced_size
         kept_length = (cut or self.size != self.synced_size) and chance.keeps()
         size = chance.between(self.size_min, self.size) if kept_length else self.synced_size
@@ -173,8 +230,9 @@ class CrashInode:
 
     def copy(self) -> CrashInode:
         """
-        Return the same file with the same unsynced state; blocks are shared.
+        Return the same file with the same unsynced state; blocks are shared. It is mapped by nobody.
         """
+        self.absorb()
         return CrashInode(
             self.number, self.mode, self.modified_ns, self.size, self.blocks.copy(), self.synced_mode,
             self.synced_size, self.size_min, self.before.copy(), self.lost.copy(),

@@ -18,11 +18,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import StoreClosed
 from quiver.primitives.files import Buffer, FileStat
 from quiver.primitives.mapping import ReadMapping
 from quiver.testing.crash_nodes import Chance, CrashDirectory, CrashInode, CrashTree, Node
 
-__all__ = ["CrashFile", "CrashFileSystem", "CrashLock"]
+__all__ = ["CrashFile", "CrashFileSystem", "CrashLock", "CrashWriteMapping"]
 
 OnStep = Callable[[str, str], None]
 
@@ -114,6 +115,14 @@ class CrashFile:
         with self._fs.guard:
             self._inode.sync(metadata=metadata)
 
+    def map_write(self) -> CrashWriteMapping:
+        """
+        Map the file for writing: what is stored is visible at once, and durable only after a sync.
+        """
+        self._require(writable=True)
+        with self._fs.guard:
+            return CrashWriteMapping(self, self._inode, self._fs.guard)
+
     def lose_unsynced(self) -> None:
         """
         Fail a sync as kernels do: unsynced blocks count as clean, stay visible, and never reach the disk.
@@ -137,6 +146,48 @@ class CrashFile:
         Close this handle. Idempotent. Makes nothing durable.
         """
         self._closed = True
+
+
+class CrashWriteMapping:
+    """
+    Memory that is the file. A power cut between two steps keeps any choice of the blocks that were stored to.
+    """
+
+    def __init__(self, file: CrashFile, inode: CrashInode, guard: threading.RLock) -> None:
+        self._file = file
+        self._inode = inode
+        self._guard = guard
+        self._memory: bytearray | None = inode.map_write()
+
+    def view(self) -> memoryview:
+        """
+        Return the whole file as a writable view.
+        """
+        if self._memory is None:
+            raise StoreClosed("the mapping was closed")
+        return memoryview(self._memory)
+
+    def touch(self, start: int, end: int) -> None:
+        """
+        Write the bytes from *start* to *end* again as they are.
+        """
+        with self._guard:
+            self._inode.touch(start, end)
+
+    def sync(self) -> None:
+        """
+        Make all that was stored durable.
+        """
+        self._file.sync_data()
+
+    def close(self) -> None:
+        """
+        Drop this reference. What is stored through views that are kept is lost. Idempotent.
+        """
+        if self._memory is not None:
+            self._memory = None
+            with self._guard:
+                self._inode.unmap()
 
 
 class CrashLock:

@@ -11,14 +11,14 @@ import errno as errno_names
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from quiver.errors import WrongUse
 from quiver.primitives import files
 from quiver.primitives.files import Buffer, File, FileStat, FileSystem, Lock
 from quiver.primitives.prealloc import reserve_blocks
 
-__all__ = ["OPERATIONS", "FaultFile", "FaultFileSystem"]
+__all__ = ["OPERATIONS", "FaultFile", "FaultFileSystem", "FaultWriteMapping"]
 
 OPERATIONS = frozenset({
     "open", "create", "map", "rename", "link", "remove", "rmdir", "sync_dir", "mkdir", "list", "stat", "read_all",
@@ -107,6 +107,13 @@ class FaultFile:
                 lose()
             raise
 
+    def map_write(self) -> FaultWriteMapping:
+        """
+        Map the file for writing. What is stored never fails; its sync may.
+        """
+        self._fs.may_fail("map", self.path)
+        return FaultWriteMapping(self._inner.map_write(), self._may_fail_to_sync)
+
     def set_mode(self, mode: int) -> None:
         """
         Set permission bits.
@@ -119,6 +126,26 @@ class FaultFile:
         Close the file inside. Never fails.
         """
         self._inner.close()
+
+
+class FaultWriteMapping:
+    """
+    A writable mapping of a `FaultFile`; its sync counts and fails as ``sync``.
+    """
+
+    def __init__(self, inner: files.WriteMapping, sync: Callable[[], None]) -> None:
+        self._inner = inner
+        self._may_fail_to_sync = sync
+        self.view = inner.view
+        self.touch = inner.touch
+        self.close = inner.close
+
+    def sync(self) -> None:
+        """
+        Make all that was stored durable, or fail and lose it.
+        """
+        self._may_fail_to_sync()
+        self._inner.sync()
 
 
 class FaultFileSystem:
