@@ -12,11 +12,43 @@ INT64 = {Field.TYPE_INT64, Field.TYPE_SFIXED64, Field.TYPE_SINT64}
 SIGNED = {Field.TYPE_INT32, Field.TYPE_SINT32, Field.TYPE_SFIXED32, Field.TYPE_ENUM}
 
 
+WIDTHS = {"trace_id": 16, "span_id": 8, "parent_span_id": 8}
+
+
 def random_request(view: str, seed: int) -> bytes:
     generator = random.Random(seed)
     request = REQUESTS[view]()
     _fill(request, generator, 0)
     return request.SerializeToString()
+
+
+def carried_request(view: str, seed: int) -> bytes:
+    """One with records in it, whose ids have lengths that tables have room for."""
+    generator = random.Random(seed)
+    request = REQUESTS[view]()
+    while not request.ByteSize() or not _records(request):
+        request.Clear()
+        _fill(request, generator, 0)
+    _widen(request, generator)
+    return request.SerializeToString()
+
+
+def _records(request) -> int:
+    return sum(
+        len(getattr(scope, scope.DESCRIPTOR.fields[1].name))
+        for resource in getattr(request, request.DESCRIPTOR.fields[0].name)
+        for scope in getattr(resource, resource.DESCRIPTOR.fields[1].name)
+    )
+
+
+def _widen(message, generator) -> None:
+    for field, value in message.ListFields():
+        if field.name in WIDTHS:
+            width = WIDTHS[field.name]
+            setattr(message, field.name, generator.choice([b"", bytes(width), generator.randbytes(width)]))
+        elif field.message_type is not None:
+            for inner in value if field.is_repeated else (value,):
+                _widen(inner, generator)
 
 
 def _scalar(field, generator):

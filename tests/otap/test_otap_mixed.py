@@ -12,7 +12,6 @@ from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import Damaged
 from quiver.otap import from_otlp, view_schema
 from quiver.spark.exporter_parquet import PartWriter
-from quiver.spark.offsets import Position
 from quiver.spark.partitions import Span
 from quiver.spark.read_partition import METADATA_SCHEMA, PartitionReader
 
@@ -94,7 +93,7 @@ def test_parquet_gets_rows_of_both_and_other_slots_as_they_are(tmp_path):
         }
     )
     out = tmp_path / "out"
-    writer = PartWriter(str(out), prefix="part", attempt="a", exported_through=Position(0, 0), compression="none")
+    writer = PartWriter(str(out), prefix="part", attempt="a", exported_through={}, compression="none")
     assert list(writer([descriptors]))
     parts = {str(path.parent.relative_to(out)): pq.read_table(path) for path in out.rglob("*.part")}
     assert sorted(parts) == ["logs", "slots/7"]

@@ -6,13 +6,14 @@ import pyarrow as pa
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from otap_oracle import REQUESTS
-from otap_ways import CASES, bytes_of, tables_of, weighed
+from otap_ways import CASES, bytes_of, weighed
 
 from quiver.otap import ArrowBatch, StreamDecoder
 from quiver.otap.cbor import encode_value
 from quiver.otap.otlp_from_tables import request_of_tables
 from quiver.otap.request import measure_request
 from quiver.otap.sound_tables import check_tables
+from quiver.otap.tables_from_otlp import Converted, tables_of_message
 from quiver.primitives.scan import Damage
 
 
@@ -76,6 +77,14 @@ def test_what_is_refused(tables, reason):
     assert reason in refused.reason
 
 
+def tables_by_object(message, signal: str):
+    """The tables of a request that is refused for what its rows would take."""
+    converted = tables_of_message(message, signal)
+    assert isinstance(converted, Converted)
+    (tables,) = converted.tables
+    return tables
+
+
 def test_tables_without_rows_are_sound():
     assert check_tables({}, "metrics") is None
 
@@ -88,7 +97,7 @@ def test_a_long_resource_on_many_records_is_refused_as_its_request_is(size, soun
     records = items.scope_logs.add().log_records
     for _ in range(2_000):
         records.add(severity_number=1, attributes=[KeyValue(key="k")])
-    tables = tables_of(request.SerializeToString(), "logs")
+    tables = tables_by_object(request, "logs")
     assert (check_tables(tables, "logs") is None) == sound == readable(tables, "logs")
 
 
@@ -99,7 +108,7 @@ def test_a_long_resource_on_many_points_is_refused_as_its_request_is():
     metric = items.scope_metrics.add().metrics.add(name="m")
     for at in range(1_000):
         metric.gauge.data_points.add(as_int=at)
-    tables = tables_of(request.SerializeToString(), "metrics")
+    tables = tables_by_object(request, "metrics")
     assert "with resource and scope on each" in check_tables(tables, "metrics").reason
     assert not readable(tables, "metrics")
 

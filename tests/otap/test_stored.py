@@ -4,7 +4,7 @@ Whole requests and tables in a store's slots give the same rows of a view.
 
 import pyarrow as pa
 import pytest
-from otap_random import random_request
+from otap_random import carried_request, random_request
 from otap_ways import CASES, VECTORS, VIEW_OF, bytes_of, weighed
 
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
@@ -59,7 +59,7 @@ def test_records_and_spans_need_no_request_in_between(case):
     """Whatever their values are: only a key that is twice in one map takes the way around."""
     for name in CASES[case]["otlp"]:
         for bundle in from_otlp(bytes_of(name), CASES[case]["signal"]):
-            found = decode_tables(bundle.batches, VIEW_OF[CASES[case]["signal"]])
+            found = decode_tables([bundle.batches], VIEW_OF[CASES[case]["signal"]])
             for column in found.makers.values():
                 column()
 
@@ -82,6 +82,39 @@ def test_random_requests_give_equal_rows(signal):
         if not isinstance(tables_of_request(data, signal), Damage):
             compared += same_rows(data, signal)
     assert compared
+
+
+def rows_of(group) -> list[dict]:
+    assert not group.bad
+    return group.batch.to_pylist()
+
+
+@pytest.mark.parametrize("signal", ["logs", "traces"])
+def test_sets_of_tables_are_decoded_together_and_stay_apart(signal):
+    """Each numbers its records, resources and scopes from nought."""
+    view_name = "spans" if signal == "traces" else signal
+    requests = [carried_request(view_name, seed) for seed in range(40)]
+    stored = [StoredTables(bundle.batches, signal) for data in requests for bundle in from_otlp(data, signal)]
+    expected = [
+        row for one in stored for (group,) in [decode_groups([one.request()], signal)] for row in rows_of(group)
+    ]
+    for group_bytes in (1, 200_000, 1 << 30):
+        groups = list(decode_groups(stored, signal, group_bytes=group_bytes))
+        assert [group.first for group in groups] == [sum(len(g.rows) for g in groups[:at]) for at in range(len(groups))]
+        assert repr([row for group in groups for row in rows_of(group)]) == repr(expected)
+        assert [rows for group in groups for rows in group.rows] == [
+            one.tables[30 if signal == "logs" else 40].num_rows for one in stored
+        ]
+
+
+def test_an_unsound_set_among_others_is_told_and_they_give_rows():
+    (tables,) = from_otlp(bytes_of(CASES["logs_sdk"]["otlp"][0]), "logs")
+    broken = {30: pa.RecordBatch.from_pydict({"id": ["a"], "resource": [{"id": 0}]})}
+    good = StoredTables(tables.batches, "logs")
+    (group,) = decode_groups([good, StoredTables(broken, "logs"), good], "logs")
+    assert [index for index, _ in group.bad] == [1]
+    assert group.rows == (tables[30].num_rows, 0, tables[30].num_rows)
+    assert group.batch.num_rows == 2 * tables[30].num_rows
 
 
 def test_a_bundle_of_both_kinds_gives_the_rows_of_both():

@@ -12,13 +12,18 @@ file                    purpose
 `request_shapes.py`     how requests nest
 `wire_schema.py`        message descriptions cut down to what a view shows
 `columnar.py`           requests → columns without an object per record; `columnar_records.py`, `columnar_metrics.py`
-`arrays.py`             its building blocks; `typed_arrays.py`, `nested_json.py`
+`any_values.py`         attributes and values as they stand on the wire → keys and arms
+`nested_values.py`      arrays and maps inside them → another notation: `nested_json.py`, `nested_cbor.py`
+`arrays.py`             building blocks of all these; `typed_arrays.py`
 `columns.py`            the same from protobuf objects, for what is odd; `logs.py`, `spans.py`, `metrics.py`
 `bundles.py`            `from_otlp`, `to_otlp`: requests ↔ bundles of OTAP tables
 `payload_schema.py`     the tables of OTAP, their columns and how they hang together
-`tables_from_otlp.py`   requests → tables with plain ids; `otlp_from_tables.py` the way back
+`columnar_payloads.py`  requests → tables with plain ids, without an object per record
+`tables_from_otlp.py`   the same, and from protobuf objects what is odd; `otlp_from_tables.py` the way back
+`table_digest.py`       `digest_of_tables`: were these tables sent before?
 `payload_arrays.py`     one table ↔ lists: defaults left out, dictionaries; `cbor.py`: nested values
 `stream_decoder.py`     `StreamDecoder`: messages of an OTAP stream → tables; `stream_encoder.py` the sender
+`stream_dictionaries.py`  its dictionaries: validated once, kept as far as they are used
 `sound_tables.py`       `check_tables`: will a request and rows come out of these tables?
 `transport_ids.py`      ids as they travel → plain; `transport_order.py` the way back, sorted
 `arrow_message.py`      the protobuf messages of a stream; `ipc_pieces.py`: the lengths inside them

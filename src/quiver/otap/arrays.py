@@ -19,8 +19,10 @@ __all__ = [
     "Odd",
     "codes",
     "counts_of",
+    "counts_of_binary",
     "hex_ids",
     "nanoseconds",
+    "placed",
     "relist",
     "repeated",
     "require_distinct",
@@ -33,6 +35,7 @@ __all__ = [
 
 _INT64_MAX = (1 << 63) - 1
 _KEY_TABLE_BYTES_MAX = 64 * 1024 * 1024
+_BITS = np.left_shift(np.uint64(1), np.arange(63, dtype=np.uint64))
 _HEX = np.frombuffer("".join(f"{value:02x}" for value in range(256)).encode(), np.uint16)
 
 
@@ -82,6 +85,22 @@ def require_one_arm(arms: Sequence[pa.Array]) -> None:
         total = total + _valid(arm)
     if int(total.max(initial=0)) > 1:
         raise Odd
+
+
+def placed(values: pa.Array, there: np.ndarray) -> pa.Array:
+    """
+    Put texts or bytes, in order, where something is *there*; null elsewhere.
+    """
+    if len(values) == len(there):
+        return values
+    _, own, data = values.buffers()
+    offsets = np.zeros(len(there) + 1, np.int32)
+    if len(values):
+        offsets[0] = np.frombuffer(own, np.int32)[values.offset]
+        offsets[1:][there] = counts_of_binary(values)
+    np.cumsum(offsets, dtype=np.int32, out=offsets)
+    bitmap = pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(values.type, len(there), [bitmap, pa.py_buffer(offsets), data])
 
 
 # -- one kind of value -------------------------------------------------------------------------------------
@@ -194,10 +213,10 @@ def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
     encoded = keys.dictionary_encode()
     distinct = len(encoded.dictionary)
     which = np.asarray(encoded.indices)
-    if distinct <= 63:
+    if distinct <= len(_BITS):
         # One bit per key: sums of distinct bits are the same as their union.
-        bits = np.left_shift(np.uint64(1), which.astype(np.uint64))
-        starts = np.concatenate(([0], np.cumsum(counts)[:-1]))[counts > 0]
+        bits = _BITS.take(which)
+        starts = (np.cumsum(counts) - counts)[counts > 0]
         if (np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)).any():
             raise Odd
         return

@@ -30,7 +30,8 @@ def from_otlp(data: bytes | memoryview, signal: str, *, ingested_at_ns: int | No
     kept, keep the request itself.
 
     Raises:
-        BundleInvalid: the bytes are no such request, or an id has a length that tables have no room for.
+        BundleInvalid: the bytes are no such request, an id has a length that tables have no room for, or its rows
+            would take too much.
         WrongUse: no such signal.
     """
     converted = tables_of_request(data, signal)

@@ -13,9 +13,11 @@ import math
 import struct
 from typing import Any
 
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
 from quiver.otap.refused import Refused
 
-__all__ = ["ITEMS_MAX", "LEVELS_MAX", "decode_value", "encode_value"]
+__all__ = ["ITEMS_MAX", "LEVELS_MAX", "decode_value", "encode_value", "encoded_head", "measure_value"]
 
 LEVELS_MAX = 100
 """Messages inside one another that readers of protobuf follow: an array takes two, a map three."""
@@ -27,6 +29,7 @@ _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _OTHER = range(8)
 _BREAK = 0xFF
 _INDEFINITE = 31
 _INT64_END = 1 << 63
+_ARMS = {_ARRAY: "array_value", _MAP: "kvlist_value"}
 _NAMES = ("integer", "integer", "byte string", "text", "array", "map", "tag", "simple value")
 
 
@@ -36,6 +39,15 @@ def encode_value(value: Any) -> bytes:
     """
     out = bytearray()
     _encode(value, out)
+    return bytes(out)
+
+
+def encoded_head(major: int, number: int) -> bytes:
+    """
+    Return the head of an item: its major type, and its value or length.
+    """
+    out = bytearray()
+    _head(major, number, out)
     return bytes(out)
 
 
@@ -101,6 +113,77 @@ def decode_value(data: bytes, value: Any, *, levels: int, items: int = ITEMS_MAX
     if reader.at != len(data):
         raise Refused(f"CBOR: {len(data) - reader.at} bytes behind the value, at byte {reader.at}")
     return items - reader.items
+
+
+def measure_value(data: bytes, *, levels: int, items: int = ITEMS_MAX) -> tuple[str, int]:
+    """
+    Return which arm `decode_value` would set, and how many values it would count, without making them.
+
+    Raises:
+        Refused: as `decode_value`.
+    """
+    try:
+        at, left = _skip(data, 0, levels, items)
+    except (_Strange, IndexError, UnicodeDecodeError):
+        at, left = -1, items
+    arm = _ARMS.get(data[0] >> 5) if data else None
+    if at == len(data) and arm is not None:
+        return arm, items - left
+    value = AnyValue()
+    count = decode_value(data, value, levels=levels, items=items)  # says what is wrong, or takes what is rare
+    return value.WhichOneof("value") or "", count
+
+
+class _Strange(Exception):
+    """
+    Not what encoders write.
+    """
+
+
+def _skip(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
+    """
+    Return where the value at *at* ends, and how many of *items* are left.
+    """
+    if not items:
+        raise _Strange
+    first = data[at]
+    major, low = first >> 5, first & 31
+    if major in {_ARRAY, _MAP}:
+        return _skip_within(data, at, levels - (3 if major == _MAP else 2), items - 1)
+    length = 0 if low < 24 else 1 << (low - 24) if low < 28 else -1
+    number = low if not length else int.from_bytes(data[at + 1 : at + 1 + length], "big")
+    end = at + 1 + length
+    if major in {_BYTES, _TEXT}:
+        end += number
+        if major == _TEXT:
+            data[end - number : end].decode()
+    elif major == _OTHER:
+        if not 20 <= low <= 27 or low == 24:
+            raise _Strange
+    elif major not in {_UNSIGNED, _NEGATIVE} or number >= _INT64_END:
+        raise _Strange
+    if length < 0 or end > len(data):
+        raise _Strange
+    return end, items - 1
+
+
+def _skip_within(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
+    """
+    The same for an array or a map: of indefinite length, or of one that its first byte says.
+    """
+    major, low = data[at] >> 5, data[at] & 31
+    if levels < 0 or (low >= 24 and low != _INDEFINITE):
+        raise _Strange
+    at += 1
+    done = 0
+    while done != low if low != _INDEFINITE else data[at] != _BREAK:
+        if major == _MAP:
+            if data[at] >> 5 != _TEXT:
+                raise _Strange
+            at, _ = _skip(data, at, 0, 1)
+        at, items = _skip(data, at, levels, items)
+        done += 1
+    return at + (low == _INDEFINITE), items
 
 
 class _Reader:

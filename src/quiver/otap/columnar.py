@@ -18,7 +18,7 @@ from quiver.otap.arrays import Odd, counts_of, repeated, texts, widened
 from quiver.otap.columnar_metrics import metric_arrays
 from quiver.otap.columnar_records import log_arrays, span_arrays
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.typed_arrays import maps
+from quiver.otap.typed_arrays import maps, repeated_maps
 from quiver.otap.wire_schema import narrow_handler
 
 __all__ = ["ColumnarRequests", "decode_columnar"]
@@ -66,19 +66,19 @@ def decode_columnar(requests: Sequence[bytes], view: str) -> ColumnarRequests:
     else:
         makers = log_arrays(items) if view == "logs" else span_arrays(items)
         scope_of = scope_of_item
-    makers |= _origins(scopes, resources, pa.array(scope_of), pa.array(resource_of_scope[scope_of]))
+    makers |= _origins(scopes, resources, scope_of, resource_of_scope[scope_of])
     per_request = np.bincount(request_of_scope[scope_of], minlength=len(requests))
     return ColumnarRequests(per_request.tolist(), makers)
 
 
 def _origins(
-    scopes: Any, resources: Any, scope_of: pa.Array, resource_of: pa.Array
+    scopes: Any, resources: Any, scope_of: np.ndarray, resource_of: np.ndarray
 ) -> dict[str, Callable[[], pa.Array]]:
     def by_scope(values: pa.Array) -> pa.Array:
-        return values.take(scope_of)
+        return values.take(pa.array(scope_of))
 
     def by_resource(values: pa.Array) -> pa.Array:
-        return values.take(resource_of)
+        return values.take(pa.array(resource_of))
 
     scope = scopes.field("scope")
     resource = resources.field("resource")
@@ -86,10 +86,10 @@ def _origins(
     return {
         "scope_name": lambda: by_scope(texts(scope.field("name"))),
         "scope_version": lambda: by_scope(texts(scope.field("version"))),
-        "scope_attributes": lambda: by_scope(maps(scope.field("attributes"))),
+        "scope_attributes": lambda: repeated_maps(maps(scope.field("attributes")), scope_of),
         "scope_dropped_attributes_count": lambda: by_scope(widened(scope.field(dropped))),
         "scope_schema_url": lambda: by_scope(texts(scopes.field("schema_url"))),
-        "resource_attributes": lambda: by_resource(maps(resource.field("attributes"))),
+        "resource_attributes": lambda: repeated_maps(maps(resource.field("attributes")), resource_of),
         "resource_dropped_attributes_count": lambda: by_resource(widened(resource.field(dropped))),
         "resource_schema_url": lambda: by_resource(texts(resources.field("schema_url"))),
     }

@@ -26,7 +26,7 @@ from quiver.otap.arrays import (
     widened,
 )
 from quiver.otap.metrics import METRIC_TYPES, TEMPORALITIES
-from quiver.otap.typed_arrays import maps
+from quiver.otap.typed_arrays import maps, repeated_maps
 from quiver.otap.view_schema import view_schema
 
 __all__ = ["MetricArrays", "metric_arrays"]
@@ -128,7 +128,7 @@ def _head_columns(points: _Points) -> dict[str, Callable[[], pa.Array]]:
         "name": lambda: by_metric(texts(metrics.field("name"))),
         "description": lambda: by_metric(texts(metrics.field("description"))),
         "unit": lambda: by_metric(texts(metrics.field("unit"))),
-        "metadata": lambda: by_metric(maps(metrics.field("metadata"))),
+        "metadata": lambda: repeated_maps(maps(metrics.field("metadata")), points.metric_of),
         "type": lambda: pa.array(METRIC_TYPES, pa.string()).take(pa.array(points.kind_of)),
         "temporality": temporality,
         "is_monotonic": monotonic,

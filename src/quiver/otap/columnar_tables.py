@@ -7,7 +7,7 @@ of requests gives them, to the same makers of columns. What these refuse as `Odd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from quiver.otap.arrays import Odd, texts, widened
+from quiver.otap.arrays import Odd, placed, texts, widened
 from quiver.otap.cbor import decode_value
 from quiver.otap.columnar import ColumnarRequests
 from quiver.otap.columnar_records import log_arrays, span_arrays
+from quiver.otap.columns import json_text
 from quiver.otap.otlp_from_tables import value_levels
-from quiver.otap.payload_arrays import default_array, flat_columns
-from quiver.otap.payload_schema import ATTRIBUTES_OF, SIGNALS, TABLES, Column
+from quiver.otap.payload_arrays import Flat, default_array, flat_columns
+from quiver.otap.payload_schema import ATTRIBUTES_OF, SIGNALS, TABLES, Column, Table
 from quiver.otap.refused import Refused
 from quiver.otap.transport_ids import plain_ids
-from quiver.otap.typed_arrays import maps
+from quiver.otap.typed_arrays import maps, repeated_maps
 
 __all__ = ["decode_tables"]
 
 _ARMS = (("string_value", "str", 1, ""), ("int_value", "int", 2, 0), ("double_value", "double", 3, 0.0),
          ("bool_value", "bool", 4, False), ("bytes_value", "bytes", 7, b""))  # fmt: skip
-_NESTED = (("kvlist_value", 5), ("array_value", 6))
+_ID_BITS = 32
+_MAP, _ARRAY = 5, 6
+_NESTED = (_MAP, _ARRAY)
 
 
 class _Columns:
@@ -60,10 +63,16 @@ class _Table:
     The rows of one table: columns with defaults for nulls and for what is left out, in the types of requests.
     """
 
-    def __init__(self, payload: int, batch: pa.RecordBatch | None) -> None:
+    def __init__(self, payload: int, batches: Sequence[pa.RecordBatch | None]) -> None:
+        table = TABLES[payload]
         self.payload = payload
-        self.rows = 0 if batch is None else batch.num_rows
-        self._flat = {} if batch is None else flat_columns(TABLES[payload], plain_ids(payload, batch))
+        self.counts = [0 if batch is None else batch.num_rows for batch in batches]
+        self.rows = sum(self.counts)
+        flats = [flat_columns(table, plain_ids(payload, batch)) for batch in batches if batch is not None]
+        counts = [count for count, batch in zip(self.counts, batches, strict=True) if batch is not None]
+        self._flat = flats[0] if len(flats) == 1 else _joined(table, flats, counts)
+        # Ids are those of one set of tables: each set has numbers of its own.
+        self._sets = np.repeat(np.arange(len(batches), dtype=np.int64) << _ID_BITS, self.counts)
 
     def column(self, name: str, picked: Any = None) -> Any:
         """
@@ -82,9 +91,9 @@ class _Table:
         array = self._flat.get(name)
         if array is None:
             required = TABLES[self.payload].by_name[name].required and name != "id"
-            return np.zeros(self.rows, np.int64), np.full(self.rows, required)
+            return self._sets, np.full(self.rows, required)
         there = np.asarray(array.is_valid()) if name == "id" else np.ones(self.rows, np.bool_)
-        return np.asarray(pc.fill_null(array, 0)).astype(np.int64), there
+        return np.asarray(pc.fill_null(array, 0)).astype(np.int64) + self._sets, there
 
     def children(self, ids: Any, there: Any) -> tuple[Any, Any]:
         """
@@ -100,9 +109,33 @@ class _Table:
         return counts, order[places]
 
 
-def decode_tables(tables: Mapping[int, pa.RecordBatch], view: str) -> ColumnarRequests:
+def _joined(table: Table, flats: Sequence[Flat], counts: Sequence[int]) -> Flat:
     """
-    Decode tables that `check_tables` has let pass, a row for each of the root's, in their order.
+    Return the columns of several batches, one behind the other.
+    """
+    names = {name for flat in flats for name in flat}
+    return {
+        column.name: pa.concat_arrays(
+            [
+                _typed(column, flat[column.name]) if column.name in flat else default_array(column, rows)
+                for flat, rows in zip(flats, counts, strict=True)
+            ]
+        )
+        for column in table.columns
+        if column.name in names
+    }
+
+
+def _typed(column: Column, array: pa.Array) -> pa.Array:
+    """
+    Return the column in its very type: time zones are not looked at.
+    """
+    return array if array.type == column.type else array.view(pa.int64()).view(column.type)
+
+
+def decode_tables(tables: Sequence[Mapping[int, pa.RecordBatch]], view: str) -> ColumnarRequests:
+    """
+    Decode sets of tables that `check_tables` has let pass, a row for each of their roots', in their order.
 
     Raises:
         Odd: they need the careful decoder; so does a column whose maker raises it. So does the view `metrics`.
@@ -111,14 +144,14 @@ def decode_tables(tables: Mapping[int, pa.RecordBatch], view: str) -> ColumnarRe
         raise Odd
     signal = "traces" if view == "spans" else view
     try:
-        found = {payload: _Table(payload, tables.get(payload)) for payload in SIGNALS[signal].payloads}
+        found = {payload: _Table(payload, [one.get(payload) for one in tables]) for payload in SIGNALS[signal].payloads}
         root = found[SIGNALS[signal].root]
         fields = _root(root, found)
         makers = log_arrays(_Columns(fields)) if view == "logs" else span_arrays(_Columns(fields))
     except Refused as error:
         raise Odd from error
     makers |= _origins(root, found[1], found[2])
-    return ColumnarRequests([root.rows], makers)
+    return ColumnarRequests(root.counts, makers)
 
 
 class _Made(dict[str, Any]):
@@ -195,25 +228,27 @@ def _values(table: _Table, prefix: str, picked: Any) -> _Columns:
             continue
         values = pc.fill_null(table.column(column.name, picked), pa.scalar(zero, column.type))
         arms[arm] = values if of_kind.all() else pc.if_else(pa.array(of_kind), values, None)
-    for arm, kind in _NESTED:
-        of_kind = kinds == kind
-        nested = table.column(f"{prefix}ser", picked).filter(pa.array(of_kind)) if of_kind.any() else ()
-        arms[arm] = _serialised(nested, arm, of_kind, value_levels(table.payload))
+    nested = np.isin(kinds, _NESTED)
+    rows = pa.array(np.flatnonzero(nested))
+    column = TABLES[table.payload].by_name[f"{prefix}ser"]
+    cbor = table.column(column.name, picked).take(rows) if len(rows) else pa.nulls(0, pa.binary())
+    arms["json_value"] = placed(_json(cbor, np.asarray(kinds)[nested], value_levels(table.payload)), nested)
     return _Columns(arms)
 
 
-def _serialised(nested: Any, arm: str, of_kind: Any, levels: int) -> pa.Array:
+def _json(cbor: pa.Array, kinds: Any, levels: int) -> pa.Array:
     """
-    Return arrays or maps as the bytes of their protobuf messages, as the decoder of requests leaves them.
+    Return arrays and maps as JSON; each different one is read once.
     """
-    made = []
-    for data in nested:
+    encoded: Any = cbor.dictionary_encode()
+    made: list[str | None] = []
+    for data in encoded.dictionary.to_pylist():
         value: Any = AnyValue()
-        if data.as_py():
-            decode_value(data.as_py(), value, levels=levels)
-        made.append(getattr(value, arm).SerializeToString())
-    offsets = np.concatenate(([0], np.cumsum(of_kind)))
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(made, pa.binary()))
+        if data:
+            decode_value(data, value, levels=levels)
+        made.append(json_text(value) if data else None)
+    empty = pa.array(np.where(kinds == _MAP, "{}", "[]").tolist(), pa.string())
+    return pc.coalesce(pa.array(made, pa.string()).take(encoded.indices), empty)
 
 
 def _origins(root: _Table, resources: _Table, scopes: _Table) -> dict[str, Callable[[], pa.Array]]:
@@ -221,7 +256,7 @@ def _origins(root: _Table, resources: _Table, scopes: _Table) -> dict[str, Calla
         ids, _ = root.ids(name)
         distinct, which = np.unique(ids, return_inverse=True)
         lists: Any = _attributes(table, distinct, np.ones(len(distinct), np.bool_))
-        return maps(lists).take(pa.array(which))
+        return repeated_maps(maps(lists), which)
 
     dropped = "dropped_attributes_count"
     return {

@@ -41,6 +41,7 @@ __all__ = [
     "typed_values",
 ]
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _INT64_MAX = (1 << 63) - 1
 _UNIX_EPOCH_UNKNOWN = 0
 
@@ -193,7 +194,7 @@ def json_text(value: Any) -> str:
     """
     Return an AnyValue as JSON: bytes as base64, NaN and infinities as strings, an unset value as null.
     """
-    return json.dumps(_json_value(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _JSON.encode(_json_value(value))
 
 
 def _json_value(value: Any) -> Any:

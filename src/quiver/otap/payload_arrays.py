@@ -1,5 +1,5 @@
 """
-One OTAP table ↔ plain lists, a list per column: what may be left out, what becomes a dictionary, what a null means.
+One OTAP table ↔ plain columns, arrays or lists: what may be left out, what becomes a dictionary, what a null means.
 
 A column of which every row has the default is left out. A column with few different values becomes a dictionary
 with an index of 8 bits, then of 16 bits, then is written plain. Ids are plain, and say so in their metadata.
@@ -25,9 +25,11 @@ __all__ = [
     "Flat",
     "Lists",
     "array_of",
+    "batch_of",
     "build_batch",
     "default_array",
     "flat_columns",
+    "is_all_default",
     "lists_of",
     "plain_values",
 ]
@@ -50,7 +52,7 @@ INDEX_TYPES = ((8, 255, pa.uint8()), (16, 65_535, pa.uint16()))
 COLUMN_BYTES_MAX = 128 * 1024 * 1024
 """What the texts of a column may take without their dictionary."""
 
-# -- lists → Arrow -----------------------------------------------------------------------------------------
+# -- columns → Arrow -----------------------------------------------------------------------------------------
 
 
 def build_batch(table: Table, lists: Mapping[str, list[Any]]) -> pa.RecordBatch | None:
@@ -64,20 +66,37 @@ def build_batch(table: Table, lists: Mapping[str, list[Any]]) -> pa.RecordBatch 
     """
     if not lists["parent_id" if "parent_id" in lists else "schema_url"]:
         return None
+    arrays = {column.name: _array(column, lists) for column in table.columns}
+    arrays |= {struct: pa.array(lists[struct], pa.bool_()) for struct in PRESENCE if struct in lists}
+    return batch_of(table, arrays)
+
+
+def batch_of(table: Table, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """
+    Return plain columns as a batch: what is all default left out, dictionaries where they pay.
+
+    A column that is not given is all default. Columns with `kinds` are null in the rows of other kinds; those of
+    `PRESENCE` are booleans.
+    """
     fields: list[pa.Field] = []
     arrays: list[pa.Array] = []
-    for struct, columns in _by_struct(table).items():
-        present = lists.get(struct) if struct in PRESENCE else None
-        if struct in PRESENCE and not any(present or ()):
+    for struct, inside in _by_struct(table).items():
+        present = columns.get(struct) if struct in PRESENCE else None
+        if struct in PRESENCE and (present is None or not present.true_count):
             continue
-        kept = [column for column in columns if present or column.required or not _all_default(column, lists)]
-        children = [_array(column, lists) for column in kept]
+        kept = [
+            column
+            for column in inside
+            if column.name in columns
+            and (present is not None or column.required or not is_all_default(column, columns[column.name]))
+        ]
+        children = [_dictionary(column, columns[column.name]) for column in kept]
         named = [_field(column, array) for column, array in zip(kept, children, strict=True)]
         if not struct:
             fields += named
             arrays += children
         elif kept:
-            mask = pa.array([not there for there in present]) if present else None
+            mask = pc.invert(present) if present is not None else None
             arrays.append(pa.StructArray.from_arrays(children, fields=named, mask=mask))
             fields.append(pa.field(struct, arrays[-1].type))
     order = sorted(range(len(fields)), key=lambda at: _place(table, fields[at].name))
@@ -85,7 +104,7 @@ def build_batch(table: Table, lists: Mapping[str, list[Any]]) -> pa.RecordBatch 
 
 
 def _array(column: Column, lists: Mapping[str, list[Any]]) -> pa.Array:
-    array = _dictionary(column, array_of(column, lists[column.name]))
+    array = array_of(column, lists[column.name])
     if not column.kinds:
         return array
     types = np.array(lists[f"{column.struct}.type" if column.struct else "type"], np.uint8)
@@ -108,16 +127,26 @@ def _field(column: Column, array: pa.Array) -> pa.Field:
     return pa.field(column.leaf, array.type, nullable=not column.required, metadata=PLAIN if column.default else None)
 
 
-def _all_default(column: Column, lists: Mapping[str, list[Any]]) -> bool:
-    values = lists[column.name]
-    if column.kinds:
-        return not values
+def is_all_default(column: Column, array: pa.Array) -> bool:
+    """
+    Say whether a column, plain and without a null that means zero, may be left out.
+    """
+    if array.null_count == len(array):
+        return True
     if column.optional:
-        return all(value is None for value in values)
-    if any(values):
         return False
-    # A minus before a zero is a value: protobuf sends it.
-    return not pa.types.is_floating(column.type) or not np.signbit(np.array(values, np.float64)).any()
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_list(kind):
+        offsets = np.frombuffer(array.buffers()[1], np.int32)
+        return bool(offsets[array.offset] == offsets[array.offset + len(array)])
+    if pa.types.is_boolean(kind):
+        return not array.true_count
+    if pa.types.is_fixed_size_binary(kind):
+        return False
+    if pa.types.is_floating(kind):
+        # By its bits: a minus before a zero is a value, protobuf sends it.
+        return not np.asarray(array).view(np.uint64).any()
+    return not np.asarray(array.view(pa.int64()) if pa.types.is_temporal(kind) else array).any()
 
 
 def array_of(column: Column, values: Sequence[Any]) -> pa.Array:
@@ -282,10 +311,13 @@ def _bound_decoded(table: Table, column: Column, array: pa.Array) -> None:
     """
     A long value in a dictionary costs four bytes a row, and its length when decoded.
     """
-    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-        size = pc.sum(pc.binary_length(array.dictionary).cast(pa.int64()).take(array.indices)).as_py() or 0
-        if size > COLUMN_BYTES_MAX:
-            raise Refused(f"{table.name}: column {column.name} takes {size} bytes; the most is {COLUMN_BYTES_MAX}")
+    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+        return
+    if array.dictionary.nbytes * len(array) <= COLUMN_BYTES_MAX:
+        return  # not even the longest value in every row
+    size = pc.sum(pc.binary_length(array.dictionary).cast(pa.int64()).take(array.indices)).as_py() or 0
+    if size > COLUMN_BYTES_MAX:
+        raise Refused(f"{table.name}: column {column.name} takes {size} bytes; the most is {COLUMN_BYTES_MAX}")
 
 
 def _same(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from quiver.otap.cbor import ITEMS_MAX, decode_value
+from quiver.otap.cbor import ITEMS_MAX, measure_value
 from quiver.otap.otlp_from_tables import value_levels
 from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, Flat, flat_columns
 from quiver.otap.payload_schema import SIGNALS, TABLES, Table, signal_named
@@ -24,7 +23,7 @@ from quiver.otap.request import ROWS_BYTES_MAX
 from quiver.otap.transport_ids import plain_ids
 from quiver.primitives.scan import Damage
 
-__all__ = ["check_tables"]
+__all__ = ["check_tables", "measure_tables"]
 
 _KIND_MAX = 7
 _METRIC_TYPE_MAX = 5
@@ -44,24 +43,34 @@ def check_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Damage | 
     Raises:
         WrongUse: no such signal.
     """
+    measured = measure_tables(tables, signal)
+    return measured if isinstance(measured, Damage) else None
+
+
+def measure_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> int | Damage:
+    """
+    Return about what the rows of the tables take as Arrow, rather more, or why none can be made of them.
+
+    Raises:
+        WrongUse: no such signal.
+    """
     known = signal_named(signal)
     strange = sorted(set(tables) - set(known.payloads))
     if strange:
         return Damage(0, f"payload types {strange} do not belong to {signal}")
     if known.root not in tables:
-        return Damage(0, f"there is no table {TABLES[known.root].name}") if tables else None
+        return Damage(0, f"there is no table {TABLES[known.root].name}") if tables else 0
     try:
         columns: dict[int, Flat] = {}
         items = ITEMS_MAX
         for payload, batch in tables.items():
             columns[payload] = _columns(TABLES[payload], batch)
             items -= _values(payload, columns[payload], items)
-        _sizes(columns, {payload: batch.num_rows for payload, batch in tables.items()}, signal)
+        return _sizes(columns, {payload: batch.num_rows for payload, batch in tables.items()}, signal)
     except Refused as refusal:
         return Damage(0, str(refusal))
     except (pa.ArrowException, UnicodeDecodeError) as error:
         return Damage(0, f"the tables cannot be read: {str(error)[:300]}")
-    return None
 
 
 def _columns(table: Table, batch: pa.RecordBatch) -> Flat:
@@ -95,27 +104,30 @@ def _values(payload: int, columns: Flat, items: int) -> int:
     kinds, nested = columns.get(f"{prefix}type"), columns.get(f"{prefix}ser")
     if kinds is None or nested is None:
         return 0
-    counted = 0
+    counted, levels = 0, value_levels(payload)
     for kind, arm in _ARMS.items():
-        for found in pc.value_counts(nested.filter(pc.equal(kinds, kind))):
-            data, times = found["values"].as_py(), found["counts"].as_py()
+        found: Any = pc.value_counts(nested.filter(pc.equal(kinds, kind)))
+        for data, times in zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True):
             if not data:
                 continue
-            value: Any = AnyValue()
-            counted += times * decode_value(data, value, levels=value_levels(payload), items=max(items - counted, 0))
+            held, count = measure_value(data, levels=levels, items=max(items - counted, 0))
+            counted += times * count
             if counted > items:
                 raise Refused("CBOR: too many values")
-            if value.WhichOneof("value") != arm:
+            if held != arm:
                 raise Refused(f"{TABLES[payload].name}: a value of type {kind} holds another kind in its CBOR")
     return counted
 
 
-def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) -> None:
+def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) -> int:
     """
-    Bound what is small as tables and would be huge as a request, or as rows.
+    Bound what is small as tables and would be huge as a request, or as rows; return about what the rows take.
     """
     root = columns[SIGNALS[signal].root]
     count = rows[SIGNALS[signal].root]
+    most = _at_worst(columns, rows, count)
+    if signal != "metrics" and most < min(COLUMN_BYTES_MAX, ROWS_BYTES_MAX):
+        return most
     resource, scope = (_ids(root.get(name), count) for name in ("resource.id", "scope.id"))
     _copies(columns, root, count)
     heads = _lengths(root, ("resource.schema_url", "scope.name", "scope.version", "schema_url"), count)
@@ -132,6 +144,16 @@ def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) ->
     total = int(wire + (times * (heads + _ROW_BYTES)).sum())
     if total > ROWS_BYTES_MAX:
         raise Refused(f"its rows, with resource and scope on each, take {total} bytes; the most is {ROWS_BYTES_MAX}")
+    return total
+
+
+def _at_worst(columns: Mapping[int, Flat], rows: Mapping[int, int], count: int) -> int:
+    """
+    Return what the rows would take if every record had all the attributes of resources and scopes.
+    """
+    taken = {payload: sum(array.nbytes for array in flat.values()) for payload, flat in columns.items()}
+    origins = sum(taken.get(payload, 0) + _COPIED_ATTRIBUTE_BYTES * rows.get(payload, 0) for payload in (1, 2))
+    return 3 * sum(taken.values()) + 20 * sum(rows.values()) + count * (origins + _ROW_BYTES)
 
 
 def _copies(columns: Mapping[int, Flat], root: Flat, count: int) -> None:

@@ -17,6 +17,7 @@ from quiver.otap.arrow_message import ArrowPayload, decode_records
 from quiver.otap.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, Piece, pieces_of
 from quiver.otap.payload_schema import TABLES, signal_named
 from quiver.otap.refused import Refused
+from quiver.otap.stream_dictionaries import StreamDictionaries
 from quiver.otap.transport_ids import plain_ids
 from quiver.primitives.scan import Damage
 
@@ -114,6 +115,7 @@ class _Reader:
     reader: Any = None
     values: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    dictionaries: StreamDictionaries = field(default_factory=StreamDictionaries)
 
     def count(self, piece: Piece) -> None:
         before = (
@@ -197,7 +199,9 @@ class StreamDecoder:
         batch = reader.reader.read_next_batch()
         if not reader.feed.drained:
             raise Refused(f"{table.name}: bytes behind the record batch")
-        batch.validate(full=True)
+        if any(piece.kind == DICTIONARY and not piece.is_delta for piece in pieces):
+            reader.dictionaries.begin_anew()
+        batch = reader.dictionaries.sound(batch)
         return plain_ids(payload.payload, batch), inflated
 
     def _reader(self, payload: ArrowPayload) -> _Reader:

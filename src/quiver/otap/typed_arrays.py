@@ -1,35 +1,33 @@
 """
-AnyValues and lists of attributes as decoded from the wire → typed values and maps of a view.
+AnyValues and lists of attributes → typed values and maps of a view.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from quiver.otap.arrays import counts_of, require_distinct, require_one_arm
-from quiver.otap.nested_json import json_of_nested, nested_parts
+from quiver.otap.any_values import AnyValues, key_values, lone_values
+from quiver.otap.arrays import counts_of, require_distinct
+from quiver.otap.nested_json import json_values
 from quiver.otap.view_schema import TYPED_VALUE
 
-__all__ = ["maps", "typed_values"]
-
-_PLAIN_ARMS = tuple(field.name for field in TYPED_VALUE if field.name != "json_value")
+__all__ = ["maps", "repeated_maps", "typed_values"]
 
 
 def typed_values(values: Any) -> pa.Array:
     """
-    Return AnyValues as structs with one field per kind; all fields are null when the value is unset.
+    Return values, as decoded or as serialised, as structs with one field per kind; all are null where none is set.
 
     Raises:
-        Odd: a value was set twice, or a nested one does not parse.
+        Odd: a value is not written as encoders write it, or a nested one does not parse.
     """
-    arms = {name: values.field(name) for name in _PLAIN_ARMS}
-    arrays, kvlists = nested_parts(values)
-    require_one_arm([*arms.values(), arrays, kvlists])
-    arms["json_value"] = pc.coalesce(json_of_nested(arrays, "ArrayValue"), json_of_nested(kvlists, "KeyValueList"))
-    return pa.StructArray.from_arrays([arms[field.name] for field in TYPED_VALUE], fields=list(TYPED_VALUE))
+    found = lone_values(values) if isinstance(values, pa.Array) else values
+    as_json = json_values(found) if isinstance(found, AnyValues) else found.field("json_value")
+    arms = [as_json if field.name == "json_value" else found.field(field.name) for field in TYPED_VALUE]
+    return pa.StructArray.from_arrays(arms, fields=list(TYPED_VALUE))
 
 
 def maps(lists: pa.Array) -> pa.Array:
@@ -40,6 +38,28 @@ def maps(lists: pa.Array) -> pa.Array:
         Odd: a map has one key twice, or a value is odd.
     """
     entries: Any = lists.values
-    keys = entries.field("key")
+    keys, values = (
+        key_values(entries) if isinstance(entries, pa.Array) else (entries.field("key"), entries.field("value"))
+    )
     require_distinct(keys, counts_of(lists))
-    return pa.MapArray.from_arrays(lists.offsets, keys, typed_values(entries.field("value")))
+    return pa.MapArray.from_arrays(lists.offsets, keys, typed_values(values))
+
+
+def repeated_maps(maps_of_few: pa.MapArray, which: np.ndarray) -> pa.Array:
+    """
+    Return for each index of *which* the map there, as `take` does; arms that no value has cost nothing.
+    """
+    counts = counts_of(maps_of_few)
+    of_row = counts[which]
+    offsets = np.zeros(len(which) + 1, np.int32)
+    np.cumsum(of_row, out=offsets[1:])
+    first = np.asarray(maps_of_few.offsets)[:-1][which]
+    picked = pa.array(np.repeat(first - offsets[:-1], of_row) + np.arange(offsets[-1], dtype=np.int32))
+    values: Any = maps_of_few.items
+    arms = [_taken(values.field(field.name), picked) for field in TYPED_VALUE]
+    items = pa.StructArray.from_arrays(arms, fields=list(TYPED_VALUE))
+    return pa.MapArray.from_arrays(pa.array(offsets), maps_of_few.keys.take(picked), items)
+
+
+def _taken(values: pa.Array, picked: pa.Array) -> pa.Array:
+    return pa.nulls(len(picked), values.type) if values.null_count == len(values) else values.take(picked)

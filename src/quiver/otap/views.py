@@ -22,7 +22,7 @@ from quiver.otap.logs import log_columns
 from quiver.otap.metrics import metric_columns, points_of
 from quiver.otap.request import ROWS_BYTES_MAX, Measured, measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.sound_tables import check_tables
+from quiver.otap.sound_tables import measure_tables
 from quiver.otap.spans import span_columns
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.otap.view_schema import VIEW_SLOTS, projected_schema, view_name
@@ -61,7 +61,7 @@ class _Group:
     count: int = 0
     rows_bytes: int = 0
 
-    def add(self, data: bytes | memoryview | Damage, measured: Measured | Damage) -> None:
+    def add(self, data: Any, measured: Measured | Damage) -> None:
         if isinstance(data, Damage):
             self.bad.append((self.count, data.reason))
         elif isinstance(measured, Damage):
@@ -71,6 +71,27 @@ class _Group:
             self.indexes.append(self.count)
             self.rows_bytes += measured.rows_bytes
         self.count += 1
+
+
+@dataclass(slots=True)
+class _Run:
+    """
+    Sets of tables that are decoded together.
+    """
+
+    first: int = 0
+    stored: list[StoredTables] = field(default_factory=list)
+    unsound: list[Damage | None] = field(default_factory=list)
+    rows_bytes: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.stored)
+
+    def add(self, tables: Any, measured: Measured | Damage) -> None:
+        self.stored.append(tables)
+        self.unsound.append(measured if isinstance(measured, Damage) else None)
+        self.rows_bytes += 0 if isinstance(measured, Damage) else measured.rows_bytes
 
 
 def decode_requests(
@@ -114,27 +135,47 @@ def decode_groups(
         WrongUse: no such signal or column.
     """
     schema = projected_schema(signal, None if columns is None else list(columns))
-    group = _Group()
+    group: _Group | _Run = _Group()
     for item in requests:
-        data = item
-        if isinstance(data, StoredTables):
-            if group.count:
-                yield _decoded(group, signal, schema)
-                group = _Group(first=group.first + group.count)
-            direct = _decoded_tables(data, group.first, signal, schema)
-            if direct is not None:
-                yield direct
-                group = _Group(first=group.first + 1)
-                continue
-            data = data.request()
-        measured = data if isinstance(data, Damage) else measure_request(data, signal)
+        kind = _Run if isinstance(item, StoredTables) else _Group
+        measured = _measured(item, signal)
         grows = 0 if isinstance(measured, Damage) else measured.rows_bytes
-        if group.count and group.rows_bytes + grows > group_bytes:
-            yield _decoded(group, signal, schema)
-            group = _Group(first=group.first + group.count)
-        group.add(data, measured)
+        if group.count and (not isinstance(group, kind) or group.rows_bytes + grows > group_bytes):
+            yield from _decoded_all(group, signal, schema)
+            group = kind(first=group.first + group.count)
+        elif not group.count:
+            group = kind(first=group.first)
+        group.add(item, measured)
     if group.count:
+        yield from _decoded_all(group, signal, schema)
+
+
+def _measured(item: bytes | memoryview | StoredTables | Damage, signal: str) -> Measured | Damage:
+    if isinstance(item, Damage):
+        return item
+    if not isinstance(item, StoredTables):
+        return measure_request(item, signal)
+    size = measure_tables(item.tables, item.signal)
+    return size if isinstance(size, Damage) else Measured(0, size)
+
+
+def _decoded_all(group: _Group | _Run, signal: str, schema: pa.Schema) -> Iterator[DecodedRequests]:
+    if isinstance(group, _Group):
         yield _decoded(group, signal, schema)
+        return
+    together = _decoded_tables(group, signal, schema)
+    if together is not None:
+        yield together
+        return
+    # One of them has to become a request first: which, shows when each is decoded by itself.
+    for first, (stored, unsound) in enumerate(zip(group.stored, group.unsound, strict=True), group.first):
+        alone = _decoded_tables(_Run(first, [stored], [unsound]), signal, schema)
+        if alone is None:
+            data = stored.request()
+            single = _Group(first=first)
+            single.add(data, _measured(data, signal))
+            alone = _decoded(single, signal, schema)
+        yield alone
 
 
 def view(source: Bundle | pa.RecordBatch, signal: str, *, columns: Sequence[str] | None = None) -> pa.Table:
@@ -181,22 +222,24 @@ def _decoded(group: _Group, signal: str, schema: pa.Schema) -> DecodedRequests:
     return DecodedRequests(batch, tuple(bad), tuple(rows), group.first)
 
 
-def _decoded_tables(stored: StoredTables, first: int, signal: str, schema: pa.Schema) -> DecodedRequests | None:
+def _decoded_tables(run: _Run, signal: str, schema: pa.Schema) -> DecodedRequests | None:
     """
-    Return the rows of tables, or that they are unsound; None when they have to become a request first.
+    Return the rows of tables, and which are unsound; None when some have to become a request first.
     """
-    unsound = check_tables(stored.tables, stored.signal)
-    if unsound is not None:
+    bad = tuple((at, damage.reason) for at, damage in enumerate(run.unsound) if damage is not None)
+    sound = [one.tables for one, damage in zip(run.stored, run.unsound, strict=True) if damage is None]
+    if not sound:
         batch = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-        return DecodedRequests(batch, ((0, unsound.reason),), (0,), first)
+        return DecodedRequests(batch, bad, (0,) * run.count, run.first)
     try:
-        found = decode_tables(stored.tables, view_name(signal))
+        found = decode_tables(sound, view_name(signal))
         arrays = [found.makers[column.name]() for column in schema]
     except Odd:
         return None
-    (rows,) = found.per_request
-    batch = pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else _no_columns(rows)
-    return DecodedRequests(batch, (), (rows,), first)
+    counts = iter(found.per_request)
+    rows = tuple(0 if damage is not None else next(counts) for damage in run.unsound)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else _no_columns(sum(rows))
+    return DecodedRequests(batch, bad, rows, run.first)
 
 
 def _decoded_by_object(

@@ -1,10 +1,10 @@
 """
-OTLP's message descriptions, cut down to what a view shows, for decoders that write Arrow without objects.
+OTLP's message descriptions, cut down, for decoders that write Arrow without objects.
 
 Everything is derived from the installed descriptors; nothing is typed by hand. Two cuts are made of each:
 
-- *narrow*: no fields that no view shows, enumerations as numbers, and the recursive arms of AnyValue (arrays and
-  maps) as plain bytes. On the wire these are the same, and what is left no longer recurses.
+- *narrow*: enumerations as numbers, attributes and AnyValues as plain bytes. On the wire these are the same, and
+  what is left no longer recurses.
 - *shell*: only the nesting of resources, scopes and items, everything else as bytes. It is cheap to parse, says
   how many rows a request has, and refuses nesting without end on its own levels.
 """
@@ -22,8 +22,7 @@ from quiver.otap.request_shapes import SHAPES
 
 __all__ = ["narrow_handler", "nested_handler", "shell_class"]
 
-_NESTED_ARMS = frozenset({"array_value", "kvlist_value"})
-_UNSHOWN = frozenset({"entity_refs"})
+_AS_BYTES = frozenset({"KeyValue", "AnyValue"})
 
 # Shell: message → fields that stay messages; all other fields of these become bytes, scalars go.
 _SHELL_LEVELS = {
@@ -110,17 +109,18 @@ def _narrow(message: DescriptorProto) -> None:
         _narrow(nested)
     kept = []
     for field in message.field:
-        if field.name in _UNSHOWN or field.name.endswith("_strindex"):
+        if message.name in _AS_BYTES:
             continue
-        if message.name == "AnyValue" and field.name in _NESTED_ARMS:
-            # Repeated and outside the oneof: a value that came in two parts, which must be merged, is then seen.
+        if field.type_name.rpartition(".")[2] in _AS_BYTES:
+            # Repeated even where it is not: a value that came in two parts, which must be merged, is then seen.
             _retype(field, FieldDescriptorProto.TYPE_BYTES)
             field.label = FieldDescriptorProto.LABEL_REPEATED
-            field.ClearField("oneof_index")
         elif field.type == FieldDescriptorProto.TYPE_ENUM:
             _retype(field, FieldDescriptorProto.TYPE_INT32)
         kept.append(field)
     _keep(message, kept)
+    if message.name in _AS_BYTES:
+        del message.oneof_decl[:]
 
 
 def _shell(message: DescriptorProto) -> None:

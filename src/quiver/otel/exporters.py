@@ -153,7 +153,35 @@ def _split(items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message]) ->
     yield from _split(items[middle:], encode)
 
 
-class QuiverSpanExporter(SpanExporter):
+class _Keeping:
+    """
+    What the SDK asks of every exporter, and the account of what was not kept.
+    """
+
+    _intake: _Intake
+
+    @property
+    def dropped_items(self) -> Mapping[str, int]:
+        """
+        Spans, log records or data points that were not kept, by reason: full, failed, invalid, unencodable, forked,
+        shutdown.
+        """
+        return self._intake.dropped()
+
+    def force_flush(self, timeout_millis: float = 30_000) -> bool:  # noqa: ARG002 - the SDK's signature
+        """
+        Make what was exported durable. It is not waited for the far side.
+        """
+        return self._intake.flush()
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:  # noqa: ARG002 - the SDK's signature
+        """
+        Give the store back; the last user closes it.
+        """
+        self._intake.shut()
+
+
+class QuiverSpanExporter(_Keeping, SpanExporter):
     """
     Keeps spans in a store; for a `BatchSpanProcessor`. All exporters of a process may share a directory.
 
@@ -190,27 +218,8 @@ class QuiverSpanExporter(SpanExporter):
         kept = self._intake.keep(len(spans), lambda: _split(spans, encode_spans), self._intake.timeout_s)
         return SpanExportResult.SUCCESS if kept else SpanExportResult.FAILURE
 
-    @property
-    def dropped_items(self) -> Mapping[str, int]:
-        """
-        Spans that were not kept, by reason: full, failed, invalid, unencodable, forked, shutdown.
-        """
-        return self._intake.dropped()
 
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 - the SDK's signature
-        """
-        Make what was exported durable. It is not waited for the far side.
-        """
-        return self._intake.flush()
-
-    def shutdown(self) -> None:
-        """
-        Give the store back; the last user closes it.
-        """
-        self._intake.shut()
-
-
-class QuiverLogExporter(LogRecordExporter):
+class QuiverLogExporter(_Keeping, LogRecordExporter):
     """
     Keeps log records in a store; for a `BatchLogRecordProcessor`. Otherwise as `QuiverSpanExporter`.
     """
@@ -234,27 +243,8 @@ class QuiverLogExporter(LogRecordExporter):
         kept = self._intake.keep(len(batch), lambda: _split(batch, encode_logs), self._intake.timeout_s)
         return LogRecordExportResult.SUCCESS if kept else LogRecordExportResult.FAILURE
 
-    @property
-    def dropped_items(self) -> Mapping[str, int]:
-        """
-        Log records that were not kept, by reason: full, failed, invalid, unencodable, forked, shutdown.
-        """
-        return self._intake.dropped()
 
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 - the SDK's signature
-        """
-        Make what was exported durable. It is not waited for the far side.
-        """
-        return self._intake.flush()
-
-    def shutdown(self) -> None:
-        """
-        Give the store back; the last user closes it.
-        """
-        self._intake.shut()
-
-
-class QuiverMetricExporter(MetricExporter):
+class QuiverMetricExporter(_Keeping, MetricExporter):
     """
     Keeps metrics in a store; for a `PeriodicExportingMetricReader`. Otherwise as `QuiverSpanExporter`.
 
@@ -291,22 +281,3 @@ class QuiverMetricExporter(MetricExporter):
         timeout_s = min(self._intake.timeout_s, max(timeout_millis, 0) / 1000)
         kept = self._intake.keep(points, lambda: iter((encode_metrics(metrics_data).SerializeToString(),)), timeout_s)
         return MetricExportResult.SUCCESS if kept else MetricExportResult.FAILURE
-
-    @property
-    def dropped_items(self) -> Mapping[str, int]:
-        """
-        Data points that were not kept, by reason: full, failed, invalid, unencodable, forked, shutdown.
-        """
-        return self._intake.dropped()
-
-    def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002 - the SDK's signature
-        """
-        Make what was exported durable. It is not waited for the far side.
-        """
-        return self._intake.flush()
-
-    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:  # noqa: ARG002 - the SDK's signature
-        """
-        Give the store back; the last user closes it.
-        """
-        self._intake.shut()

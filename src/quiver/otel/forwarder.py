@@ -34,10 +34,10 @@ class _Unseen:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
 
-    def send(self, signal: str, request: bytes) -> Reply:
+    def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True))
         try:
-            return self._sender.send(signal, request)
+            return self._sender.send(signal, request, batch_id)
         finally:
             detach(token)
 

@@ -1,14 +1,15 @@
 """
-Requests stored a short while ago, so that one sent again is confirmed and not stored twice.
+Requests and tables stored a short while ago, so that what is sent again is confirmed and not stored twice.
 
-A client that did not hear the confirmation (the receiver died, the connection broke) sends the same bytes again.
-The window knows requests by a digest of slot and bytes; it is rebuilt from the write-ahead log at start.
+A client that did not hear the confirmation (the receiver died, the connection broke) sends the same again. The window
+knows requests by a digest of slot and bytes, tables by a digest of what they say; it is rebuilt from the write-ahead
+log at start.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from blake3 import blake3
 
 from quiver.bundle import OTLP_FINGERPRINT, OTLP_SLOTS
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.otap.payload_schema import SIGNALS, TABLES
+from quiver.otap.table_digest import digest_of_tables
 
 __all__ = ["DedupeWindow", "request_digest"]
 
@@ -49,10 +52,32 @@ class DedupeWindow:
         self._changed = threading.Condition(threading.Lock())
         self._stored: dict[bytes, float] = {}  # digest → when it was stored; oldest first
         self._in_flight: set[bytes] = set()
+        self._tables_until: float | None = None
 
     def __len__(self) -> int:
         with self._changed:
             return len(self._stored)
+
+    @property
+    def holds_tables(self) -> bool:
+        """
+        Whether tables that the last process stored may still be in it.
+        """
+        return self._tables_until is not None and self._clock.monotonic() <= self._tables_until
+
+    def knows(self, digest: bytes) -> bool:
+        """
+        Say whether this is stored; unlike `begin` it begins nothing.
+        """
+        with self._changed:
+            return self._is_stored(digest)
+
+    def remember(self, digest: bytes) -> None:
+        """
+        Take note of something stored now.
+        """
+        with self._changed:
+            self._remember(digest, self._clock.monotonic())
 
     def begin(self, digest: bytes) -> bool:
         """
@@ -64,11 +89,14 @@ class DedupeWindow:
         with self._changed:
             while digest in self._in_flight:
                 self._clock.wait(self._changed, None)
-            stored_at = self._stored.get(digest)
-            if stored_at is not None and self._clock.monotonic() - stored_at <= self.window_s:
+            if self._is_stored(digest):
                 return False
             self._in_flight.add(digest)
             return True
+
+    def _is_stored(self, digest: bytes) -> bool:
+        stored_at = self._stored.get(digest)
+        return stored_at is not None and self._clock.monotonic() - stored_at <= self.window_s
 
     def finish(self, digest: bytes, *, stored: bool) -> None:
         """
@@ -82,9 +110,9 @@ class DedupeWindow:
 
     def rebuild(self, entries: Iterable[Any]) -> int:
         """
-        Remember the requests in the log's *entries*, oldest first, that are younger than the window.
+        Remember what is in the log's *entries*, oldest first, and younger than the window.
 
-        Returns how many requests could not be read; such a request is stored again when it is sent again.
+        Returns how many slots could not be read; what was in one is stored again when it is sent again.
         """
         now_ns = self._clock.now_ns()
         unread = 0
@@ -93,16 +121,17 @@ class DedupeWindow:
             age_s = max(0, now_ns - entry.ingested_at_ns) / 1e9
             if age_s > self.window_s:
                 continue
-            for slot in entry.slots:
-                if slot.slot not in _RAW_SLOTS or slot.fingerprint != OTLP_FINGERPRINT:
-                    continue
-                digests = _digests(slot)
-                if digests is None:
-                    unread += 1
-                    continue
-                with self._changed:
-                    for digest in digests:
-                        self._remember(digest, self._clock.monotonic() - age_s)
+            found = _digests_of_requests(entry.slots)
+            tables = _digests_of_tables(entry.slots)
+            stored_at = self._clock.monotonic() - age_s
+            with self._changed:
+                for digest in (*found, *tables):
+                    if digest is None:
+                        unread += 1
+                    else:
+                        self._remember(digest, stored_at)
+                if any(tables):
+                    self._tables_until = stored_at + self.window_s
         return unread
 
     def _remember(self, digest: bytes, stored_at: float) -> None:
@@ -117,10 +146,49 @@ class DedupeWindow:
             del stored[oldest]
 
 
-def _digests(slot: Any) -> list[bytes] | None:
+def _digests_of_requests(slots: Iterable[Any]) -> list[bytes | None]:
+    """
+    Return a digest for each request, None for each slot of them that cannot be read.
+    """
+    found: list[bytes | None] = []
+    for slot in slots:
+        if slot.slot not in _RAW_SLOTS or slot.fingerprint != OTLP_FINGERPRINT:
+            continue
+        table = _read(slot)
+        if table is None or "data" not in table.column_names:
+            found.append(None)
+        else:
+            column = table.column("data")
+            found += [request_digest(slot.slot, value.as_buffer()) for value in column if value.is_valid]
+    return found
+
+
+def _digests_of_tables(slots: Sequence[Any]) -> list[bytes | None]:
+    """
+    Return a digest for the tables of each signal, None where they cannot be read.
+    """
+    found: list[bytes | None] = []
+    payloads = {slot.slot: slot for slot in slots if slot.slot in TABLES}
+    for signal in SIGNALS.values():
+        if signal.root not in payloads:
+            continue
+        read = {payload: _read(payloads[payload]) for payload in signal.payloads if payload in payloads}
+        root = read[signal.root]
+        if root is not None and "resource" not in root.column_names:
+            continue  # whatever else uses the slot of a root
+        batches: dict[int, pa.RecordBatch] = {}
+        for payload, table in read.items():
+            whole = table.combine_chunks().to_batches() if table is not None else []
+            if whole:
+                batches[payload] = whole[0]
+        digest = digest_of_tables(batches) if len(batches) == len(read) else None
+        found.append(digest if isinstance(digest, bytes) else None)
+    return found
+
+
+def _read(slot: Any) -> pa.Table | None:
     try:
         with pa.ipc.open_stream(pa.py_buffer(slot.payload)) as stream:
-            column = stream.read_all().column("data")
-    except (pa.ArrowException, KeyError):
+            return stream.read_all()
+    except pa.ArrowException:
         return None
-    return [request_digest(slot.slot, value.as_buffer()) for value in column if value.is_valid]

@@ -26,12 +26,15 @@ _ACCEPT_PAUSE_S = 0.5
 
 class ConnectionLimits:
     """
-    The bounds of a listener: numbers of connections, and times in seconds.
+    The bounds of a listener: numbers of connections, and times in seconds; *age_s* None is as long as they like.
     """
 
-    __slots__ = ("connections_max", "head_timeout_s", "idle_timeout_s")
+    __slots__ = ("age_s", "connections_max", "head_timeout_s", "idle_timeout_s")
 
-    def __init__(self, *, connections_max: int, head_timeout_s: float, idle_timeout_s: float) -> None:
+    def __init__(
+        self, *, connections_max: int, head_timeout_s: float, idle_timeout_s: float, age_s: float | None = None
+    ) -> None:
+        self.age_s = age_s
         self.connections_max = connections_max
         self.head_timeout_s = head_timeout_s
         self.idle_timeout_s = idle_timeout_s
@@ -46,6 +49,7 @@ class HttpListener:
         limits: the bounds.
         context: TLS, or None.
         refused: called for each connection that was one too many.
+        share_port: others may listen on the same port.
     """
 
     def __init__(
@@ -54,11 +58,15 @@ class HttpListener:
         limits: ConnectionLimits,
         context: ssl.SSLContext | None,
         refused: Callable[[], None],
+        *,
+        share_port: bool = False,
     ) -> None:
         self._server = server
         self._limits = limits
         self._context = context
         self._refused = refused
+        self._share_port = share_port
+        self._born: dict[Any, float] = {}  # when each protocol had its first request
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._greeting: dict[socket.socket, Any] = {}  # in their handshake → their protocol, once there is one
@@ -79,7 +87,7 @@ class HttpListener:
         for family, kind, protocol, _, address in dict.fromkeys(found):
             try:
                 # Port 0 is one free port, the same for all addresses.
-                bound = _bound(family, kind, protocol, (address[0], port, *address[2:]))
+                bound = _bound(family, kind, protocol, (address[0], port, *address[2:]), share_port=self._share_port)
             except OSError as error:
                 if error.errno not in _NO_SUCH_FAMILY:
                     raise
@@ -105,6 +113,14 @@ class HttpListener:
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
+
+    def is_old(self, request: web.BaseRequest) -> bool:
+        """
+        Say whether the connection of *request* is as old as one may get: its client is to make a new one.
+        """
+        now = asyncio.get_running_loop().time()
+        born = self._born.setdefault(request.protocol, now)
+        return self._limits.age_s is not None and now - born >= self._limits.age_s
 
     @contextlib.contextmanager
     def handling(self, request: web.BaseRequest) -> Iterator[None]:
@@ -181,6 +197,7 @@ class HttpListener:
             now = loop.time()
             live = set(self._server.connections)
             self._spoke &= live
+            self._born = {protocol: born for protocol, born in self._born.items() if protocol in live}
             self._silent_since = {protocol: self._silent_since.get(protocol, now) for protocol in live}
             for protocol, since in self._silent_since.items():
                 allowed = limits.idle_timeout_s if protocol in self._spoke else limits.head_timeout_s
@@ -194,11 +211,13 @@ def _drop(protocol: RequestHandler) -> None:
         transport.abort()
 
 
-def _bound(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> socket.socket:
+def _bound(family: int, kind: int, protocol: int, address: tuple[Any, ...], *, share_port: bool) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setblocking(False)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(address)

@@ -20,7 +20,8 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, QuiverError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap.request import parse_request
-from quiver.otap.tables_from_otlp import tables_of_message
+from quiver.otap.table_digest import digest_of_tables
+from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
 from quiver.receivers.captured import add_headers
@@ -137,6 +138,13 @@ class OtlpIntake:
                 # without a sync would promise more than was kept.
                 store.sync()
 
+    @property
+    def window(self) -> DedupeWindow | None:
+        """
+        What was stored a short while ago; None when nothing is kept of it.
+        """
+        return self._window
+
     def accept(
         self,
         signal: str,
@@ -248,11 +256,16 @@ class OtlpIntake:
         if isinstance(made, Damage):
             return Verdict("invalid", made.reason)
         bundles, warning = made
+        fresh, digests = self._fresh(bundles)
+        if bundles and not fresh:
+            return Verdict("duplicate", warning=warning)
         try:
-            for index, bundle in enumerate(bundles, 1):
+            for index, bundle in enumerate(fresh, 1):
                 # Whoever waits for the last one has waited for all of them.
-                durable = self._settings.ack == "synced" and index == len(bundles)
+                durable = self._settings.ack == "synced" and index == len(fresh)
                 self._store.ingest(bundle, durable=durable)
+                if digests:
+                    self._remember(digests[index - 1])
         except AtCapacity as full:
             return Verdict("full", str(full), self._retry_after(full.retry_after_s))
         except BundleInvalid as invalid:
@@ -263,16 +276,39 @@ class OtlpIntake:
         self._full_since = None
         return Verdict("stored", warning=warning)
 
+    def _fresh(self, bundles: Sequence[Bundle]) -> tuple[Sequence[Bundle], Sequence[bytes]]:
+        """
+        Return the bundles that are not stored yet, and digests to remember them by; none where nobody will ask.
+
+        The bytes of a request are not in the log when its tables are: what the last process stored is known by its
+        tables. So are the parts of a request that did not get in as a whole.
+        """
+        window = self._window
+        if window is None or self._settings.otlp_handling == "pass_through":
+            return bundles, ()
+        if len(bundles) == 1 and not window.holds_tables:
+            return bundles, ()
+        fresh, digests = [], []
+        for bundle in bundles:
+            digest = digest_of_tables(bundle.batches)
+            known = isinstance(digest, bytes) and window.knows(digest)
+            if not known:
+                fresh.append(bundle)
+                digests.append(digest if isinstance(digest, bytes) else b"")
+        return fresh, digests
+
+    def _remember(self, digest: bytes) -> None:
+        if self._window is not None:
+            self._window.remember(digest)
+
     def _bundles(self, signal: str, data: bytes) -> tuple[Sequence[Bundle], str] | Damage:
         """
         Return what is stored of the request, and a warning for its sender; or why it is none.
         """
-        read = parse_request(data, signal)
-        if isinstance(read, Damage):
-            return read
         if self._settings.otlp_handling == "pass_through":
-            return (_bundle(OTLP_SLOTS[signal], data),), ""
-        converted = tables_of_message(read.message, signal)
+            read = parse_request(data, signal)
+            return read if isinstance(read, Damage) else ((_bundle(OTLP_SLOTS[signal], data),), "")
+        converted = tables_of_request(data, signal)
         if isinstance(converted, Damage):
             return converted
         for what, count in converted.left_out.items():

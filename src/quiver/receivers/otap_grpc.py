@@ -65,7 +65,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         super().__init__(store, settings, clock=clock, observer=observer, intake=intake)
         self.otap = OtapSettings() if otap is None else otap
         self._store = store
-        self._batches = OtapIntake(store, self.otap, self._observer, clock=clock)
+        self._batches = OtapIntake(store, self.otap, self._observer, clock=clock, window=self.intake.window)
         self._closing: asyncio.Event | None = None
         self._workers: ThreadPoolExecutor | None = None  # the pool, also while it is being stopped
         self._unsynced: list[asyncio.Future[str]] = []

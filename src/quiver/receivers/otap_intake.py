@@ -16,8 +16,10 @@ from quiver.errors import AtCapacity, BundleInvalid, QuiverError, WrongUse
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, StreamDecoder, StreamLimits
 from quiver.otap.sound_tables import check_tables
+from quiver.otap.table_digest import digest_of_tables
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
+from quiver.receivers.dedupe import DedupeWindow
 from quiver.receivers.inflate import GZIP_MAGIC, inflate
 from quiver.receivers.intake import IntakeStore
 from quiver.receivers.otap_settings import OtapSettings
@@ -55,11 +57,19 @@ class OtapIntake:
         settings: limits.
         clock: handed to the budget.
         observer: counts batches by signal and outcome.
+        window: what was stored a short while ago, and is confirmed again without being stored again.
     """
 
     def __init__(
-        self, store: IntakeStore, settings: OtapSettings, observer: Observer, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        store: IntakeStore,
+        settings: OtapSettings,
+        observer: Observer,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        window: DedupeWindow | None = None,
     ) -> None:
+        self._window = window
         self._store = store
         self._settings = settings
         self._observer = observer
@@ -129,7 +139,7 @@ class OtapIntake:
             return Taken(status, last=bool(why), why=why), "invalid"
         if not batch.tables:
             return Taken(BatchStatus(batch.batch_id, StatusCode.OK), last=bool(why), why=why), "empty"
-        code, text, outcome = self._keep(Bundle(batch.tables))
+        code, text, outcome = self._once(Bundle(batch.tables))
         status = BatchStatus(batch.batch_id, code, text)
         return Taken(status, stored=code == StatusCode.OK, last=bool(why), why=why), outcome
 
@@ -139,6 +149,24 @@ class OtapIntake:
             return message
         inflated = inflate(message, size_max=size_max)
         return Damage(0, f"the message is over {size_max} bytes once decompressed") if inflated is None else inflated
+
+    def _once(self, bundle: Bundle) -> tuple[StatusCode, str, str]:
+        """
+        Keep a batch unless it is kept already: a client whose stream broke sends it again on another.
+        """
+        window = self._window
+        digest = digest_of_tables(bundle.batches) if window is not None else None
+        if window is None or not isinstance(digest, bytes):
+            return self._keep(bundle)
+        if not window.begin(digest):
+            return StatusCode.OK, "", "duplicate"
+        stored = False
+        try:
+            kept = self._keep(bundle)
+            stored = kept[0] == StatusCode.OK
+        finally:
+            window.finish(digest, stored=stored)
+        return kept
 
     def _keep(self, bundle: Bundle) -> tuple[StatusCode, str, str]:
         size = bundle.nbytes

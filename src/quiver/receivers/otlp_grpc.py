@@ -58,8 +58,8 @@ def server_options(settings: OtlpSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_concurrent_streams", settings.requests_waiting_max),
         ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_AND_GZIP),
-        # Two processes on one port would each get half of the requests.
-        ("grpc.so_reuseport", 0),
+        # Two processes on one port would each get half of the requests; that must be meant.
+        ("grpc.so_reuseport", int(settings.share_port)),
         # Requests arrive as they are on the wire, so that they are inflated here, within bounds.
         ("grpc.per_message_decompression", 0),
         ("grpc.max_allowed_incoming_connections", settings.connections_max),

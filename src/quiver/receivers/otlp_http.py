@@ -238,8 +238,11 @@ class OtlpHttpReceiver:
             connections_max=settings.connections_max,
             head_timeout_s=settings.head_timeout_s,
             idle_timeout_s=settings.keepalive.max_connection_idle_s or HTTP_IDLE_S,
+            age_s=settings.keepalive.max_connection_age_s,
         )
-        self._listener = HttpListener(runner.server, limits, self._context, self._one_too_many)
+        self._listener = HttpListener(
+            runner.server, limits, self._context, self._one_too_many, share_port=settings.share_port
+        )
         return await self._listener.listen(*split_address(settings.listening_addr))
 
     def _one_too_many(self) -> None:
@@ -273,7 +276,9 @@ class OtlpHttpReceiver:
             body = _Body()
             try:
                 with nullcontext() if self._listener is None else self._listener.handling(request):
-                    return await self._export(signal, request, reply, body)
+                    response = await self._export(signal, request, reply, body)
+                is_old = self._listener is not None and self._listener.is_old(request)
+                return _closing(response) if is_old else response
             finally:
                 self._receiving_bytes -= body.size
                 self._handling -= 1

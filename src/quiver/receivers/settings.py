@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quiver.errors import SettingsInvalid
-from quiver.receivers.security import SecuritySettings, check_exposure
+from quiver.receivers.security import AuthSettings, SecuritySettings, check_exposure, is_loopback
 from quiver.settings import MIB
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Handling",
     "KeepaliveSettings",
     "OtlpSettings",
+    "describe",
     "split_address",
 ]
 
@@ -67,7 +68,7 @@ class KeepaliveSettings:
 
     Attributes:
         max_connection_idle_s: a connection without requests is closed after this; None never.
-        max_connection_age_s: gRPC asks clients to connect anew after this, which also makes them show their
+        max_connection_age_s: clients are asked to connect anew after this, which also makes them show their
             certificate anew; None never.
         max_connection_age_grace_s: what requests in hand get then; None is as long as they take.
         ping_interval_s: gRPC asks a silent client whether it is still there.
@@ -103,7 +104,8 @@ class OtlpSettings:
         max_decompressed_bytes: the most it may take once decompressed.
         ack: `synced` confirms when the request is on the disk, `logged` when it is in the log (the death of the
             process loses nothing, a power loss at most `wal.flush_interval`).
-        dedupe_window_s: a byte-identical request within this time is confirmed again and not stored again; 0 is off.
+        dedupe_window_s: a byte-identical request, and an OTAP batch that says the same, is confirmed again within this
+            time and not stored again; 0 is off.
         dedupe_entries_max: the window forgets its oldest requests beyond this many (about 200 bytes each).
         in_flight_bytes_max: the most that requests being handled may take together; more are told to come later.
         receiving_bytes_max: the most that HTTP bodies may take together while they arrive.
@@ -116,6 +118,7 @@ class OtlpSettings:
         keepalive: how long connections live.
         otlp_handling: `pass_through` stores requests as they came, `convert_to_arrow` as OTAP tables.
         capture_headers: request headers that are kept, as resource attributes ``http.request.header.<name>``.
+        share_port: other processes may listen on the same port; the kernel deals connections out among them.
 
     Raises:
         SettingsInvalid: out of range, or two settings contradict each other.
@@ -138,6 +141,7 @@ class OtlpSettings:
     keepalive: KeepaliveSettings = field(default_factory=KeepaliveSettings)
     otlp_handling: Handling = "pass_through"
     capture_headers: tuple[str, ...] = ()
+    share_port: bool = False
 
     def __post_init__(self) -> None:
         check_exposure(split_address(self.listening_addr)[0], self.security)
@@ -168,3 +172,34 @@ def _check_captured(names: tuple[str, ...]) -> None:
             raise SettingsInvalid(f"capture_headers: {name!r} is not the name of a header")
         if name.lower() in _NEVER_CAPTURED:
             raise SettingsInvalid(f"capture_headers: {name} carries credentials, which are not to be stored")
+
+
+def describe(settings: OtlpSettings) -> list[str]:
+    """
+    Return in a few lines who can reach a receiver, and what becomes of a request. No credential is in them.
+    """
+    security = settings.security
+    host = split_address(settings.listening_addr)[0]
+    reach = "this machine only" if is_loopback(host) else "every machine that can reach it"
+    tls = security.tls
+    private = "in plain text" if tls is None else f"with TLS (certificate {tls.cert_file})"
+    lines = [f"listens on {settings.listening_addr} {private}, for {reach}"]
+    if tls is not None and tls.client_ca_file is not None:
+        lines.append(f"clients show a certificate signed by {tls.client_ca_file}")
+    if security.auth is not None:
+        lines.append(f"requests show {_credentials(security.auth)}")
+    if not is_loopback(host) and security.missing():
+        lines.append(f"INSECURE: it listens without {security.missing()}, as insecure: true allows")
+    kept = "as they came" if settings.otlp_handling == "pass_through" else "as OTAP tables (otlp_handling)"
+    safe = "on the disk" if settings.ack == "synced" else "in the log, which a power loss may cut"
+    lines.append(f"keeps requests {kept}, and confirms them when they are {safe}")
+    return lines
+
+
+def _credentials(auth: AuthSettings) -> str:
+    kinds = []
+    if auth.tokens or auth.token_file:
+        kinds.append("a bearer token" + (f" (also of {auth.token_file})" if auth.token_file else ""))
+    if auth.users or auth.user_file:
+        kinds.append("a name and a password" + (f" (also of {auth.user_file})" if auth.user_file else ""))
+    return " or ".join(kinds)

@@ -1,0 +1,123 @@
+"""
+Taking requests apart: protobuf objects beside whole columns, into the rows of a view and into OTAP tables.
+
+Log records with ten attributes in requests of a thousand, records per second of one core. The floor is the protobuf
+library's own parser, which makes objects and nothing of them. *view* is one row a record with all columns of the
+view; *tables* is what a receiver keeps of a request, one at a time.
+
+    .venv/bin/python bench/decode.py [--rounds N] [--quick] [--write docs/benchmarks.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from quiver.otap import StoredTables, decode_groups, from_otlp, views
+from quiver.otap.arrays import Odd
+from quiver.otap.tables_from_otlp import tables_of_message, tables_of_request
+from report import machine, noise, ratios, run_rounds, write_section
+from telemetry import ROWS, log_request
+
+FLOOR = "parser alone"
+AIM = 400_000
+
+
+def rate(requests: list[bytes], work: Callable[[list[bytes]], object]) -> Callable[[Path], float]:
+    def run(_directory: Path) -> float:
+        work(requests[:4])
+        started = process_time()
+        work(requests)
+        return len(requests) * ROWS / (process_time() - started)
+
+    return run
+
+
+def parse(requests: list[bytes]) -> None:
+    for data in requests:
+        ExportLogsServiceRequest.FromString(data)
+
+
+def rows_by_column(requests: list[bytes]) -> None:
+    for decoded in decode_groups(requests, "logs"):
+        assert not decoded.bad
+
+
+def rows_by_object(requests: list[bytes]) -> None:
+    def refuse(*_: object) -> None:
+        raise Odd
+
+    kept, views.decode_columnar = views.decode_columnar, refuse
+    try:
+        rows_by_column(requests)
+    finally:
+        views.decode_columnar = kept
+
+
+def rows_of_tables(requests: list[bytes]) -> Callable[[Path], float]:
+    bundles = [bundle for data in requests for bundle in from_otlp(data, "logs")]
+    stored = [StoredTables(bundle.batches, "logs") for bundle in bundles]
+
+    def run(_directory: Path) -> float:
+        started = process_time()
+        for decoded in decode_groups(stored, "logs"):
+            assert not decoded.bad
+        return len(requests) * ROWS / (process_time() - started)
+
+    return run
+
+
+def tables_by_column(requests: list[bytes]) -> None:
+    for data in requests:
+        tables_of_request(data, "logs")
+
+
+def tables_by_object(requests: list[bytes]) -> None:
+    for data in requests:
+        tables_of_message(ExportLogsServiceRequest.FromString(data), "logs")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="few requests, one round")
+    parser.add_argument("--write", type=Path, help="put the table into this page")
+    options = parser.parse_args()
+    requests = [log_request(seed) for seed in range(4 if options.quick else 40)]
+    few = requests[: max(4, len(requests) // 8)]
+    contenders = {
+        FLOOR: rate(requests, parse),
+        "view, whole columns": rate(requests, rows_by_column),
+        "view, from OTAP tables": rows_of_tables(requests),
+        "view, objects": rate(few, rows_by_object),
+        "tables, whole columns": rate(requests, tables_by_column),
+        "tables, objects": rate(few, tables_by_object),
+    }
+    with tempfile.TemporaryDirectory(prefix="bench-decode-", dir=Path.cwd()) as scratch:
+        results = run_rounds(contenders, rounds=1 if options.quick else options.rounds, scratch=Path(scratch))
+    lines = [
+        (
+            f"Measured by `bench/decode.py` ({machine()}; {options.rounds} rounds). A ratio is records per second of "
+            f"one core over the {FLOOR}'s in the same round. The aim for views is {AIM:,}."
+        ),
+        "",
+        "| way | ratio to the parser | lowest to highest | records/s of a core (median) | own swing |",
+        "|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        median, low, high = ratios(result, results[FLOOR])
+        lines.append(
+            f"| {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} | {noise(result):.0%} |"
+        )
+    print("\n".join(lines[2:]))
+    if options.write:
+        write_section(options.write, "decode", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""
+What OTAP tables are known by, however they are written: whether they were sent before.
+
+The same batch sent again on another stream has other dictionaries, other columns that are all default, other
+encodings of its ids. None of that is looked at: ids are plain, dictionaries decoded, defaults filled in and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from blake3 import blake3
+
+from quiver.otap.payload_arrays import PRESENCE, flat_columns, is_all_default
+from quiver.otap.payload_schema import TABLES
+from quiver.otap.refused import Refused
+from quiver.otap.transport_ids import plain_ids
+from quiver.primitives.scan import Damage
+
+__all__ = ["DIGEST_BYTES", "digest_of_tables"]
+
+DIGEST_BYTES = 16
+
+
+def digest_of_tables(tables: Mapping[int, pa.RecordBatch]) -> bytes | Damage:
+    """
+    Return 128 bits of BLAKE3 over what tables say, or why they say nothing. Order of rows counts.
+    """
+    digest = blake3(b"otap tables")
+    try:
+        for payload, batch in sorted(tables.items()):
+            _add_table(digest, payload, batch)
+    except (Refused, KeyError) as refusal:
+        return Damage(0, f"not tables: {refusal}")
+    return digest.digest(length=DIGEST_BYTES)
+
+
+def _add_table(digest: Any, payload: int, batch: pa.RecordBatch) -> None:
+    table = TABLES[payload]
+    flat = flat_columns(table, plain_ids(payload, batch))
+    digest.update(f"{payload} {batch.num_rows};".encode())
+    for struct in PRESENCE:
+        if struct in flat:
+            _add(digest, struct, flat[struct])
+    for column in table.columns:
+        array = flat.get(column.name)
+        if array is None:
+            continue
+        if array.null_count and not column.optional and not pa.types.is_fixed_size_binary(column.type):
+            array = _without_nulls(array)
+        if not is_all_default(column, array):
+            _add(digest, column.name, array)
+
+
+def _add(digest: Any, name: str, array: pa.Array) -> None:
+    digest.update(f"{name};".encode())
+    if array.null_count:
+        digest.update(np.packbits(np.asarray(array.is_valid())).tobytes())
+        array = _without_nulls(array)
+    for part in _parts(array):
+        digest.update(part)
+
+
+def _without_nulls(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(_offsets(pc.fill_null(pc.list_value_length(array), 0)), array.flatten())
+    if pa.types.is_temporal(kind):
+        return pc.fill_null(array.view(pa.int64()), 0)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        empty = bytes(kind.byte_width) if pa.types.is_fixed_size_binary(kind) else b""
+        return pc.fill_null(array, pa.scalar(empty.decode() if pa.types.is_string(kind) else empty, kind))
+    return pc.fill_null(array, pa.scalar(False if pa.types.is_boolean(kind) else 0, kind))
+
+
+def _offsets(lengths: pa.Array) -> pa.Array:
+    return pa.array(np.concatenate(([0], np.cumsum(np.asarray(lengths)))), pa.int32())
+
+
+def _parts(array: pa.Array) -> list[bytes]:
+    """
+    Return the bytes of an array without nulls, wherever in its buffers it begins.
+    """
+    kind = array.type
+    if pa.types.is_list(kind):
+        lengths = np.asarray(pc.list_value_length(array)).astype(np.int32).tobytes()
+        return [lengths, *_items(array.flatten())]
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        lengths = np.asarray(pc.binary_length(array)).astype(np.int32).tobytes()
+        return [lengths, b"".join(array.cast(pa.binary()).to_pylist())]
+    if pa.types.is_fixed_size_binary(kind):
+        start, end = array.offset * kind.byte_width, (array.offset + len(array)) * kind.byte_width
+        return [memoryview(array.buffers()[1])[start:end].tobytes()]
+    if pa.types.is_boolean(kind):
+        return [np.packbits(np.asarray(array)).tobytes()]
+    return [np.asarray(array.view(pa.int64()) if pa.types.is_temporal(kind) else array).tobytes()]
+
+
+def _items(items: Any) -> list[bytes]:
+    """
+    Return the bytes of what stands in lists; there null is zero.
+    """
+    if pa.types.is_struct(items.type):
+        children = [_without_nulls(child) for child in items.flatten()]
+        return [part for child in children for part in _parts(child)]
+    return _parts(_without_nulls(items))

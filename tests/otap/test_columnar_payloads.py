@@ -1,0 +1,151 @@
+"""
+Requests become the same tables whether an object per record is made for it or not, down to dictionaries and metadata.
+"""
+
+import sys
+
+import pyarrow as pa
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from otap_random import carried_request
+from otap_ways import CASES, VECTORS, VIEW_OF, bytes_of, parsed
+
+from quiver.otap.arrays import Odd
+from quiver.otap.columnar_payloads import tables_of_columns
+from quiver.otap.tables_from_otlp import Converted, tables_of_message, tables_of_request
+from quiver.primitives.scan import Damage
+
+SIGNALS = list(VIEW_OF)
+SAMPLES = sorted((VECTORS / "otlp").glob("*.pb"))
+
+
+def by_object(data: bytes, signal: str) -> Converted:
+    converted = tables_of_message(parsed(data, signal), signal)
+    assert isinstance(converted, Converted), converted
+    return converted
+
+
+def check(data: bytes, signal: str) -> None:
+    fast, left_out = tables_of_columns(data, signal)
+    slow = by_object(data, signal)
+    assert dict(left_out) == dict(slow.left_out)
+    (expected,) = slow.tables or ({},)
+    assert list(fast) == list(expected)
+    for payload, batch in fast.items():
+        batch.validate(full=True)
+        assert batch.schema.equals(expected[payload].schema, check_metadata=True)
+        assert repr(batch.to_pydict()) == repr(
+            expected[payload].to_pydict()
+        )  # NaN is equal to itself so, -0.0 not to 0.0
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if pa.types.is_dictionary(column.type):
+                assert column.dictionary.equals(expected[payload].column(name).dictionary)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_requests_of_the_sdk_and_odd_ones(path):
+    signal = path.name.partition("_")[0]
+    try:
+        check(path.read_bytes(), signal)
+    except Odd:
+        assert isinstance(tables_of_request(path.read_bytes(), signal), Converted | Damage)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES.values() if case["producer"] == "go"], ids=lambda c: c["name"])
+def test_requests_that_were_recorded(case):
+    check(bytes_of(case["otlp"][0]), case["signal"])
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_random_requests(signal):
+    done = 0
+    for seed in range(120):
+        data = carried_request(VIEW_OF[signal], seed)
+        try:
+            check(data, signal)
+        except Odd:
+            continue
+        done += 1
+    assert done > 90, "nearly all requests were left to the objects"
+
+
+def logs(*records) -> bytes:
+    request = ExportLogsServiceRequest()
+    request.resource_logs.add().scope_logs.add().log_records.extend(records)
+    return request.SerializeToString()
+
+
+def record(**values):
+    return ExportLogsServiceRequest().resource_logs.add().scope_logs.add().log_records.add(**values)
+
+
+def nested(number: int) -> AnyValue:
+    """A map of arrays, which none of the others is equal to; every kind is in it."""
+    value = AnyValue()
+    pair = value.kvlist_value.values.add(key=f"key {number}")
+    values = pair.value.array_value.values
+    for whole in (number, -number - 1, 23, 24, 300, 70_000, 2**40, -(2**63), 2**63 - 1):
+        values.add(int_value=whole)
+    for text in ("", "é" * number, "x" * 300):
+        values.add(string_value=text)
+    values.add(double_value=-0.0)
+    values.add(double_value=float("nan"))
+    values.add(bool_value=bool(number % 2))
+    values.add(bytes_value=b"\xff" * number)
+    values.add()
+    values.add().array_value.SetInParent()
+    values.add().kvlist_value.SetInParent()
+    value.kvlist_value.values.add(key="unset")
+    value.kvlist_value.values.add(key="unset")
+    return value
+
+
+@pytest.mark.parametrize("count", [3, 200])
+def test_nested_values_are_the_same_cbor_few_or_many(count):
+    check(logs(*(record(body=nested(number)) for number in range(count))), "logs")
+
+
+@pytest.mark.parametrize("levels", [10, 60])
+def test_values_nested_deeper_than_parsers_follow_are_refused(levels):
+    """The decoder sees bytes only; the parser of requests counts levels, two for each array."""
+    body = b"\x18\x01"
+    for _ in range(levels):
+        array = b"\x0a" + _length(body) + body
+        body = b"\x2a" + _length(array) + array
+    data = b"\x2a" + _length(body) + body  # the body of a record
+    for tag in (b"\x12", b"\x12", b"\x0a"):
+        data = tag + _length(data) + data
+    assert isinstance(tables_of_request(data, "logs"), Converted if levels == 10 else Damage)
+
+
+def _length(data: bytes) -> bytes:
+    left, out = len(data), bytearray()
+    while left > 0x7F:
+        out.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*out, left])
+
+
+def test_an_id_of_another_length_is_refused_in_words():
+    refused = tables_of_request(logs(record(trace_id=b"short")), "logs")
+    assert refused == Damage(0, "a trace_id has 5 bytes; OTAP has room for 16")
+
+
+def test_without_the_decoder_the_objects_do_it(monkeypatch):
+    from quiver.otap.wire_schema import narrow_handler
+
+    data = logs(record(body=nested(1)), record(severity_text="x"))
+    narrow_handler.cache_clear()
+    monkeypatch.setitem(sys.modules, "ptars", None)
+    try:
+        converted = tables_of_request(data, "logs")
+    finally:
+        narrow_handler.cache_clear()
+    assert isinstance(converted, Converted)
+    assert converted.tables[0][30].equals(by_object(data, "logs").tables[0][30])
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_requests_without_records_have_no_tables(signal):
+    assert tables_of_request(b"", signal) == Converted((), {})

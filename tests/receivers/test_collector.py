@@ -1,0 +1,136 @@
+"""
+A real Collector between our exporters and our receivers: what it takes from the one arrives at the other, kills or not.
+"""
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from collector_process import CHILD, COLLECTOR, collector_to, free_port
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+import quiver
+from quiver.bundle import OTLP_SLOTS
+from quiver.exporters.otlp_grpc import OtlpGrpcSender
+from quiver.exporters.otlp_http import OtlpHttpSender
+from quiver.exporters.settings import ExporterSettings
+from quiver.otap import to_otlp
+from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.settings import OtlpSettings
+
+pytestmark = [
+    pytest.mark.collector,
+    pytest.mark.skipif(not COLLECTOR.exists(), reason="the Collector is not built: run `make rival-collector`"),
+    pytest.mark.timeout(600),
+]
+MESSAGES = {
+    "logs": ExportLogsServiceRequest,
+    "traces": ExportTraceServiceRequest,
+    "metrics": ExportMetricsServiceRequest,
+}
+ROOTS = {"logs": 30, "traces": 40, "metrics": 10}
+VECTORS = Path(__file__).parents[1] / "vectors" / "otlp"
+KILLS = 6
+ROWS = 20
+
+
+def items(request) -> list[bytes]:
+    """Every record, span or metric with its resource and scope, in no order."""
+    found = []
+    for resource in getattr(request, request.DESCRIPTOR.fields[0].name):
+        for scope in getattr(resource, resource.DESCRIPTOR.fields[1].name):
+            found += [
+                resource.resource.SerializeToString() + scope.scope.SerializeToString() + item.SerializeToString()
+                for item in getattr(scope, scope.DESCRIPTOR.fields[1].name)
+            ]
+    return sorted(found)
+
+
+def kept(directory, signal_name: str):
+    whole = MESSAGES[signal_name]()
+    for _, bundle in quiver.read(str(directory)).bundles():
+        if {OTLP_SLOTS[signal_name], ROOTS[signal_name]} & set(bundle.slots):
+            whole.MergeFromString(to_otlp(bundle, signal_name))
+    return whole
+
+
+def until(condition, timeout_s: float = 120.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("signal_name", list(MESSAGES))
+def test_from_our_exporters_through_it_to_our_receivers(tmp_path, protocol, signal_name):
+    request = MESSAGES[signal_name].FromString((VECTORS / f"{signal_name}_sdk_000.pb").read_bytes())
+    with (
+        quiver.open(str(tmp_path / "store")) as store,
+        OtlpGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0")) as receiver,
+        collector_to(receiver.port, tmp_path) as ports,
+    ):
+        port = ports.grpc if protocol == "grpc" else ports.http
+        sender_type = OtlpGrpcSender if protocol == "grpc" else OtlpHttpSender
+        sender = sender_type(ExporterSettings(f"http://127.0.0.1:{port}", protocol=protocol))
+        assert sender.send(signal_name, request.SerializeToString()).outcome == "confirmed"
+        sender.close()
+        until(lambda: items(kept(tmp_path / "store", signal_name)) == items(request))
+
+
+def numbered(number: int) -> bytes:
+    made = ExportLogsServiceRequest()
+    records = made.resource_logs.add().scope_logs.add().log_records
+    for _ in range(ROWS):
+        records.add(severity_text=str(number)).attributes.add(key="k").value.int_value = number
+    return made.SerializeToString()
+
+
+def counts(directory) -> dict[int, int]:
+    """Number → records with it."""
+    found: dict[int, int] = {}
+    for resource in kept(directory, "logs").resource_logs:
+        for record in resource.scope_logs[0].log_records:
+            found[int(record.severity_text)] = found.get(int(record.severity_text), 0) + 1
+    return found
+
+
+@contextlib.contextmanager
+def receiving(directory, port: int, handling: str):
+    """Our receiver in a process of its own; killed with -9 at the end."""
+    command = [sys.executable, str(CHILD), str(directory), str(port), handling]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "listens\n"
+        try:
+            yield
+        finally:
+            child.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("handling", ["pass_through", "convert_to_arrow"])
+def test_kill_9_of_the_receiver_under_its_load_loses_nothing(tmp_path, handling):
+    """The Collector forgets a request when our receiver confirmed it: each that it ever took must be in the store."""
+    chance, port, store = random.Random(3), free_port(), tmp_path / "store"
+    number = 0
+    with collector_to(port, tmp_path) as ports:
+        sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{ports.grpc}"))
+        for _ in range(KILLS):
+            with receiving(store, port, handling):
+                for _ in range(chance.randrange(40, 160)):
+                    assert sender.send("logs", numbered(number)).outcome == "confirmed"
+                    number += 1
+                time.sleep(chance.random() / 5)
+        with receiving(store, port, handling):
+            until(lambda: set(counts(store)) == set(range(number)))
+        sender.close()
+    found = counts(store)
+    assert all(count % ROWS == 0 for count in found.values()), "half a request"
+    assert number > KILLS * 40
