@@ -1,0 +1,278 @@
+"""
+`quiver topic list|inspect|verify|repair|tail|produce|subscriptions`; `topic_objects.py` has `rebuild-catalogue`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
+from quiver.cli.topic_objects import rebuild_catalogue
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from quiver.topics.check import CheckedTopic
+    from quiver.topics.format.message import Message
+
+__all__ = ["build_topic_app"]
+
+POLL_S = 0.2
+
+Root = Annotated[Path, typer.Argument(help="The directory of the topics.")]
+Topic = Annotated[str, typer.Argument(help="namespace/topic")]
+
+
+def build_topic_app() -> typer.Typer:
+    """
+    Return the commands below `quiver topic`.
+    """
+    app = typer.Typer(help="Look at topics, read them, write to them.", no_args_is_help=True, add_completion=False)
+    for command in (list_topics, inspect, verify, repair, tail, produce, subscriptions):
+        app.command(command.__name__.removesuffix("_topics"))(command)
+    app.command("rebuild-catalogue")(rebuild_catalogue)
+    return app
+
+
+def list_topics(root: Root, as_json: JsonFlag = False) -> None:
+    """
+    List the topics with their offsets, files and subscriptions. Works beside a live writer.
+    """
+    checked = [(topic, _check(root, topic)) for topic in _topics(root)]
+    if as_json:
+        print_json([{"topic": topic} | one.as_dict() for topic, one in checked])
+        return
+    rows = [
+        {
+            "topic": topic,
+            "start": one.start_offset,
+            "next": one.next_offset,
+            "files": len(one.files),
+            "size": human_bytes(one.size_bytes),
+            "subscriptions": [saved.name for saved in one.subscriptions],
+            "sound": one.sound,
+        }
+        for topic, one in checked
+    ]
+    print_table(f"topics of {root}", rows)
+
+
+def inspect(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
+    """
+    Show a topic's files, subscriptions and whatever is wrong with them. Exits with 1 when something is damaged.
+    """
+    one = _check(root, topic)
+    if as_json:
+        print_json(one.as_dict())
+    else:
+        typer.echo(
+            f"{one.directory}: offsets {one.start_offset} to {one.next_offset - 1}, synced to {one.synced_offset}"
+        )
+        print_table("files", [_file_row(file) for file in one.as_dict()["files"]])
+        print_table("subscriptions", _subscription_rows(one))
+        _print_findings(one)
+    if not one.sound:
+        raise typer.Exit(1)
+
+
+def verify(
+    root: Root,
+    topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Read every message of a topic, or of all, and check it. Exits with 1 when something is damaged.
+    """
+    checked = [_check(root, one) for one in ([topic] if topic is not None else _topics(root))]
+    if as_json:
+        print_json([one.as_dict() for one in checked])
+    else:
+        for one in checked:
+            messages = sum(file.messages for file in one.files)
+            typer.echo(f"{one.directory}: {'sound' if one.sound else 'DAMAGED'}, {messages:,} messages")
+            _print_findings(one)
+    if not all(one.sound for one in checked):
+        raise typer.Exit(1)
+
+
+def repair(
+    root: Root,
+    topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Do what opening does: cut torn tails, keep damaged bytes aside, go on with safe offsets. Nobody may have them open.
+
+    Every message is read. Damaged bytes stay where they are, too: readers step over them and say which messages are
+    lost. Exits with 1 when some are.
+    """
+    from quiver.topics.store import TopicStore  # noqa: PLC0415 - keeps `--help` quick
+
+    names = [topic] if topic is not None else _topics(root)
+    before = {name: _check(root, name) for name in names}
+    with TopicStore.open(root, background=False) as store:
+        for name in names:
+            with store.topic(name).reader("earliest", follow=False, on_lost="skip") as reader:
+                for _ in reader:  # damage is kept aside where it is met
+                    pass
+    after = {name: _check(root, name) for name in names}
+    rows = [
+        {
+            "topic": name,
+            "cut_bytes": before[name].size_bytes - one.size_bytes,
+            "kept_aside": sum(finding.kind == "quarantined" for finding in one.findings),
+            "next": one.next_offset,
+            "sound": one.sound,
+        }
+        for name, one in after.items()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(f"topics of {root}", rows)
+    if not all(one.sound for one in after.values()):
+        raise typer.Exit(1)
+
+
+def tail(
+    root: Root,
+    topic: Topic,
+    start: Annotated[str, typer.Option("--from", help="earliest, latest, or an offset.")] = "earliest",
+    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Print the messages that the local files have, also beside a live writer. Lost ranges are passed over.
+    """
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.topics.read import TopicFiles  # noqa: PLC0415
+
+    source = TopicFiles(str(root), topic)
+    if start not in {"earliest", "latest"} and not start.isdecimal():
+        raise WrongUse("--from takes earliest, latest or an offset")
+    at = int(start) if start.isdecimal() else source.start_offset() if start == "earliest" else source.next_offset()
+    printed = 0
+    pause = threading.Condition()
+    while True:
+        for message in source.read(at, on_lost="skip"):
+            _print_message(message, as_json=as_json)
+            at = message.offset + 1
+            printed += 1
+            if printed == count:
+                return
+        if not follow:
+            return
+        with pause:
+            SYSTEM_CLOCK.wait(pause, POLL_S)
+
+
+def produce(
+    root: Root,
+    topic: Topic,
+    payloads: Annotated[list[str] | None, typer.Argument(help="Messages; without any, lines of the input.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key of each.")] = None,
+    attribute: Annotated[list[str] | None, typer.Option(help="name=value, of each; may be repeated.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Append messages to a topic, durably. Nobody else may have the directory open.
+    """
+    from quiver.topics.store import TopicStore  # noqa: PLC0415 - keeps `--help` quick
+
+    attributes: dict[str, str] = {}
+    for pair in attribute or ():
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise WrongUse(f"--attribute {pair!r}: write name=value")
+        attributes[name] = value
+    found: list[int] = []
+    with TopicStore.open(root, background=False) as store:
+        log = store.topic(topic)
+        lines = payloads or (line.rstrip("\n") for line in sys.stdin)
+        found.extend(log.append(line.encode(), attributes=attributes or None, key=key) for line in lines)
+        log.flush()
+    if as_json:
+        print_json({"topic": topic, "offsets": found})
+    else:
+        typer.echo(f"{topic}: {len(found)} messages" + (f", offsets {found[0]} to {found[-1]}" if found else ""))
+
+
+def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
+    """
+    Show who subscribes to a topic and how far behind each is. Works beside a live writer.
+    """
+    one = _check(root, topic)
+    rows = _subscription_rows(one)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(f"subscriptions of {topic}", rows)
+
+
+def _topics(root: Path) -> list[str]:
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.topics.format.names import ACTIVE_FILE  # noqa: PLC0415
+    from quiver.topics.store import topics_below  # noqa: PLC0415
+
+    return topics_below(REAL_FILES, str(root), file_name=ACTIVE_FILE)
+
+
+def _check(root: Path, topic: str) -> CheckedTopic:
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.topics.check import check_topic_directory  # noqa: PLC0415
+    from quiver.topics.format.names import check_topic  # noqa: PLC0415
+
+    directory = root / check_topic(topic)
+    if not directory.is_dir():
+        raise WrongUse(f"{directory} holds no topic")
+    return check_topic_directory(REAL_FILES, str(directory))
+
+
+def _file_row(file: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "file": Path(file["path"]).name,
+        "first": file["first_offset"],
+        "next": file["next_offset"],
+        "messages": file["messages"],
+        "size": human_bytes(file["size_bytes"]),
+    }
+
+
+def _subscription_rows(one: CheckedTopic) -> list[dict[str, Any]]:
+    return [
+        {
+            "subscription": saved.name,
+            "kind": saved.kind,
+            "next_offset": saved.next_offset,
+            "lag_messages": max(0, one.next_offset - saved.next_offset),
+            "acked_above": sum(behind - first for first, behind in saved.acked),
+        }
+        for saved in one.subscriptions
+    ]
+
+
+def _print_findings(one: CheckedTopic) -> None:
+    if one.findings:
+        print_table("findings", [finding.as_dict() for finding in one.findings])
+
+
+def _print_message(message: Message, *, as_json: bool) -> None:
+    text = message.payload.decode("utf-8", "backslashreplace")
+    if as_json:
+        print_json(
+            {
+                "offset": message.offset,
+                "publish_time_ns": message.publish_time_ns,
+                "key": message.key,
+                "attributes": dict(message.attributes),
+                "payload": text,
+            },
+            in_a_line=True,
+        )
+    else:
+        typer.echo(f"{message.offset}\t{text}")

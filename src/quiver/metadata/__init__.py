@@ -1,0 +1,22 @@
+"""
+Small facts that several processes must agree on: an ordered key-value store with transactions. It knows no log.
+
+================  ==================================================================================
+file              purpose
+================  ==================================================================================
+`port.py`         `MetadataStore`: get, range by prefix, and a commit that happens only if expected
+`sqlite.py`       in one file, safe across processes of one machine; the default
+`etcd.py`         in an etcd, for several machines, through its JSON gateway
+`memory.py`       in a dictionary
+`ownership.py`    one owner at a time, with an epoch, on any of them
+`opening.py`      `open_metadata`: URL → store
+================  ==================================================================================
+
+`quiver.testing` has `MetadataContract`, which each of them keeps, and `FaultMetadata`, which takes one away.
+"""
+
+from quiver.metadata.opening import open_metadata
+from quiver.metadata.ownership import Ownership, Watch, acquire
+from quiver.metadata.port import Entry, MetadataStore
+
+__all__ = ["Entry", "MetadataStore", "Ownership", "Watch", "acquire", "open_metadata"]

@@ -1,0 +1,253 @@
+"""
+Objects as files: each key a path below one root, on the `FileSystem` port.
+
+An object store that a log relies on before it deletes its own copy must be durable, so a file here is written under
+another name, synced, and only then named; the directory is synced before the call returns. That is why this is not
+obstore's local store, which syncs nothing.
+
+::
+
+    <root>/<key>            the objects
+    <root>/.parts/<number>  objects that are being written; what a crash leaves here goes when it is a day old
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterable, Iterator, Sequence
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import ObjectExists, ObjectMissing, WrongUse
+from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
+from quiver.primitives.atomic import remove_durably
+from quiver.primitives.files import Buffer, File, FileSystem
+
+__all__ = ["DirectoryObjects"]
+
+_PARTS = ".parts"
+_LEFTOVER_AGE_NS = 24 * 3600 * 1_000_000_000
+_COPY_BYTES = 4 << 20
+
+
+class DirectoryObjects:
+    """
+    An `ObjectTier` below the directory *root*, made when missing. Several processes may share it.
+
+    Putting an object only where there is none takes a disk whose files can have two names.
+
+    Raises:
+        OSError: the directory cannot be made or read.
+    """
+
+    def __init__(self, fs: FileSystem, root: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._fs = fs
+        self._root = root.rstrip("/")
+        self._parts = f"{self._root}/{_PARTS}"
+        self._next = 0
+        fs.make_dirs(self._parts)
+        self._remove_leftovers(clock.now_ns())
+
+    def _remove_leftovers(self, now_ns: int) -> None:
+        old = []
+        for name in self._fs.list_dir(self._parts):
+            path = f"{self._parts}/{name}"
+            try:
+                if now_ns - self._fs.stat(path).modified_ns > _LEFTOVER_AGE_NS:
+                    old.append(path)
+            except FileNotFoundError:
+                continue  # another process has just named it
+        remove_durably(self._fs, old)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{check_key(key)}"
+
+    def _new_part(self) -> File:
+        while True:
+            # Numbers are not handed out: whoever creates the file has it, in whatever process.
+            number, self._next = self._next, self._next + 1
+            try:
+                return self._fs.create(f"{self._parts}/{number}")
+            except FileExistsError:
+                continue
+
+    def _write(self, key: str, parts: Iterable[Buffer], *, if_absent: bool) -> ObjectInfo:
+        target = self._path(key)
+        self._fs.make_dirs(os.path.dirname(target))  # noqa: PTH120
+        file = self._new_part()
+        named = False
+        try:
+            try:
+                size = 0
+                for part in parts:
+                    file.pwrite(part, size)
+                    size += memoryview(part).nbytes
+                # Named first and synced later, a power cut could leave the name and not the bytes.
+                file.sync()
+            finally:
+                file.close()
+            if if_absent:
+                try:
+                    self._fs.link(file.path, target)
+                except FileExistsError:
+                    raise ObjectExists(key) from None
+            else:
+                self._fs.rename(file.path, target)
+                named = True
+            self._fs.sync_dir(os.path.dirname(target))  # noqa: PTH120
+        finally:
+            if not named:
+                self._fs.remove(file.path)
+        return self.head(key)
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+        """
+        Make *key* hold exactly *data*, durably on return.
+
+        Raises:
+            ObjectExists: with *if_absent*, when there is one already.
+            OSError: the disk says so; the key is as it was, or holds the new object.
+        """
+        return self._write(key, (data,), if_absent=if_absent)
+
+    def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
+        """
+        Make *key* hold all of *parts* one behind the other, durably on return.
+
+        Raises:
+            OSError: the disk says so; the key is as it was, or holds the new object.
+        """
+        return self._write(key, parts(), if_absent=False)
+
+    def _find(self, key: str) -> str:
+        path = self._path(key)
+        if self._is_folder(path):
+            raise ObjectMissing(key)
+        return path
+
+    def _is_folder(self, path: str) -> bool:
+        try:
+            self._fs.list_dir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _open(self, key: str) -> File:
+        try:
+            return self._fs.open_read(self._find(key))
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissing(key) from None
+
+    def get(self, key: str, *, size_max: int) -> bytes:
+        """
+        Return the whole object.
+
+        Raises:
+            ObjectMissing: there is none.
+            WrongUse: it is larger than *size_max*.
+        """
+        file = self._open(key)
+        try:
+            size = file.size()
+            if size > size_max:
+                raise WrongUse(f"objects: {key} has {size} bytes, more than {size_max}")
+            return file.pread(size, 0)
+        finally:
+            file.close()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """
+        Return *length* bytes from *start*, fewer only at the object's end.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        return self.get_ranges(key, [(start, length)])[0]
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """
+        Return one piece for each (start, length) of *ranges*.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        for start, length in ranges:
+            check_range(start, length)
+        file = self._open(key)
+        try:
+            return [file.pread(length, start) for start, length in ranges]
+        finally:
+            file.close()
+
+    def head(self, key: str) -> ObjectInfo:
+        """
+        Return what is known of *key*.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        try:
+            stat = self._fs.stat(self._find(key))
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissing(key) from None
+        etag = f'"{stat.inode:x}-{stat.modified_ns:x}-{stat.size_bytes:x}"'
+        return ObjectInfo(key, stat.size_bytes, etag, stat.modified_ns)
+
+    def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """
+        Yield the objects below *prefix* and behind *after*, in the order of their keys.
+        """
+        folder = check_prefix(prefix)
+        return self._walk(f"{folder}/" if folder else "", after)
+
+    def _walk(self, folder: str, after: str) -> Iterator[ObjectInfo]:
+        try:
+            names = self._fs.list_dir(f"{self._root}/{folder}".rstrip("/"))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        entries = []
+        for name in names:
+            if name.startswith("."):
+                continue
+            # A folder sorts as its keys do: with the slash behind it.
+            entries.append(f"{name}/" if self._is_folder(f"{self._root}/{folder}{name}") else name)
+        for entry in sorted(entries):
+            if entry.endswith("/"):
+                yield from self._walk(folder + entry, after)
+            elif folder + entry > after:
+                try:
+                    yield self.head(folder + entry)
+                except ObjectMissing:
+                    continue  # deleted since it was listed
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """
+        Remove *keys*, durably on return; one that is missing already is fine.
+
+        Raises:
+            OSError: some may be gone, and none of them durably.
+        """
+        paths = [self._path(key) for key in keys]
+        # The directory of a key that never was is missing, too, and then there is nothing to sync.
+        remove_durably(self._fs, [path for path in paths if self._fs.exists(os.path.dirname(path))])  # noqa: PTH120
+
+    def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
+        """
+        Make *target* hold what *source* holds, durably on return.
+
+        Raises:
+            ObjectMissing: there is no *source*.
+            ObjectExists: with *if_absent*, when there is a *target* already.
+            OSError: the disk says so; the target is as it was, or holds the new object.
+        """
+        file = self._open(source)
+        try:
+            size = file.size()
+            pieces = (file.pread(_COPY_BYTES, at) for at in range(0, size, _COPY_BYTES))
+            return self._write(target, pieces, if_absent=if_absent)
+        finally:
+            file.close()
+
+    def close(self) -> None:
+        """
+        Nothing stays open.
+        """

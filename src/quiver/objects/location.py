@@ -1,0 +1,237 @@
+"""
+Where objects are: from a URL, or from the mapping ``backend``, ``root``, ``options`` of a broker's file.
+
+===========  ===============================  ==========================================================
+backend      root                             options, and other names for them
+===========  ===============================  ==========================================================
+`fs`         ``file:///cold``, ``/cold``      none
+`memory`     ``memory://``                    none
+`s3`         ``s3://bucket/prefix``           region, endpoint, access_key, secret_key, session_token, …
+`gcs`        ``gs://bucket/prefix``           credentials_path, credentials_json, …
+`azblob`     ``az://container/prefix``        account_name, account_key, sas_key, endpoint, …
+===========  ===============================  ==========================================================
+
+Options that the provider's own client knows by another name may be given by that name too. A value ``${NAME}`` is
+taken from the *environment* that the caller hands in, and is a secret from then on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from quiver.errors import SettingsInvalid
+
+__all__ = ["MASK", "Backend", "ObjectLocation", "masked"]
+
+MASK = "***"
+
+Backend = Literal["fs", "memory", "s3", "gcs", "azblob"]
+
+_SCHEMES: dict[str, Backend] = {
+    "file": "fs", "memory": "memory", "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs",
+    "az": "azblob", "azure": "azblob", "azblob": "azblob", "abfs": "azblob", "abfss": "azblob",
+}  # fmt: skip
+_BACKENDS: dict[str, Backend] = {
+    "fs": "fs", "local": "fs", "memory": "memory", "s3": "s3", "gcs": "gcs", "gs": "gcs",
+    "azblob": "azblob", "azure": "azblob", "az": "azblob",
+}  # fmt: skip
+
+_NETWORK = {"timeout_s": "timeout_s", "connect_timeout_s": "connect_timeout_s", "proxy_url": "proxy_url"}
+
+_OPTIONS: dict[str, dict[str, str]] = {
+    "fs": {},
+    "memory": {},
+    "s3": {
+        **_NETWORK,
+        "region": "region", "endpoint": "endpoint", "access_key": "access_key_id", "access_key_id": "access_key_id",
+        "secret_key": "secret_access_key", "secret_access_key": "secret_access_key", "session_token": "session_token",
+        "anonymous": "skip_signature", "virtual_host_style": "virtual_hosted_style_request", "role_arn": "role_arn",
+        "role_session_name": "role_session_name", "web_identity_token_file": "web_identity_token_file",
+        "checksum_algorithm": "checksum_algorithm",
+        "server_side_encryption": "server_side_encryption", "sse_kms_key_id": "sse_kms_key_id",
+        "request_payer": "request_payer", "copy_if_not_exists": "copy_if_not_exists",
+    },
+    "gcs": {
+        **_NETWORK,
+        "credentials_path": "service_account", "credential_file": "service_account",
+        "service_account": "service_account", "credentials_json": "service_account_key",
+        "service_account_key": "service_account_key", "bearer_token": "bearer_token", "endpoint": "base_url",
+        "anonymous": "skip_signature", "application_credentials": "application_credentials",
+    },
+    "azblob": {
+        **_NETWORK,
+        "account_name": "account_name", "account_key": "account_key", "sas_key": "sas_key", "token": "token",
+        "endpoint": "endpoint", "client_id": "client_id", "client_secret": "client_secret", "tenant_id": "tenant_id",
+        "authority_host": "authority_host", "federated_token_file": "federated_token_file",
+        "anonymous": "skip_signature", "use_emulator": "use_emulator", "msi_endpoint": "msi_endpoint",
+    },
+}  # fmt: skip
+"""Backend → option as people write it → as the client library calls it."""
+
+_SECRETS = frozenset({
+    "access_key_id", "secret_access_key", "session_token", "sse_kms_key_id", "service_account_key", "bearer_token",
+    "account_key", "sas_key", "token", "client_secret", "proxy_url",
+})  # fmt: skip
+_FLAGS = frozenset({"skip_signature", "virtual_hosted_style_request", "request_payer", "use_emulator"})
+_DURATIONS = frozenset({"timeout_s", "connect_timeout_s"})
+_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRET_CHARS_MIN = 4
+"""What is shorter is no secret, and taking it out of messages would make them unreadable."""
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """
+    Return *text* without *secrets*, without the queries of URLs, where tokens may stand, and without lists of bytes.
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SECRET_CHARS_MIN:
+            text = text.replace(secret, MASK)
+    # A key that cannot be parsed is shown by its parser, byte by byte.
+    text = re.sub(r"\[\d+(?:, ?\d+){3,}(?:, ?)?\]?", f"[{MASK}]", text)
+    return re.sub(r"(https?://[^\s?]+)\?\S+", rf"\1?{MASK}", text)
+
+
+@dataclass(frozen=True)
+class ObjectLocation:
+    """
+    Where objects are, and how to get in. Printing it shows no secret.
+
+    Attributes:
+        backend: what kind of place.
+        container: the bucket or container; empty for `fs` and `memory`.
+        prefix: the folder in it, or the directory of `fs`.
+        options: for the client library, by its names.
+        secrets: values that must not be printed.
+    """
+
+    backend: Backend
+    container: str
+    prefix: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        options: Mapping[str, object] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> ObjectLocation:
+        """
+        Take apart a URL, or the path of a directory.
+
+        Raises:
+            SettingsInvalid: no such kind of place, or an option that it does not have.
+        """
+        scheme = urlsplit(url).scheme if "://" in url else "file"
+        backend = _SCHEMES.get(scheme.lower())
+        if backend is None:
+            raise SettingsInvalid(f"objects: no backend for {scheme}://; there are {', '.join(sorted(_SCHEMES))}")
+        return cls._build(backend, url, options or {}, environment or {})
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: Mapping[str, object], *, environment: Mapping[str, str] | None = None
+    ) -> ObjectLocation:
+        """
+        Take ``backend``, ``root`` and ``options``, as in a broker's file. Options may stand beside the two as well.
+
+        Raises:
+            SettingsInvalid: a key is missing or unknown, or backend and root contradict each other.
+        """
+        rest = dict(mapping)
+        named, root, nested = rest.pop("backend", None), rest.pop("root", ""), rest.pop("options", None)
+        backend = _BACKENDS.get(str(named).lower())
+        if backend is None:
+            raise SettingsInvalid(f"objects: backend is one of {', '.join(sorted(_BACKENDS))}, not {named!r}")
+        if not isinstance(root, str) or not isinstance(nested, Mapping | None):
+            raise SettingsInvalid("objects: root is a text, options is a mapping")
+        return cls._build(backend, root, {**rest, **(nested or {})}, environment or {})
+
+    @classmethod
+    def _build(
+        cls, backend: Backend, root: str, options: Mapping[str, object], environment: Mapping[str, str]
+    ) -> ObjectLocation:
+        if backend in {"fs", "memory"}:
+            container, prefix = "", _directory_of(root) if backend == "fs" else ""
+        else:
+            container, prefix = _bucket_of(backend, root)
+        known = _OPTIONS[backend]
+        values: dict[str, Any] = {}
+        secrets = set()
+        for key, given in options.items():
+            name = known.get(key.lower())
+            if name is None:
+                raise SettingsInvalid(f"objects: {backend} has no option {key!r}{_hint(key, known)}")
+            value, substituted = _substitute(key, given, environment)
+            if substituted or name in _SECRETS:
+                secrets.add(str(value))
+            values[name] = _typed(key, name, value)
+        return cls(backend, container, prefix, values, frozenset(secrets))
+
+    def __str__(self) -> str:
+        if self.backend == "memory":
+            return "memory://"
+        if self.backend == "fs":
+            return f"file://{self.prefix}"
+        scheme = {"s3": "s3", "gcs": "gs", "azblob": "az"}[self.backend]
+        return f"{scheme}://{self.container}{'/' if self.prefix else ''}{self.prefix}"
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _substitute(key: str, given: object, environment: Mapping[str, str]) -> tuple[object, bool]:
+    if not isinstance(given, str):
+        return given, False
+    missing = [name for name in _PLACEHOLDER.findall(given) if name not in environment]
+    if missing:
+        raise SettingsInvalid(f"objects: option {key!r} names ${{{missing[0]}}}, which is not set")
+    return _PLACEHOLDER.sub(lambda match: environment[match[1]], given), _PLACEHOLDER.search(given) is not None
+
+
+def _typed(key: str, name: str, value: object) -> object:
+    if name in _FLAGS:
+        text = str(value).lower()
+        if text not in {"true", "false"}:
+            raise SettingsInvalid(f"objects: option {key!r} is true or false")
+        return text == "true"
+    if name in _DURATIONS:
+        try:
+            seconds = float(str(value))
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise SettingsInvalid(f"objects: option {key!r} is a number of seconds")
+        return seconds
+    return str(value)
+
+
+def _directory_of(root: str) -> str:
+    if "://" not in root:
+        path = root
+    else:
+        parts = urlsplit(root)
+        if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
+            raise SettingsInvalid(f"objects: {root!r} is no directory of this machine; write file:///path")
+        path = unquote(parts.path)
+    if not path.rstrip("/"):
+        raise SettingsInvalid(f"objects: {root!r} names no directory")
+    return path.rstrip("/")
+
+
+def _bucket_of(backend: Backend, root: str) -> tuple[str, str]:
+    parts = urlsplit(root)
+    if _SCHEMES.get(parts.scheme) != backend or not parts.hostname:
+        raise SettingsInvalid(f"objects: the root of {backend} names a bucket, as s3://bucket/prefix does")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise SettingsInvalid("objects: credentials and parameters are options, not parts of the root")
+    return parts.netloc, parts.path.strip("/")

@@ -1,0 +1,145 @@
+"""
+Objects in a dictionary: for tests, and for trying things out. They go with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import ObjectExists, ObjectMissing, WrongUse
+from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
+from quiver.primitives.files import Buffer
+
+__all__ = ["MemoryObjects"]
+
+
+class MemoryObjects:
+    """
+    An `ObjectTier` in memory.
+
+    Args:
+        clock: says when an object was written.
+    """
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._writes = 0
+
+    def clone(self) -> MemoryObjects:
+        """
+        Return a tier that holds what this one holds now, and goes its own way from here.
+        """
+        other = MemoryObjects(clock=self._clock)
+        with self._guard:
+            other._objects = dict(self._objects)
+            other._writes = self._writes
+        return other
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+        """
+        Make *key* hold exactly *data*.
+
+        Raises:
+            ObjectExists: with *if_absent*, when there is one already.
+        """
+        check_key(key)
+        kept = bytes(data)
+        with self._guard:
+            if if_absent and key in self._objects:
+                raise ObjectExists(key)
+            self._writes += 1
+            info = ObjectInfo(key, len(kept), f'"{self._writes}"', self._clock.now_ns())
+            self._objects[key] = (kept, info)
+            return info
+
+    def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
+        """
+        Make *key* hold all of *parts* one behind the other.
+        """
+        return self.put(key, b"".join(parts()))
+
+    def _find(self, key: str) -> tuple[bytes, ObjectInfo]:
+        found = self._objects.get(check_key(key))
+        if found is None:
+            raise ObjectMissing(key)
+        return found
+
+    def get(self, key: str, *, size_max: int) -> bytes:
+        """
+        Return the whole object.
+
+        Raises:
+            ObjectMissing: there is none.
+            WrongUse: it is larger than *size_max*.
+        """
+        data, _ = self._find(key)
+        if len(data) > size_max:
+            raise WrongUse(f"objects: {key} has {len(data)} bytes, more than {size_max}")
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """
+        Return *length* bytes from *start*, fewer only at the object's end.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        check_range(start, length)
+        return self._find(key)[0][start : start + length]
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """
+        Return one piece for each (start, length) of *ranges*.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        return [self.get_range(key, start, length) for start, length in ranges]
+
+    def head(self, key: str) -> ObjectInfo:
+        """
+        Return what is known of *key*.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        return self._find(key)[1]
+
+    def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """
+        Yield the objects below *prefix* and behind *after*, in the order of their keys.
+        """
+        folder = check_prefix(prefix)
+        start = f"{folder}/" if folder else ""
+        with self._guard:
+            infos = [info for _, info in self._objects.values()]
+        found = (info for info in infos if info.key.startswith(start) and info.key > after)
+        return iter(sorted(found, key=lambda info: info.key))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """
+        Remove *keys*; one that is missing already is fine.
+        """
+        checked = [check_key(key) for key in keys]
+        with self._guard:
+            for key in checked:
+                self._objects.pop(key, None)
+
+    def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
+        """
+        Make *target* hold what *source* holds.
+
+        Raises:
+            ObjectMissing: there is no *source*.
+            ObjectExists: with *if_absent*, when there is a *target* already.
+        """
+        return self.put(target, self._find(source)[0], if_absent=if_absent)
+
+    def close(self) -> None:
+        """
+        Nothing is open.
+        """

@@ -1,0 +1,97 @@
+"""
+From a location to a tier that works: built, proved, retried.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import AccessRefused, ObjectMissing, SettingsInvalid
+from quiver.objects.directory import DirectoryObjects
+from quiver.objects.location import ObjectLocation
+from quiver.objects.memory import MemoryObjects
+from quiver.objects.port import ObjectTier
+from quiver.objects.remote import connect
+from quiver.objects.retrying import RetryingObjects
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+
+__all__ = ["PROBE_FOLDER", "open_objects", "prove"]
+
+PROBE_FOLDER = "quiver-probe"
+"""Where the proof of credentials writes its small object, and removes it."""
+
+
+def open_objects(
+    location: str | Mapping[str, object] | ObjectLocation,
+    *,
+    environment: Mapping[str, str] | None = None,
+    writable: bool = True,
+    fs: FileSystem = REAL_FILES,
+    clock: Clock = SYSTEM_CLOCK,
+    observer: Observer | None = None,
+) -> ObjectTier:
+    """
+    Return the tier at *location*, proved: what it was opened for has worked once.
+
+    Args:
+        location: a URL, the path of a directory, a mapping of ``backend``, ``root`` and ``options``, or all parsed.
+        environment: what ``${NAME}`` in options stands for.
+        writable: False only ever reads, and proves no more than that.
+        fs: the disk of a `fs` location.
+        clock: waits between tries.
+        observer: where they are counted.
+
+    Raises:
+        SettingsInvalid: not a location.
+        AccessRefused: the credentials do not allow it.
+        ObjectsUnavailable: nobody answers.
+        OSError: the directory cannot be used.
+    """
+    if isinstance(location, str):
+        location = ObjectLocation.from_url(location, environment=environment)
+    elif isinstance(location, Mapping):
+        location = ObjectLocation.from_mapping(location, environment=environment)
+    inner: ObjectTier
+    if location.backend == "fs":
+        inner = DirectoryObjects(fs, location.prefix, clock=clock)
+    elif location.backend == "memory":
+        inner = MemoryObjects(clock=clock)
+    else:
+        inner = connect(location)
+    tier = RetryingObjects(inner, clock=clock, observer=observer or InMemoryObserver())
+    prove(tier, str(location), writable=writable)
+    return tier
+
+
+def prove(tier: ObjectTier, name: str, *, writable: bool) -> None:
+    """
+    Do once what the log will do later, so that bad credentials are found now and named as such.
+
+    Some servers answer a read with an unknown key as if the object were missing; a log that found its objects
+    missing would call that a loss. Here the object has just been written.
+
+    Raises:
+        SettingsInvalid: there is no such bucket.
+        AccessRefused: the credentials do not allow it.
+        ObjectsUnavailable: nobody answers.
+    """
+    if not writable:
+        next(iter(tier.list_below(PROBE_FOLDER)), None)
+        return
+    key = f"{PROBE_FOLDER}/{secrets.token_hex(8)}"
+    try:
+        tier.put(key, b"quiver")
+    except ObjectMissing:
+        raise SettingsInvalid(f"objects: there is no bucket for {name}") from None
+    try:
+        found = tier.get(key, size_max=64)
+    except ObjectMissing:
+        found = b""
+    if found != b"quiver":
+        raise AccessRefused(f"objects: {name} took an object and does not give it back; check the credentials")
+    next(iter(tier.list_below(PROBE_FOLDER)), None)
+    tier.delete([key])

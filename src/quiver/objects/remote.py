@@ -1,0 +1,330 @@
+"""
+S3, Google Cloud Storage and Azure, through obstore.
+
+The errors of the client library become ours, without the secrets that its messages may carry. It tries nothing
+again by itself: `retrying.py` does, by our clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from quiver.errors import (
+    AccessRefused,
+    ObjectExists,
+    ObjectMissing,
+    ObjectsUnavailable,
+    QuiverError,
+    SettingsInvalid,
+    WrongUse,
+)
+from quiver.objects.location import ObjectLocation, masked
+from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
+from quiver.primitives.files import Buffer
+
+__all__ = ["RemoteObjects", "connect"]
+
+_DELETE_KEYS_MAX = 1000
+_LIST_KEYS = 1000
+_PROBLEM_CHARS_MAX = 300
+_REFUSED = re.compile(r"\b40[13]\b|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|ExpiredToken")
+"""How some servers answer a listing with bad credentials, which the client library then takes for any failure."""
+
+
+def connect(location: ObjectLocation) -> RemoteObjects:
+    """
+    Return the bucket at *location*. Nothing is asked of it yet.
+
+    Raises:
+        SettingsInvalid: the options contradict each other, or a file that they name cannot be used.
+    """
+    from obstore import exceptions, store  # noqa: PLC0415 - heavy, and only here
+
+    options = dict(location.options)
+    client: dict[str, Any] = {
+        "timeout": timedelta(seconds=options.pop("timeout_s", 30.0)),
+        "connect_timeout": timedelta(seconds=options.pop("connect_timeout_s", 5.0)),
+    }
+    if "proxy_url" in options:
+        client["proxy_url"] = options.pop("proxy_url")
+    if str(options.get("endpoint", options.get("base_url", ""))).startswith("http://"):
+        client["allow_http"] = True
+    no_retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=3600)}
+    kind: Callable[..., Any] = {"s3": store.S3Store, "gcs": store.GCSStore, "azblob": store.AzureStore}[
+        location.backend
+    ]
+    if location.backend == "s3":
+        # Copying only where nothing is: S3 itself cannot, but completing a multipart upload can.
+        options.setdefault("copy_if_not_exists", "multipart")
+    try:
+        inner = kind(
+            location.container,
+            prefix=location.prefix or None,
+            config=options,
+            client_options=client,
+            retry_config=no_retries,
+        )
+    except (exceptions.BaseError, ValueError, TypeError) as error:
+        # Nothing was asked of anybody yet, so trying again would not help.
+        raise SettingsInvalid(f"objects: {location}: {_problem(error, location.secrets)}") from None
+    return RemoteObjects(inner, name=str(location), secrets=location.secrets)
+
+
+@contextmanager
+def _translated(operation: str, key: str, secrets: Iterable[str]) -> Iterator[None]:
+    from obstore import exceptions  # noqa: PLC0415 - heavy, and only here
+
+    try:
+        yield
+    except QuiverError:
+        raise
+    except FileNotFoundError:
+        raise ObjectMissing(key) from None
+    except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+        raise ObjectExists(key) from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        raise AccessRefused(f"objects: {operation} {key}: {_problem(error, secrets)}") from None
+    except (
+        exceptions.NotSupportedError,
+        exceptions.InvalidPathError,
+        exceptions.UnknownConfigurationKeyError,
+    ) as error:
+        raise WrongUse(f"objects: {operation} {key}: {_problem(error, secrets)}") from None
+    except exceptions.BaseError as error:
+        # `from None`: the message behind it is long, and may say what nobody may read.
+        problem = _problem(error, secrets)
+        if _REFUSED.search(problem):
+            raise AccessRefused(f"objects: {operation} {key}: {problem}") from None
+        raise ObjectsUnavailable(operation, key, problem) from None
+
+
+def _problem(error: Exception, secrets: Iterable[str]) -> str:
+    first, _, _ = str(error).partition("\n\nDebug source")
+    return masked(" ".join(first.split()), secrets)[:_PROBLEM_CHARS_MAX]
+
+
+class _Given:
+    """
+    Parts on their way to the client library, and what went wrong with them: that is no error of the object store.
+    """
+
+    def __init__(self, parts: Iterator[Buffer]) -> None:
+        self._parts = parts
+        self._failure: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return self
+
+    def __next__(self) -> Buffer:
+        try:
+            return next(self._parts)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+
+class RemoteObjects:
+    """
+    An `ObjectTier` in a bucket.
+
+    Args:
+        store: a store of obstore.
+        name: for people.
+        secrets: texts that no message may contain.
+    """
+
+    def __init__(self, store: Any, *, name: str, secrets: frozenset[str] = frozenset()) -> None:
+        import obstore  # noqa: PLC0415 - heavy, and only here
+
+        self._calls: Any = obstore
+        self._store = store
+        self._name = name
+        self._secrets = secrets
+
+    def __repr__(self) -> str:
+        return f"RemoteObjects({self._name})"
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+        """
+        Make *key* hold exactly *data*, durably on return.
+
+        Raises:
+            ObjectExists: with *if_absent*, when there is one already.
+        """
+        mode = "create" if if_absent else "overwrite"
+        with self._translating("put", check_key(key)):
+            self._calls.put(self._store, key, data, mode=mode, use_multipart=False)
+        return self.head(key)
+
+    def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
+        """
+        Make *key* hold all of *parts*, sent as a multipart upload unless they fit into one part.
+
+        What a part that could not be given leaves at the provider is invisible; a lifecycle rule removes it.
+        """
+        check_key(key)
+        rest = iter(parts())
+        begin = []
+        size = 0
+        for part in rest:
+            begin.append(bytes(part))
+            size += len(begin[-1])
+            if size > part_bytes:
+                break
+        else:
+            return self.put(key, b"".join(begin))  # one request instead of three, and nothing that could be left over
+        given = _Given(itertools.chain(begin, rest))
+        with given.raising(), self._translating("put", key):
+            self._calls.put(
+                self._store,
+                key,
+                given,
+                use_multipart=True,
+                chunk_size=part_bytes,
+                max_concurrency=parallel,
+            )
+        return self.head(key)
+
+    def get(self, key: str, *, size_max: int) -> bytes:
+        """
+        Return the whole object.
+
+        Raises:
+            ObjectMissing: there is none.
+            WrongUse: it is larger than *size_max*.
+        """
+        with self._translating("get", check_key(key)):
+            found = self._calls.get(self._store, key)
+            size = found.meta["size"]
+            if size > size_max:
+                raise WrongUse(f"objects: {key} has {size} bytes, more than {size_max}")
+            return bytes(found.bytes())
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """
+        Return *length* bytes from *start*, fewer only at the object's end.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        check_range(start, length)
+        try:
+            with self._translating("get", check_key(key)):
+                return bytes(self._calls.get_range(self._store, key, start=start, length=length))
+        except ObjectsUnavailable:
+            # A range that begins behind the end is an error to all of them, each in its own words.
+            if start < self.head(key).size_bytes:
+                raise
+            return b""
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """
+        Return one piece for each (start, length) of *ranges*; neighbours come in one request.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        for start, length in ranges:
+            check_range(start, length)
+        if not ranges:
+            return []
+        starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
+        size = self.head(key).size_bytes
+        if any(start >= size for start in starts):
+            return [self.get_range(key, start, length) for start, length in ranges]
+        with self._translating("get", key):
+            pieces = self._calls.get_ranges(self._store, key, starts=starts, lengths=lengths)
+            return [bytes(piece) for piece in pieces]
+
+    def head(self, key: str) -> ObjectInfo:
+        """
+        Return what is known of *key*.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        with self._translating("head", check_key(key)):
+            return _info(self._calls.head(self._store, key))
+
+    def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """
+        Yield the objects below *prefix* and behind *after*, in the order of their keys.
+        """
+        folder = check_prefix(prefix)
+        found: list[ObjectInfo] = []
+        with self._translating("list", folder):
+            pages = self._calls.list(self._store, folder or None, offset=after or None, chunk_size=_LIST_KEYS)
+            for page in pages:
+                found.extend(_info(meta) for meta in page)
+        # Azure and others promise no order.
+        yield from sorted(found, key=lambda info: info.key)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """
+        Remove *keys*; one that is missing already is fine.
+        """
+        rest = list(dict.fromkeys(check_key(key) for key in keys))
+        for start in range(0, len(rest), _DELETE_KEYS_MAX):
+            some = rest[start : start + _DELETE_KEYS_MAX]
+            try:
+                with self._translating("delete", some[0]):
+                    self._calls.delete(self._store, some)
+            except ObjectMissing:
+                # Some providers call a missing one an error, and say nothing of the others.
+                for key in some:
+                    self._delete_one(key)
+
+    def _delete_one(self, key: str) -> None:
+        try:
+            with self._translating("delete", key):
+                self._calls.delete(self._store, key)
+        except ObjectMissing:
+            return
+
+    def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
+        """
+        Make *target* hold what *source* holds; the provider moves the bytes.
+
+        Raises:
+            ObjectMissing: there is no *source*.
+            ObjectExists: with *if_absent*, when there is a *target* already.
+        """
+        check_key(source)
+        try:
+            with self._translating("copy", check_key(target)):
+                self._calls.copy(self._store, source, target, overwrite=not if_absent)
+        except ObjectMissing:
+            raise ObjectMissing(source) from None
+        return self.head(target)
+
+    def close(self) -> None:
+        """
+        Let go of the client.
+        """
+        self._store = None
+
+    def _translating(self, operation: str, key: str) -> Any:
+        if self._store is None:
+            raise WrongUse(f"objects: {self._name} is closed")
+        return _translated(operation, key, self._secrets)
+
+
+def _info(meta: Any) -> ObjectInfo:
+    modified_ns = round(meta["last_modified"].timestamp() * 1e6) * 1000
+    return ObjectInfo(meta["path"], meta["size"], meta["e_tag"], modified_ns)

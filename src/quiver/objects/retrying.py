@@ -1,0 +1,192 @@
+"""
+Any tier, tried again when it fails for the moment.
+
+A write whose answer was lost may have taken effect. Repeating it is harmless where it replaces; where it was to
+write only if nothing was there, the second try finds the first one's object, and must not take it for another's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
+from typing import TypeVar
+
+from quiver.clock import Clock
+from quiver.errors import ObjectExists, ObjectsUnavailable
+from quiver.objects.port import ObjectInfo, ObjectTier, Parts
+from quiver.observe import Observer
+from quiver.primitives.backoff import Backoff
+from quiver.primitives.files import Buffer
+
+__all__ = ["RetryingObjects"]
+
+_COMPARE_BYTES = 4 << 20
+
+T = TypeVar("T")
+
+
+class RetryingObjects:
+    """
+    *inner*, with each call tried up to *tries_max* times. After the last, `ObjectsUnavailable` comes through.
+
+    Args:
+        inner: the tier that does the work.
+        clock: waits between tries.
+        observer: counts them, as `quiver.objects.retries_total`.
+        backoff: how long to wait.
+        tries_max: the first included.
+        random: shortens the waits by chance.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectTier,
+        *,
+        clock: Clock,
+        observer: Observer,
+        backoff: Backoff | None = None,
+        tries_max: int = 5,
+        random: Random | None = None,
+    ) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._observer = observer
+        self._backoff = backoff or Backoff(first_s=0.2, cap_s=5.0)
+        self._tries_max = tries_max
+        self._random = random or Random()  # noqa: S311 - spreads waits, guards nothing
+        self._waiting = threading.Condition()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"RetryingObjects({self._inner!r})"
+
+    def _tried(self, call: Callable[[int], T]) -> T:
+        delays = self._backoff.delays(self._random)
+        for number in range(1, self._tries_max):
+            try:
+                return call(number)
+            except ObjectsUnavailable as error:
+                self._observer.count("quiver.objects.retries_total", operation=error.operation)
+                with self._waiting:
+                    if self._closed:
+                        raise
+                    self._clock.wait(self._waiting, next(delays))
+        return call(self._tries_max)
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+        """
+        Make *key* hold exactly *data*, durably on return.
+
+        Raises:
+            ObjectExists: with *if_absent*, when another put one there.
+        """
+
+        def call(number: int) -> ObjectInfo:
+            try:
+                return self._inner.put(key, data, if_absent=if_absent)
+            except ObjectExists:
+                info = self._inner.head(key) if number > 1 else None
+                if info is None or info.size_bytes != len(data) or not self._holds(key, memoryview(data)):
+                    raise
+                return info  # ours, from the try whose answer was lost
+
+        return self._tried(call)
+
+    def _holds(self, key: str, data: memoryview) -> bool:
+        pieces = (data[at : at + _COMPARE_BYTES] for at in range(0, len(data), _COMPARE_BYTES))
+        return all(
+            self._inner.get_range(key, index * _COMPARE_BYTES, len(piece)) == piece
+            for index, piece in enumerate(pieces)
+        )
+
+    def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
+        """
+        Make *key* hold all of *parts*; each try asks for them from the beginning.
+        """
+        return self._tried(lambda _: self._inner.put_parts(key, parts, part_bytes=part_bytes, parallel=parallel))
+
+    def get(self, key: str, *, size_max: int) -> bytes:
+        """
+        Return the whole object.
+
+        Raises:
+            ObjectMissing: there is none.
+            WrongUse: it is larger than *size_max*.
+        """
+        return self._tried(lambda _: self._inner.get(key, size_max=size_max))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """
+        Return *length* bytes from *start*, fewer only at the object's end.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        return self._tried(lambda _: self._inner.get_range(key, start, length))
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """
+        Return one piece for each (start, length) of *ranges*.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        return self._tried(lambda _: self._inner.get_ranges(key, ranges))
+
+    def head(self, key: str) -> ObjectInfo:
+        """
+        Return what is known of *key*.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        return self._tried(lambda _: self._inner.head(key))
+
+    def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """
+        Yield the objects below *prefix* and behind *after*; a list that breaks off is begun again.
+        """
+        yield from self._tried(lambda _: list(self._inner.list_below(prefix, after=after)))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """
+        Remove *keys*, durably on return; one that is missing already is fine.
+        """
+        every = list(keys)
+        self._tried(lambda _: self._inner.delete(every))
+
+    def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
+        """
+        Make *target* hold what *source* holds.
+
+        Raises:
+            ObjectMissing: there is no *source*.
+            ObjectExists: with *if_absent*, when another put one there.
+        """
+
+        def call(number: int) -> ObjectInfo:
+            try:
+                return self._inner.copy(source, target, if_absent=if_absent)
+            except ObjectExists:
+                if number == 1 or not self._are_same(source, target):
+                    raise
+                return self._inner.head(target)  # ours, from the try whose answer was lost
+
+        return self._tried(call)
+
+    def _are_same(self, one: str, other: str) -> bool:
+        size = self._inner.head(one).size_bytes
+        return size == self._inner.head(other).size_bytes and all(
+            self._inner.get_range(one, at, _COMPARE_BYTES) == self._inner.get_range(other, at, _COMPARE_BYTES)
+            for at in range(0, size, _COMPARE_BYTES)
+        )
+
+    def close(self) -> None:
+        """
+        Let go of connections; a call that waits for its next try gives up. Idempotent.
+        """
+        with self._waiting:
+            self._closed = True
+            self._waiting.notify_all()
+        self._inner.close()

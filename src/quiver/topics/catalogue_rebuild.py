@@ -1,0 +1,167 @@
+"""
+The catalogue made anew from the objects alone: their names say which offsets they hold, and reading them the rest.
+
+For when the metadata store was lost. Every object is read whole and verified. One that is damaged in places is named
+all the same, so that everything else in it still comes back; one that is something else than its name says is not.
+Subscriptions and owners are not in the objects: what was lost of them stays lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from quiver.errors import Damaged, WrongUse
+from quiver.objects.port import ObjectInfo, ObjectTier
+from quiver.primitives.scan import Damage, Frame, NeedMore
+from quiver.topics.catalogue import ObjectCatalogue, reading_order
+from quiver.topics.format.descriptor import (
+    INDEX_EVERY_MESSAGES,
+    ObjectCompression,
+    ObjectDescriptor,
+    parse_object_id,
+)
+from quiver.topics.format.frame import take_frames
+from quiver.topics.format.names import check_topic, objects_prefix
+from quiver.topics.object_blocks import BLOCK_BYTES_MAX, find_block_end, unpack_block
+
+__all__ = ["Rebuilt", "rebuild_catalogue", "topics_with_objects"]
+
+_READ_BYTES = 4 * 1024 * 1024
+_NS_PER_S = 1_000_000_000
+_TOPICS = "storage/topics"
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """
+    What was found.
+
+    Attributes:
+        descriptors: what the catalogue says now, by first offset.
+        damaged: what is wrong with objects, named or not.
+        left_out: keys of objects that the catalogue does not name: others have their messages, or they are no objects.
+        holes: ranges of offsets between objects that no object has: the first, and one behind the last.
+    """
+
+    descriptors: list[ObjectDescriptor] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    holes: list[tuple[int, int]] = field(default_factory=list)
+
+
+def topics_with_objects(objects: ObjectTier) -> list[str]:
+    """
+    Return the topics that have objects, by name.
+
+    Raises:
+        ObjectsUnavailable: the store does not answer.
+    """
+    found = set()
+    for info in objects.list_below(_TOPICS):
+        parts = info.key.removeprefix(f"{_TOPICS}/").split("/")
+        try:
+            found.add(check_topic("/".join(parts[:2])))
+        except WrongUse:
+            continue
+    return sorted(found)
+
+
+def rebuild_catalogue(objects: ObjectTier, catalogue: ObjectCatalogue) -> Rebuilt:
+    """
+    Make *catalogue* name what the object store holds of its topic, and nothing else.
+
+    Raises:
+        ObjectsUnavailable, MetadataUnavailable: do it again.
+        Fenced: another process owns the topic.
+    """
+    rebuilt = Rebuilt()
+    every = []
+    prefix = objects_prefix(catalogue.topic)
+    for info in objects.list_below(prefix):
+        parsed = parse_object_id(info.key.removeprefix(prefix))
+        descriptor = None if parsed is None else _describe(objects, info, parsed, rebuilt.damaged)
+        if descriptor is None:
+            rebuilt.left_out.append(info.key)
+        else:
+            every.append(descriptor)
+    rebuilt.descriptors.extend(reading_order(every))
+    rebuilt.left_out.extend(prefix + one.object_id for one in every if one not in rebuilt.descriptors)
+    ends = [one.end_offset + 1 for one in rebuilt.descriptors]
+    starts = [one.start_offset for one in rebuilt.descriptors]
+    rebuilt.holes.extend((end, start) for end, start in zip(ends, starts[1:], strict=False) if start > end)
+    catalogue.replace_all(rebuilt.descriptors)
+    return rebuilt
+
+
+def _describe(
+    objects: ObjectTier, info: ObjectInfo, parsed: tuple[int, int, ObjectCompression], damaged: list[Damaged]
+) -> ObjectDescriptor | None:
+    start, end, compression = parsed
+    index: list[tuple[int, int]] = []
+    expected = start
+    trouble: str | None = None
+    position = 0
+    for first, data, stopped_at, reason in _pieces(objects, info, compression):
+        position = stopped_at
+        frames, _, _ = take_frames(data)
+        offsets = [place[0] for place in frames]
+        if offsets != list(range(expected, expected + len(offsets))):
+            trouble = f"its messages are not {expected} and the following"
+            break
+        step = range(-(expected - start) % INDEX_EVERY_MESSAGES, len(frames), INDEX_EVERY_MESSAGES)
+        index += (
+            [(expected, first)] if compression != "none" else [(expected + at, first + frames[at][1]) for at in step]
+        )
+        expected += len(offsets)
+        trouble = reason
+    if trouble is None and expected != end + 1:
+        trouble, position = f"it ends with message {expected - 1}, its name says {end}", info.size_bytes
+    if trouble is not None:
+        damaged.append(Damaged(info.key, position, trouble))
+    if expected == start:
+        return None  # not even its first message is there
+    return ObjectDescriptor(
+        info.key.rpartition("/")[2], start, end, info.size_bytes, info.etag, info.modified_ns // _NS_PER_S,
+        offset_index=tuple(index), compression=compression,
+    )  # fmt: skip
+
+
+def _pieces(
+    objects: ObjectTier, info: ObjectInfo, compression: ObjectCompression
+) -> Iterator[tuple[int, bytes, int, str | None]]:
+    """
+    Yield whole plain frames some at a time: the byte of the object where they begin, they, where reading stopped, why.
+    """
+    carry = b""
+    at = 0
+    while at < info.size_bytes:
+        wanted = min(_READ_BYTES, info.size_bytes - at - len(carry))
+        more = objects.get_range(info.key, at + len(carry), wanted) if wanted else b""
+        carry += more
+        is_last = at + len(carry) >= info.size_bytes or not more
+        plain, taken, reason = _plain(carry, compression, is_last=is_last)
+        if plain or reason:
+            yield at, plain, at + taken, reason
+        if reason is not None or (is_last and not taken):
+            return
+        carry = carry[taken:]
+        at += taken
+
+
+def _plain(data: bytes, compression: ObjectCompression, *, is_last: bool) -> tuple[bytes, int, str | None]:
+    if compression == "none":
+        _, taken, stopped = take_frames(data)
+        reason = stopped.reason if isinstance(stopped, Damage) else None
+        if isinstance(stopped, NeedMore) and is_last and taken < len(data):
+            reason = "it ends within a message"
+        return data[:taken], taken, reason
+    block = find_block_end(data, 0, compression)
+    if isinstance(block, Frame):
+        try:
+            return unpack_block(data[: block.value], compression), block.value, None
+        except ValueError as error:
+            return b"", 0, str(error)
+    if isinstance(block, Damage):
+        return b"", 0, block.reason
+    return b"", 0, "it ends within a block" if is_last or len(data) > BLOCK_BYTES_MAX else None

@@ -1,0 +1,110 @@
+"""
+What a topic asks of the tier behind its files. `TopicStore` takes any object that answers so; without one, what local
+files do not have is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from quiver.topics.wal import Wal
+
+__all__ = ["ColdLost", "ColdPiece", "ColdReader", "ColdTier"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColdPiece:
+    """
+    Encoded messages (frames' payloads) of `first_offset`, the next one, and so on, without a gap; at least one.
+    """
+
+    first_offset: int
+    bodies: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ColdLost:
+    """
+    Messages `first_offset` to `next_offset` − 1 should be in the object `name`, whose byte `position` cannot be read.
+    """
+
+    first_offset: int
+    next_offset: int
+    name: str
+    position: int
+    reason: str
+
+
+class ColdReader(Protocol):
+    """
+    Reads one topic's objects for one reader. Not thread-safe.
+    """
+
+    def take(self, offset: int, end: int) -> ColdPiece | ColdLost | None:
+        """
+        Return some messages from exactly *offset* on and below *end*, or what is wrong with them.
+
+        None when no object has *offset*.
+
+        Raises:
+            RetryLater: the store cannot be reached; the same call may succeed later.
+        """
+
+    def next_offset(self, offset: int) -> int | None:
+        """
+        Return the first offset at or above *offset* that an object has; None when there is none.
+        """
+
+    def offset_at(self, time_ms: int) -> int | None:
+        """
+        Return the offset of the first message published at or after *time_ms*; None when none in the objects was.
+        """
+
+    def close(self) -> None:
+        """
+        Let go. Idempotent.
+        """
+
+
+class ColdTier(Protocol):
+    """
+    The tier of all topics of one `TopicStore`. Thread-safe. Its own work runs in its own thread, or in `maintain`.
+    """
+
+    def next_offset_min(self, topic: str) -> int:
+        """
+        Take ownership of *topic*, before its files are opened; return the lowest offset that nobody gave out yet.
+
+        Raises:
+            DirectoryInUse: another process owns the topic.
+        """
+
+    def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:
+        """
+        Begin to upload *topic* and to release its files.
+
+        *confirmed* answers below which offset every reliable subscription has confirmed everything; None without any.
+        """
+
+    def reader(self, topic: str) -> ColdReader:
+        """
+        Return a reader of the topic's objects.
+        """
+
+    def maintain(self) -> None:
+        """
+        Do by hand what the tier's thread would do by now.
+        """
+
+    def detach(self, topic: str, *, sealed: bool) -> None:
+        """
+        End the work on *topic* and give up ownership; with *sealed* everything is uploaded first.
+        """
+
+    def close(self) -> None:
+        """
+        End all work. Idempotent.
+        """

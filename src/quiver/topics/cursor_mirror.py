@@ -1,0 +1,135 @@
+"""
+A topic's subscriptions, told to the metadata store, so that they go on where the topic goes.
+
+The files beside the topic are the truth while it is here. Their owner tells the metadata store of them with every
+upload, and when it gives the topic up; another owner begins with what it was told. What was confirmed since then is
+delivered again, which at least once allows, and nothing is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quiver.errors import Damaged
+from quiver.metadata.port import Entry, MetadataStore
+from quiver.primitives.scan import Frame
+from quiver.topics.catalogue import Commits
+from quiver.topics.dispatch.saved import SubscriptionFiles
+from quiver.topics.format.cursor import (
+    decode_cursor,
+    decode_progress,
+    encode_subscription_keys,
+    parse_progress_key,
+    subscription_keys,
+    subscriptions_prefix,
+)
+from quiver.topics.format.subscription import SavedSubscription
+
+__all__ = ["CursorMirror"]
+
+_PAGE = 500
+
+
+class CursorMirror:
+    """
+    The subscriptions of one topic in *store*, written through *commits*. Not thread-safe.
+
+    Args:
+        store: where they are.
+        commits: lets through only what the topic's owner writes.
+        namespace: before every key.
+        topic: ``namespace/topic``.
+        owner: whose word is written.
+    """
+
+    def __init__(self, store: MetadataStore, commits: Commits, *, namespace: str, topic: str, owner: str) -> None:
+        self._store = store
+        self._commits = commits
+        self._prefix = subscriptions_prefix(namespace, topic)
+        self._owner = owner
+        self._told: dict[str, SavedSubscription | None] | None = None
+
+    def _entries(self) -> Iterator[Entry]:
+        start = ""
+        while page := self._store.range(self._prefix, start=start, limit=_PAGE):
+            yield from page
+            start = page[-1].key + "\x01"
+
+    def _kept(self) -> dict[str, tuple[str, SavedSubscription]]:
+        found = {}
+        for entry in self._entries():
+            name = parse_progress_key(self._prefix, entry.key)
+            if name is None:
+                continue
+            answer = decode_progress(entry.value)
+            if not isinstance(answer, Frame):
+                raise Damaged(entry.key, 0, getattr(answer, "reason", "cut short"))
+            found[name] = answer.value
+        return found
+
+    def next_offset_min(self) -> int:
+        """
+        Return one above every offset that a subscription is known to have confirmed: it was given out once.
+
+        Raises:
+            Damaged: a cursor is none; `path` is its key.
+            MetadataUnavailable: the store does not answer.
+        """
+        highest = 0
+        for entry in self._entries():
+            if entry.key.endswith("/cursor"):
+                answer = decode_cursor(entry.value)
+                if not isinstance(answer, Frame):
+                    raise Damaged(entry.key, 0, getattr(answer, "reason", "cut short"))
+                highest = max(highest, answer.value + 1)
+        for _, saved in self._kept().values():
+            highest = max(highest, saved.next_offset, *(behind for _, behind in saved.acked))
+        return highest
+
+    def restore(self, kept: SubscriptionFiles) -> list[str]:
+        """
+        Write to *kept* what another owner told last; what this one told is older than its own files. Returns the names.
+
+        Raises:
+            Damaged: something told is not readable: nobody guesses where a subscription stood.
+            MetadataUnavailable: the store does not answer.
+            OSError: a file could not be written.
+        """
+        told = self._kept()
+        others = {name: saved for name, (owner, saved) in told.items() if owner != self._owner}
+        if others:
+            # The topic was away, and came back or came here: what is missing there was removed there.
+            for name in kept.names():
+                if name not in told:
+                    kept.remove(name)
+        for saved in others.values():
+            kept.save(saved)
+        return sorted(others)
+
+    def tell(self, kept: SubscriptionFiles) -> None:
+        """
+        Tell the store what has changed in *kept* since the last time, removals too.
+
+        Raises:
+            Damaged: a file is not readable; the others were told.
+            Fenced: this is not the owner any more.
+            MetadataUnavailable: the store does not answer; the next time tells it again.
+        """
+        if self._told is None:
+            self._told = dict.fromkeys(self._kept())
+        damaged: Damaged | None = None
+        names = kept.names()
+        for name in names:
+            try:
+                saved = kept.load(name)
+            except Damaged as error:
+                damaged = error
+                continue
+            if saved is not None and self._told.get(name) != saved:
+                self._commits.commit(encode_subscription_keys(self._prefix, saved, self._owner))
+                self._told[name] = saved
+        for name in sorted(self._told.keys() - set(names)):
+            self._commits.commit(dict.fromkeys(subscription_keys(self._prefix, name)))
+            del self._told[name]
+        if damaged is not None:
+            raise damaged

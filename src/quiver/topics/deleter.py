@@ -1,0 +1,194 @@
+"""
+What goes: local files that the object store holds, and objects that nobody wants for so long any more.
+
+A local file goes when retention says so and nothing is lost by it: every one of its messages is in an object that is
+there at this moment, with the size that was verified; and, where asked for, every reliable subscription has confirmed
+them. An object goes by its own retention: its descriptor first, then the object, so that nothing named is ever missing.
+The newest object always stays: it says how far the topic has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quiver.clock import Clock
+from quiver.errors import ObjectMissing
+from quiver.objects.port import ObjectTier
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.format.descriptor import ObjectDescriptor, object_key
+from quiver.topics.settings import DeleterSettings, ObjectRetention
+from quiver.topics.wal import Wal
+from quiver.topics.wal_files import FileMarks, FrameScanner, Good, WalFile
+
+__all__ = ["Deleter", "expired_objects", "files_to_release"]
+
+_NS_PER_MINUTE = 60 * 1_000_000_000
+_MIB = 1024 * 1024
+
+
+def files_to_release(files: Sequence[WalFile], settings: DeleterSettings, *, now_ns: int) -> list[tuple[WalFile, str]]:
+    """
+    Return the oldest of *files*, with why: ``time`` or ``size``. The active file, the last one, counts and never goes.
+    """
+    total = sum(file.size_bytes for file in files)
+    limit = None if settings.retention_size_mb is None else settings.retention_size_mb * _MIB
+    age_ns = None if settings.retention_time_minutes is None else settings.retention_time_minutes * _NS_PER_MINUTE
+    going = []
+    for file in files:
+        if not file.sealed:
+            break
+        if age_ns is not None and now_ns - file.modified_ns >= age_ns:
+            going.append((file, "time"))
+        elif limit is not None and total > limit:
+            going.append((file, "size"))
+        else:
+            break  # files go in order: a younger one behind it waits
+        total -= file.size_bytes
+    return going
+
+
+def expired_objects(
+    descriptors: Sequence[ObjectDescriptor], settings: ObjectRetention, *, now_s: int
+) -> list[ObjectDescriptor]:
+    """
+    Return the oldest of *descriptors* that retention gives up; never the newest one.
+    """
+    total = sum(one.size for one in descriptors)
+    limit = None if settings.retention_size_mb is None else settings.retention_size_mb * _MIB
+    age_s = None if settings.retention_time_minutes is None else settings.retention_time_minutes * 60
+    going = []
+    for one in descriptors[:-1]:
+        if not (age_s is not None and now_s - one.created_at >= age_s) and not (limit is not None and total > limit):
+            break
+        going.append(one)
+        total -= one.size
+    return going
+
+
+class Deleter:
+    """
+    Deletes for one topic. Not thread-safe: one thread drives it.
+
+    Args:
+        wal: the log; it has a directory.
+        files: its file system.
+        objects: the object store.
+        catalogue: of the topic.
+        settings, retention: of local files, and of objects.
+        check: raises when this is not the owner now.
+        confirmed: returns one behind the last offset that every reliable subscription has confirmed; None when there
+            is no subscription.
+        clock, observer: time, and where counts go.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        files: FileSystem,
+        objects: ObjectTier,
+        catalogue: ObjectCatalogue,
+        *,
+        settings: DeleterSettings,
+        retention: ObjectRetention,
+        check: Callable[[], None],
+        confirmed: Callable[[], int | None],
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._wal = wal
+        self._files = files
+        self._objects = objects
+        self._catalogue = catalogue
+        self._settings = settings
+        self._retention = retention
+        self._check = check
+        self._confirmed = confirmed
+        self._clock = clock
+        self._observer = observer
+
+    def run_once(self) -> tuple[WalFile, ...]:
+        """
+        Delete what may go; return the local files that went. `Wal.start_offset` has moved durably on return.
+
+        Raises:
+            ObjectsUnavailable, MetadataUnavailable: nothing more was deleted; the next time goes on.
+            Fenced: another owner took over.
+            OSError: as `Wal.release_below`.
+        """
+        gone = self._release_files()
+        self._expire_objects()
+        return gone
+
+    def _release_files(self) -> tuple[WalFile, ...]:
+        confirmed = self._confirmed() if self._settings.wait_for_subscriptions else None
+        below = 0
+        why: dict[str, str] = {}
+        for file, reason in files_to_release(self._wal.files(), self._settings, now_ns=self._clock.now_ns()):
+            if confirmed is not None and file.next_offset > confirmed:
+                break
+            if not self._is_safe(file):
+                break
+            below = file.next_offset
+            why[file.path] = reason
+        if not below:
+            return ()
+        self._check()
+        gone = self._wal.release_below(below)
+        for file in gone:
+            self._observer.count("danube_wal_delete_total", 1, reason=why.get(file.path, "time"))
+        return gone
+
+    def _is_safe(self, file: WalFile) -> bool:
+        offset = file.first_offset
+        while offset < file.next_offset:
+            found = self._catalogue.at_or_after(offset)
+            behind = file.next_offset if found is None else min(found.start_offset, file.next_offset)
+            if behind > offset:
+                # No object has these. That is right only where the file does not have them either.
+                if self._file_has(file, offset, behind):
+                    return False
+                offset = behind
+            elif found is not None:
+                if not self._is_there(found):
+                    return False
+                offset = found.end_offset + 1
+        return True
+
+    def _is_there(self, descriptor: ObjectDescriptor) -> bool:
+        key = object_key(self._catalogue.topic, descriptor.object_id)
+        try:
+            info = self._objects.head(key)
+        except ObjectMissing:
+            info = None
+        is_sound = info is not None and info.size_bytes == descriptor.size
+        if not is_sound:
+            self._observer.count("danube_wal_delete_refused_total", 1)
+            self._observer.event("danube.deleter.refused", topic=self._catalogue.topic, object_id=descriptor.object_id)
+        return is_sound
+
+    def _file_has(self, file: WalFile, first: int, behind: int) -> bool:
+        scanner = FrameScanner(
+            self._files, file.path, position=0, end=file.size_bytes, expected=file.first_offset, marks=FileMarks()
+        )
+        with scanner:
+            while (step := scanner.step()) is not None:
+                if (
+                    isinstance(step, Good)
+                    and step.first_offset < behind
+                    and step.first_offset + len(step.frames) > first
+                ):
+                    return True
+        return False
+
+    def _expire_objects(self) -> None:
+        now_s = self._clock.now_ns() // 1_000_000_000
+        going = expired_objects(self._catalogue.descriptors(), self._retention, now_s=now_s)
+        # What local files have and objects do not any more would be uploaded again.
+        going = [one for one in going if one.end_offset < self._wal.start_offset]
+        for one in going:
+            self._check()
+            self._catalogue.withdraw([one])
+            self._objects.delete([object_key(self._catalogue.topic, one.object_id)])
+            self._observer.count("danube_cloud_objects_expired_total", 1)

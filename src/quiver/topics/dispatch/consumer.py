@@ -1,0 +1,111 @@
+"""
+What a consumer holds: its place at the subscription, and messages to answer for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from quiver.topics.format.message import Message
+
+if TYPE_CHECKING:
+    from quiver.topics.dispatch.subscription import Subscription
+
+__all__ = ["Consumer", "Delivery"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """
+    A message that was handed out. Answer it with `ack` or `nack`, on this or on the consumer.
+
+    Attributes:
+        message: what was published.
+        attempt: 1 for the first delivery.
+        generation: which life of the subscription it belongs to; a seek begins another.
+    """
+
+    message: Message
+    attempt: int
+    generation: int
+    answer: Callable[[Delivery, float | None, bool], None]
+
+    @property
+    def offset(self) -> int:
+        """
+        The message's offset.
+        """
+        return self.message.offset
+
+    def ack(self) -> None:
+        """
+        Say that it is done. Again, or after it was delivered to another, is fine.
+
+        Raises:
+            StoreClosed: the subscription was closed.
+        """
+        self.answer(self, None, True)
+
+    def nack(self, delay_s: float | None = None) -> None:
+        """
+        Give it back: it is delivered again after *delay_s*, or the setting's delay.
+
+        Raises:
+            StoreClosed: the subscription was closed.
+        """
+        self.answer(self, delay_s, False)
+
+
+class Consumer:
+    """
+    One consumer of a subscription. Made by `Subscription.consumer`; closing gives back what was not answered.
+    """
+
+    def __init__(self, subscription: Subscription, name: str) -> None:
+        self._subscription = subscription
+        self.name = name
+
+    def receive(self, timeout_s: float | None = None) -> Delivery | None:
+        """
+        Return the next message for this consumer; None when none came within *timeout_s* (None waits for ever).
+
+        A standby of a failover subscription gets none until it is promoted.
+
+        Raises:
+            StoreClosed: consumer, subscription or topic were closed.
+            StoreFailed: the topic's disk failed.
+        """
+        return self._subscription.receive(self, timeout_s)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return self
+
+    def __next__(self) -> Delivery:
+        delivery = self.receive()
+        if delivery is None:
+            raise StopIteration
+        return delivery
+
+    @property
+    def active(self) -> bool:
+        """
+        Say whether it is this consumer's turn: always, but for standbys of a failover subscription.
+        """
+        return self._subscription.is_active(self)
+
+    def close(self) -> None:
+        """
+        Leave. What was delivered and not answered goes to others at once. Idempotent.
+        """
+        self._subscription.leave(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,102 @@
+"""
+Where subscriptions are kept: a small file each, beside the topic's log, replaced whole.
+"""
+
+from __future__ import annotations
+
+from quiver.errors import Damaged
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.topics.format.names import SUBSCRIPTIONS_DIR, parse_subscription_file, subscription_file
+from quiver.topics.format.subscription import (
+    SUBSCRIPTION_BYTES_MAX,
+    SavedSubscription,
+    decode_subscription,
+    encode_subscription,
+)
+
+__all__ = ["SubscriptionFiles"]
+
+
+class SubscriptionFiles:
+    """
+    The saved subscriptions of one topic. One writer at a time for each name.
+    """
+
+    def __init__(self, files: FileSystem, topic_directory: str) -> None:
+        self._files = files
+        self._directory = f"{topic_directory}/{SUBSCRIPTIONS_DIR}"
+
+    def names(self) -> list[str]:
+        """
+        Return the names of all that are kept.
+        """
+        try:
+            listed = self._files.list_dir(self._directory)
+        except FileNotFoundError:
+            return []
+        return [name for file in listed if (name := parse_subscription_file(file)) is not None]
+
+    def load(self, name: str) -> SavedSubscription | None:
+        """
+        Return the subscription *name*, or None when it was never kept.
+
+        Raises:
+            Damaged: it was, and cannot be read: nobody guesses where it stood.
+            OSError: the disk cannot be read.
+        """
+        path = self._path(name)
+        try:
+            data = self._files.read_all(path, size_max=SUBSCRIPTION_BYTES_MAX)
+        except FileNotFoundError:
+            return None
+        answer = decode_subscription(data)
+        if isinstance(answer, Frame):
+            return answer.value
+        raise Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+
+    def save(self, saved: SavedSubscription) -> None:
+        """
+        Keep *saved*. Durable on return.
+
+        Raises:
+            OSError: the one before still stands.
+        """
+        if not self._files.exists(self._directory):
+            self._files.make_dirs(self._directory)
+        replace_file(self._files, self._path(saved.name), encode_subscription(saved))
+
+    def remove(self, name: str) -> None:
+        """
+        Forget the subscription *name*. Durable on return; fine when there is none.
+        """
+        if self._files.exists(self._directory):
+            remove_durably(self._files, [self._path(name), self._path(name) + TEMPORARY_SUFFIX])
+
+    def confirmed(self) -> int | None:
+        """
+        Return the offset below which every subscription has confirmed everything; None without subscriptions.
+
+        Raises:
+            Damaged: one of them cannot be read.
+        """
+        found = [saved.next_offset for name in self.names() if (saved := self.load(name)) is not None]
+        return min(found, default=None)
+
+    def highest(self) -> int:
+        """
+        Return the offset above all that any subscription has confirmed: the log gave them out once.
+        """
+        highest = 0
+        for name in self.names():
+            try:
+                saved = self.load(name)
+            except Damaged:
+                continue
+            if saved is not None:
+                highest = max(highest, saved.next_offset, *(behind for _, behind in saved.acked))
+        return highest
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{subscription_file(name)}"

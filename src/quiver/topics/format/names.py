@@ -1,0 +1,152 @@
+"""
+What topics, their files and their objects are called: names built and parsed.
+
+Parsing accepts exactly what the matching function writes; any other name is somebody else's file and stays untouched.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quiver.errors import WrongUse
+
+__all__ = [
+    "ACTIVE_FILE",
+    "LOCK_NAME",
+    "QUARANTINE_DIR",
+    "SUBSCRIPTIONS_DIR",
+    "UPLOADER_CHECKPOINT",
+    "WAL_CHECKPOINT",
+    "check_file_name",
+    "check_subscription",
+    "check_topic",
+    "object_name",
+    "objects_prefix",
+    "parse_object_name",
+    "parse_subscription_file",
+    "parse_wal_file_name",
+    "pending_object_name",
+    "subscription_file",
+    "wal_file_name",
+]
+
+ACTIVE_FILE = "wal.log"
+"""The first file of a topic; the next ones carry a number."""
+WAL_CHECKPOINT = "wal.ckpt"
+UPLOADER_CHECKPOINT = "uploader.ckpt"
+QUARANTINE_DIR = "quarantine"
+SUBSCRIPTIONS_DIR = "subscriptions"
+LOCK_NAME = "topics.lock"
+
+NAME_LENGTH_MAX = 128
+_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
+_SUBSCRIPTION_SUFFIX = ".sub"
+_OBJECT = re.compile(r"data-(0|[1-9]\d*)-(0|[1-9]\d*|pending)\.dnb1")
+
+
+def check_topic(topic: str) -> str:
+    """
+    Return *topic* as ``namespace/topic``; a slash before it is dropped.
+
+    Raises:
+        WrongUse: it has not exactly two parts, or one is no name. More parts are refused rather than cut: two topics
+            would share one log.
+    """
+    parts = topic.removeprefix("/").split("/")
+    if len(parts) != 2 or not all(_PART.fullmatch(part) and len(part) <= NAME_LENGTH_MAX for part in parts):
+        raise WrongUse(
+            f"{topic!r} is no topic: write namespace/topic, each of 1 to {NAME_LENGTH_MAX} letters, digits, dots, "
+            "hyphens and underscores, and no dot or hyphen at its beginning"
+        )
+    return "/".join(parts)
+
+
+def check_subscription(name: str) -> str:
+    """
+    Return *name* when it can be a subscription's.
+
+    Raises:
+        WrongUse: it cannot.
+    """
+    if not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+        raise WrongUse(
+            f"{name!r} is no name of a subscription: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
+        )
+    return name
+
+
+def check_file_name(name: str) -> str:
+    """
+    Return *name* when the files of a log can be called so: one word and a suffix, as ``wal.log``.
+
+    Raises:
+        WrongUse: they cannot.
+    """
+    if re.fullmatch(r"[A-Za-z0-9_-]+\.[A-Za-z]+", name) is None or name.endswith((".ckpt", ".tmp")):
+        raise WrongUse(f"{name!r} cannot name log files: write a word and a suffix, as {ACTIVE_FILE}")
+    return name
+
+
+def wal_file_name(seq: int, base: str = ACTIVE_FILE) -> str:
+    """
+    Return the name of log file *seq*: ``wal.log`` for 0, then ``wal.1.log`` and so on.
+    """
+    stem, _, suffix = base.rpartition(".")
+    return base if seq == 0 else f"{stem}.{seq}.{suffix}"
+
+
+def parse_wal_file_name(name: str, base: str = ACTIVE_FILE) -> int | None:
+    """
+    Return the number of the log file *name*, or None when it is none.
+    """
+    if name == base:
+        return 0
+    stem, _, suffix = base.rpartition(".")
+    match = re.fullmatch(rf"{re.escape(stem)}\.([1-9]\d{{0,18}})\.{re.escape(suffix)}", name)
+    return None if match is None else int(match[1])
+
+
+def subscription_file(name: str) -> str:
+    """
+    Return the file in `SUBSCRIPTIONS_DIR` that keeps the subscription *name*.
+    """
+    return f"{name}{_SUBSCRIPTION_SUFFIX}"
+
+
+def parse_subscription_file(file_name: str) -> str | None:
+    """
+    Return whose subscription *file_name* keeps, or None.
+    """
+    name = file_name.removesuffix(_SUBSCRIPTION_SUFFIX)
+    return name if name != file_name and _PART.fullmatch(name) and len(name) <= NAME_LENGTH_MAX else None
+
+
+def objects_prefix(topic: str) -> str:
+    """
+    Return the place of a topic's objects below the root of the object store, with a slash at its end.
+    """
+    return f"storage/topics/{topic}/objects/"
+
+
+def pending_object_name(start_offset: int) -> str:
+    """
+    Return the name of an object that is still being uploaded.
+    """
+    return f"data-{start_offset}-pending.dnb1"
+
+
+def object_name(start_offset: int, end_offset: int) -> str:
+    """
+    Return the name of a finished object; *end_offset* is that of its last message.
+    """
+    return f"data-{start_offset}-{end_offset}.dnb1"
+
+
+def parse_object_name(name: str) -> tuple[int, int | None] | None:
+    """
+    Return first and last offset of the object *name*, with None for the last of a pending one; None when it is none.
+    """
+    match = _OBJECT.fullmatch(name)
+    if match is None:
+        return None
+    return int(match[1]), None if match[2] == "pending" else int(match[2])

@@ -1,0 +1,367 @@
+"""
+One topic: append to it, read it, seal it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Literal
+
+from quiver.clock import Clock
+from quiver.errors import QuiverError, StoreClosed, WrongUse
+from quiver.observe import Observer
+from quiver.primitives.files import Buffer, FileSystem
+from quiver.primitives.scan import Damage
+from quiver.topics.cache import MessageCache
+from quiver.topics.cold import ColdReader
+from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, Message, MessageCodec
+from quiver.topics.reader import OnLost, TopicReader
+from quiver.topics.recovery import recover
+from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, WalSettings
+from quiver.topics.wal import Recovered, Wal
+
+__all__ = ["Start", "TopicLog"]
+
+Start = int | datetime | Literal["earliest", "latest"]
+
+_LATENCY_EVERY = 128
+_NS_PER_S = 1_000_000_000
+
+
+class TopicLog:
+    """
+    The log of one topic. Made by `TopicStore.topic`. Thread-safe.
+
+    An append is in the file when it returns and survives the death of the process; it survives a power loss from the
+    next sync on, which comes by interval or size, with `durable=True`, or with `flush`.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        directory: str | None,
+        *,
+        settings: WalSettings,
+        files: FileSystem,
+        clock: Clock,
+        observer: Observer,
+        next_offset_min: int = 0,
+        producer_name: str = "",
+        open_cold: Callable[[], ColdReader] | None = None,
+    ) -> None:
+        self.topic = topic
+        self._settings = settings
+        self._files = files
+        self._clock = clock
+        self._now_ns = clock.now_ns
+        self._payload_bytes_max = settings.max_message_size
+        self._syncs_each = not settings.fsync_interval_ms
+        self._observer = observer
+        self._codec = MessageCodec(topic, producer_name=producer_name)
+        self._plain = self._codec.tail_of(None)
+        recovered = Recovered(next_offset=next_offset_min, first_offset=next_offset_min)
+        if directory is not None:
+            recovered = recover(
+                files, directory, file_name=settings.file_name, observer=observer, next_offset_min=next_offset_min
+            )
+        self._cache = MessageCache(
+            count_max=settings.cache_capacity,
+            bytes_max=settings.cache_max_bytes,
+            first_offset=recovered.next_offset,
+        )
+        self.wal = Wal(
+            files, directory, settings=settings, codec=self._codec, cache=self._cache, clock=clock, observer=observer,
+            recovered=recovered, on_dirty=self._on_dirty,
+        )  # fmt: skip
+        self._write = self.wal.append
+        self._open_cold = open_cold
+        self.unsynced_since_s: float | None = None
+        """Since when something is not synced, by the monotonic clock."""
+        self.on_full: Callable[[], None] = self.wal.sync
+        """What is done when a sync is due by size."""
+
+    # ── appending ────────────────────────────────────────────────────────────────────────────────────────
+
+    def append(
+        self,
+        payload: Buffer,
+        *,
+        attributes: Mapping[str, str] | None = None,
+        key: str | None = None,
+        publish_time_ns: int | None = None,
+        durable: bool = False,
+    ) -> int:
+        """
+        Append one message and return its offset.
+
+        In the file on return; with *durable* synced on return. *key* says which consumer of a key-shared subscription
+        gets it, and is kept as an attribute. *publish_time_ns* is kept in whole milliseconds; None is now.
+
+        Raises:
+            WrongUse: the message is too large, or an attribute is no text.
+            AtCapacity: the disk is full; nothing was kept.
+            StoreFailed: a write or sync failed, now or earlier.
+            StoreClosed: the topic was closed, unloaded or sealed.
+        """
+        if type(payload) is not bytes:
+            payload = _as_bytes(payload)
+        if len(payload) > self._payload_bytes_max:
+            raise self._too_large(len(payload))
+        now_ns = self._now_ns()
+        tail = self._plain if attributes is None and key is None else self._tail(attributes, key)
+        time_ms = (now_ns if publish_time_ns is None else publish_time_ns) // NS_PER_MS
+        offset = self._write(payload, time_ms, tail)
+        if durable or self._syncs_each:
+            self.wal.sync()
+        if not offset % _LATENCY_EVERY:
+            took_s = (self._clock.now_ns() - now_ns) / _NS_PER_S
+            self._observer.record("danube_wal_append_latency_seconds", took_s, topic=self.topic)
+        return offset
+
+    def append_batch(
+        self, messages: Iterable[Buffer | tuple[Buffer, Mapping[str, str] | None]], *, durable: bool = False
+    ) -> range:
+        """
+        Append *messages*, each a payload or a payload with its attributes, in one write; return their offsets.
+
+        All of them are in the file on return, or none. With *durable* they are synced on return.
+
+        Raises:
+            WrongUse, AtCapacity, StoreFailed, StoreClosed: as `append`; nothing was kept.
+        """
+        time_ms = self._clock.now_ns() // NS_PER_MS
+        plain, largest = self._plain, self._payload_bytes_max
+        batch: list[tuple[bytes, int, bytes]] = []
+        for one in messages:
+            payload, tail = one, plain
+            if isinstance(one, tuple):
+                payload, tail = one[0], self._tail(one[1], None)
+            data = payload if type(payload) is bytes else _as_bytes(payload)
+            if len(data) > largest:
+                raise self._too_large(len(data))
+            batch.append((data, time_ms, tail))
+        first = self.wal.append_batch(batch)
+        if batch and (durable or self._syncs_each):
+            self.wal.sync()
+        return range(first, first + len(batch))
+
+    def _tail(self, attributes: Mapping[str, str] | None, key: str | None) -> bytes:
+        merged = dict(attributes or {})
+        if key is not None:
+            merged[KEY_ATTRIBUTE] = key
+        if len(merged) > ATTRIBUTES_MAX or not all(isinstance(text, str) for pair in merged.items() for text in pair):
+            raise WrongUse(f"attributes of {self.topic} are at most {ATTRIBUTES_MAX} texts by name")
+        try:
+            tail = self._codec.tail_of(merged)
+        except UnicodeEncodeError as error:
+            raise WrongUse(f"attributes of {self.topic} must be text that UTF-8 can say") from error
+        if len(tail) > MESSAGE_OVERHEAD_BYTES // 2:
+            raise WrongUse(f"attributes of {self.topic} take {len(tail)} bytes; at most {MESSAGE_OVERHEAD_BYTES // 2}")
+        return tail
+
+    def _too_large(self, size: int) -> WrongUse:
+        return WrongUse(f"{self.topic}: {size} bytes are more than wal.max_message_size")
+
+    def flush(self) -> None:
+        """
+        Return when everything appended so far is synced.
+
+        Raises:
+            StoreFailed: the sync failed, now or earlier.
+        """
+        self.wal.sync()
+
+    def current_offset(self) -> int:
+        """
+        Return the offset that the next message gets.
+        """
+        return self.wal.next_offset
+
+    def durable_offset(self) -> int:
+        """
+        Return the offset below which everything is synced.
+        """
+        return self.wal.synced_offset
+
+    def start_offset(self) -> int:
+        """
+        Return the oldest offset that is still there, locally or in objects.
+        """
+        local = self.wal.start_offset
+        if self._open_cold is None:
+            return local
+        with contextlib.closing(self._open_cold()) as cold:
+            first = cold.next_offset(0)
+        return local if first is None else min(local, first)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def reader(
+        self, start: Start = "latest", *, follow: bool = True, stop: int | None = None, on_lost: OnLost = "raise"
+    ) -> TopicReader:
+        """
+        Return a reader from *start* on.
+
+        Args:
+            start: an offset, also one still to come; `earliest`; `latest`, which is what comes after this call; or a
+                datetime: the first message published then or later, as far as publish times only grow.
+            follow: wait for more at the end; otherwise the reader ends with what is there now.
+            stop: one behind the last offset wanted.
+            on_lost: `raise` DataLoss once for each lost range, or `skip` and note it in `lost`.
+
+        Raises:
+            WrongUse: no such start.
+        """
+        tip = self.wal.next_offset
+        end = stop
+        if not follow:
+            end = tip if stop is None else min(stop, tip)
+        return self._reader(self.resolve(start), stop=end, on_lost=on_lost)
+
+    def _reader(self, offset: int, *, stop: int | None, on_lost: OnLost) -> TopicReader:
+        return TopicReader(
+            self.wal, self._cache, self._codec, self._files, cold=self._open_cold() if self._open_cold else None,
+            observer=self._observer, offset=offset, stop=stop, on_lost=on_lost,
+        )  # fmt: skip
+
+    def resolve(self, start: Start) -> int:
+        """
+        Return the offset that *start* means now.
+
+        Raises:
+            WrongUse: no such start.
+        """
+        if start == "latest":
+            return self.wal.next_offset
+        if start == "earliest":
+            return self.start_offset()
+        if isinstance(start, datetime):
+            return self._offset_at(round(start.timestamp() * 1000))
+        if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+            return start
+        raise WrongUse(f"{start!r} is no start: an offset, 'earliest', 'latest' or a datetime")
+
+    def _offset_at(self, time_ms: int) -> int:
+        if self._open_cold is not None:
+            with contextlib.closing(self._open_cold()) as cold:
+                found = cold.offset_at(time_ms)
+            if found is not None:
+                return found
+        begin = self.wal.start_offset
+        for file in reversed(self.wal.files()):
+            first = self._publish_time_ms(file.first_offset)
+            if first is not None and first < time_ms:
+                begin = file.first_offset
+                break
+        tip = self.wal.next_offset
+        with self._reader(begin, stop=tip, on_lost="skip") as reader:
+            for message in reader:
+                if message.publish_time_ns >= time_ms * NS_PER_MS:
+                    return message.offset
+        return tip
+
+    def _publish_time_ms(self, offset: int) -> int | None:
+        if offset >= self.wal.next_offset:
+            return None
+        with self._reader(offset, stop=offset + 1, on_lost="skip") as reader:
+            found = next(iter(reader), None)
+        return None if found is None else found.publish_time_ns // NS_PER_MS
+
+    def read_cached_since(self, after_offset: int) -> tuple[list[tuple[int, Message]], int]:
+        """
+        Return what memory holds behind *after_offset*, oldest first, and the last offset of it.
+
+        Without a gap up to the tip; what was evicted is not there: a `reader` has it. *after_offset* itself is returned
+        as the last offset when nothing is there.
+        """
+        first = max(after_offset + 1, self._cache.first_offset)
+        found: list[tuple[int, Message]] = []
+        for offset, body in enumerate(self._cache.take(first, count_max=self.wal.next_offset - first), first):
+            message = self._codec.decode(body)
+            if not isinstance(message, Damage):
+                found.append((offset, message))
+        return found, found[-1][0] if found else after_offset
+
+    # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_dirty(self, full: bool) -> None:  # noqa: FBT001
+        if self.unsynced_since_s is None:
+            self.unsynced_since_s = self._clock.monotonic()
+        if full:
+            self.on_full()
+
+    def upkeep(self, *, within_s: float = 0.0) -> None:
+        """
+        Sync when what is unsynced would be too old in *within_s* seconds; rotate a file that is old enough.
+
+        Raises:
+            StoreFailed: the disk failed, now or earlier.
+        """
+        since_s = self.unsynced_since_s
+        due_s = self._settings.fsync_interval_ms / 1000 - within_s
+        if since_s is not None and self._clock.monotonic() - since_s >= due_s:
+            self.sync_and_note()
+        self.wal.rotate_if_due()
+
+    def sync_and_note(self) -> None:
+        """
+        Sync, and write down that it was.
+
+        Raises:
+            StoreFailed: the sync failed, now or earlier.
+        """
+        self.unsynced_since_s = None
+        before = self.wal.synced_offset
+        self.wal.sync()
+        if self.wal.synced_offset > before:
+            self.wal.try_checkpoint()
+
+    def stats(self) -> dict[str, int]:
+        """
+        Return figures of this moment.
+        """
+        wal = self.wal
+        files = wal.files()
+        return {
+            "start_offset": wal.start_offset,
+            "next_offset": wal.next_offset,
+            "durable_offset": wal.synced_offset,
+            "files": len(files),
+            "disk_bytes": sum(file.size_bytes for file in files),
+            "danube_wal_cache_size": len(self._cache),
+            "cache_bytes": self._cache.nbytes,
+        }
+
+    def seal(self) -> int:
+        """
+        Take no more messages; everything is synced and in sealed files on return. Return the next offset.
+
+        Raises:
+            AtCapacity: no room to do so; nothing has changed.
+            StoreFailed: the disk failed, now or earlier.
+        """
+        return self.wal.seal()
+
+    def close(self) -> None:
+        """
+        Sync, write the checkpoint and let go. Idempotent.
+
+        Raises:
+            StoreFailed: the last sync failed, now or earlier.
+        """
+        try:
+            self.wal.close()
+        except StoreClosed:
+            pass
+        except QuiverError as error:
+            self._observer.event("danube.wal.close", level=logging.ERROR, topic=self.topic, problem=str(error))
+            raise
+
+
+def _as_bytes(payload: object) -> bytes:
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise WrongUse(f"a payload is bytes, not {type(payload).__name__}")
+    return bytes(payload)

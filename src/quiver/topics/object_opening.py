@@ -1,0 +1,95 @@
+"""
+From settings to the tier behind the files: the object store opened and proved, the metadata store, and a name.
+"""
+
+from __future__ import annotations
+
+import os.path
+import secrets
+from collections.abc import Mapping
+
+from quiver.clock import Clock
+from quiver.metadata.opening import open_metadata
+from quiver.objects.location import ObjectLocation
+from quiver.objects.opening import open_objects
+from quiver.observe import Observer
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import FileSystem
+from quiver.topics.object_tier import ObjectColdTier
+from quiver.topics.settings import TopicSettings
+
+__all__ = ["METADATA_FILE", "OWNER_FILE", "open_cold_tier", "owner_of"]
+
+METADATA_FILE = "metadata.db"
+OWNER_FILE = "owner.id"
+_OWNER_BYTES_MAX = 64
+
+
+def owner_of(files: FileSystem, root: str) -> str:
+    """
+    Return the name of the directory *root*, made up and kept at the first call. Durable on return.
+
+    Whoever holds the directory's lock is this owner: after a restart it takes its topics back without waiting.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    path = f"{root}/{OWNER_FILE}"
+    try:
+        name = files.read_all(path, size_max=_OWNER_BYTES_MAX).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        name = ""
+    if not name:
+        name = secrets.token_hex(8)
+        replace_file(files, path, name.encode())
+    return name
+
+
+def open_cold_tier(
+    root: str,
+    settings: TopicSettings,
+    *,
+    objects: str | Mapping[str, object] | ObjectLocation | None = None,
+    metadata: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    files: FileSystem,
+    clock: Clock,
+    observer: Observer,
+    background: bool = True,
+    patience_s: float = 0.0,
+) -> ObjectColdTier:
+    """
+    Open the tier of the topics below *root*, whose lock the caller holds.
+
+    Args:
+        root: the directory of the topics.
+        settings: `cloud` and `metadata` say where, unless the two next arguments do.
+        objects: where the objects are.
+        metadata: where the descriptors are; by default in a file beside the topics.
+        environment: what ``${NAME}`` in the options of *objects* stands for.
+        files: the file system of the logs, and of objects in a directory.
+        clock: time.
+        observer: where counts and events go.
+        background: whether the tier's threads run.
+        patience_s: how long opening a topic watches another owner that may be dead.
+
+    Raises:
+        SettingsInvalid: no place for objects, or not one.
+        AccessRefused: the credentials do not allow what is needed.
+        ObjectsUnavailable, MetadataUnavailable: nobody answers.
+        OSError: a directory cannot be used.
+    """
+    if objects is None:
+        cloud = settings.cloud
+        given = {} if cloud is None else {"backend": cloud.backend, "root": cloud.root, "options": dict(cloud.options)}
+        objects = ObjectLocation.from_mapping(given, environment=environment)
+    tier = open_objects(objects, environment=environment, fs=files, clock=clock, observer=observer)
+    url = metadata or settings.metadata.endpoint or f"sqlite://{os.path.abspath(root)}/{METADATA_FILE}"  # noqa: PTH100
+    try:
+        return ObjectColdTier(
+            tier, open_metadata(url), settings=settings, owner=owner_of(files, root), files=files, clock=clock,
+            observer=observer, background=background, patience_s=patience_s,
+        )  # fmt: skip
+    except BaseException:
+        tier.close()
+        raise

@@ -1,0 +1,147 @@
+"""
+A piece of a topic's log on its way into one object: frames checked, indexed and summed up as they pass.
+
+An object never spans two log files, never holds a message that was not synced, and has no gap: it ends before damaged
+frames, and the next one begins behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import FileSystem
+from quiver.topics.format.descriptor import INDEX_EVERY_MESSAGES, ObjectCompression
+from quiver.topics.format.frame import FRAME_HEADER_BYTES, FramePlace, encode_frame
+from quiver.topics.object_blocks import BLOCK_BYTES, pack_block
+from quiver.topics.wal import Span
+from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost
+
+__all__ = ["ObjectSource", "SourceRange"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRange:
+    """
+    Which messages: from `first_offset` to below `next_offset`, found from `span` on.
+    """
+
+    span: Span
+    first_offset: int
+    next_offset: int
+    bytes_max: int | None
+
+
+class ObjectSource:
+    """
+    Gives the parts of an object as often as they are asked for, and knows what it gave when they were all taken.
+
+    Attributes:
+        next_offset: one behind the last message.
+        next_position: the byte of the log file behind it.
+        size_bytes: of the object.
+        checksum: CRC-32 of the object.
+        index: offset and byte of every thousandth frame, the first one included.
+        lost: the damage that ended it, or None.
+    """
+
+    def __init__(self, files: FileSystem, wanted: SourceRange, compression: ObjectCompression) -> None:
+        self._files = files
+        self._wanted = wanted
+        self._compression = compression
+        self._begin()
+
+    def _begin(self) -> None:
+        self.next_offset = self._wanted.first_offset
+        self.next_position = self._wanted.span.position
+        self.size_bytes = 0
+        self.checksum = 0
+        self.index: list[tuple[int, int]] = []
+        self.lost: Lost | None = None
+
+    def parts(self) -> Iterator[bytes]:
+        """
+        Yield the object's bytes from the beginning.
+
+        Raises:
+            OSError: the log file cannot be read.
+        """
+        self._begin()
+        pieces = self._plain()
+        for part in pieces if self._compression == "none" else self._packed(pieces):
+            self.checksum = crc32(part, self.checksum)
+            self.size_bytes += len(part)
+            yield part
+
+    def _plain(self) -> Iterator[bytes]:
+        wanted = self._wanted
+        span = wanted.span
+        taken = 0
+        scanner = FrameScanner(
+            self._files, span.path, position=span.position, end=span.end, expected=span.expected, marks=FileMarks()
+        )
+        with scanner:
+            while self.next_offset < wanted.next_offset and (wanted.bytes_max is None or taken < wanted.bytes_max):
+                step = scanner.step()
+                if isinstance(step, Lost):
+                    if step.next_offset is None or step.next_offset > self.next_offset:
+                        self.lost = step  # the message that comes next is gone
+                        return
+                    continue
+                if step is None:
+                    return
+                data = self._take(step, taken)
+                taken += len(data)
+                if data:
+                    yield data
+
+    def _take(self, step: Good, taken: int) -> bytes:
+        wanted = self._wanted
+        low = max(0, self.next_offset - step.first_offset)
+        places = step.frames[low : max(low, wanted.next_offset - step.first_offset)]
+        if wanted.bytes_max is not None and places:
+            room = wanted.bytes_max - taken
+            begin = places[0][1]
+            places = places[: next((at for at, one in enumerate(places, 1) if one[2] - begin >= room), len(places))]
+        if not places:
+            return b""
+        data, offset = step.data, self.next_offset
+        if self._compression == "none":
+            for at in range(-(offset - wanted.first_offset) % INDEX_EVERY_MESSAGES, len(places), INDEX_EVERY_MESSAGES):
+                self.index.append((offset + at, taken + places[at][1] - places[0][1]))
+        self.next_offset += len(places)
+        self.next_position = step.position + places[-1][2]
+        return _frames(data, places, offset)
+
+    def _packed(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        # The index is of blocks here: it is made as they are closed, from frames that are cut anew.
+        block = bytearray()
+        written = 0
+        first = offset = self._wanted.first_offset
+        for piece in pieces:
+            at = 0
+            while at < len(piece):
+                size = FRAME_HEADER_BYTES + int.from_bytes(piece[at + 8 : at + 12], "little")
+                block += piece[at : at + size]
+                at += size
+                offset += 1
+                if len(block) >= BLOCK_BYTES or offset - first == INDEX_EVERY_MESSAGES:
+                    packed = pack_block(block, self._compression)
+                    self.index.append((first, written))
+                    written += len(packed)
+                    yield packed
+                    block.clear()
+                    first = offset
+        if block:
+            self.index.append((first, written))
+            yield pack_block(block, self._compression)
+
+
+def _frames(data: bytes, places: list[FramePlace], offset: int) -> bytes:
+    if [place[0] for place in places] == list(range(offset, offset + len(places))):
+        return data[places[0][1] : places[-1][2]]
+    # A header was damaged and the message within it tells what it said: the object gets a sound one.
+    return b"".join(
+        encode_frame(at, data[place[1] + FRAME_HEADER_BYTES : place[2]]) for at, place in enumerate(places, offset)
+    )

@@ -1,0 +1,349 @@
+"""
+The tier behind the files of all topics of one process: who owns a topic, what is uploaded, what is deleted.
+
+Two threads at most, however many topics. One works: uploads every `uploader.interval_seconds`, looks for what may go
+every `deleter.check_interval_minutes`. The other renews ownership, and never waits for an upload. `maintain` does by
+hand what both would do by now.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from quiver.clock import Clock
+from quiver.errors import Damaged, Fenced, MetadataUnavailable, QuiverError, WrongUse
+from quiver.metadata.ownership import Ownership, Watch, acquire
+from quiver.metadata.port import MetadataStore
+from quiver.objects.port import ObjectTier
+from quiver.observe import Observer
+from quiver.primitives.backoff import Backoff
+from quiver.primitives.files import FileSystem
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold import ColdReader
+from quiver.topics.cursor_mirror import CursorMirror
+from quiver.topics.deleter import Deleter
+from quiver.topics.dispatch.saved import SubscriptionFiles
+from quiver.topics.format.descriptor import SealedState, owner_key
+from quiver.topics.settings import TopicSettings
+from quiver.topics.tiered_reader import ObjectReader
+from quiver.topics.uploader import Uploader
+from quiver.topics.wal import Wal
+
+__all__ = ["ObjectColdTier"]
+
+_NS_PER_S = 1_000_000_000
+_RETRY_S = 5.0
+_RETRIES = Backoff(first_s=5.0, cap_s=300.0)
+
+
+@dataclass(slots=True)
+class _Owned:
+    topic: str
+    ownership: Ownership
+    catalogue: ObjectCatalogue
+    cursors: CursorMirror
+    renew_at: float
+    work: threading.Lock = field(default_factory=threading.Lock)
+    wal: Wal | None = None
+    kept: SubscriptionFiles | None = None
+    uploader: Uploader | None = None
+    deleter: Deleter | None = None
+    delays: Iterator[float] | None = None
+    upload_at: float = 0.0
+    delete_at: float = 0.0
+
+
+class ObjectColdTier:
+    """
+    A `ColdTier` on an object store and a metadata store. Thread-safe.
+
+    Args:
+        objects: the object store; closed with this.
+        metadata: the metadata store; closed with this.
+        settings: of uploads, deletion and ownership.
+        owner: a name for this directory of topics, the same after a restart.
+        files: the file system of the logs.
+        clock, observer: time, and where counts and events go.
+        background: whether the threads run.
+        patience_s: how long opening a topic watches another owner that may be dead; `metadata.lease_seconds` is enough.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectTier,
+        metadata: MetadataStore,
+        *,
+        settings: TopicSettings,
+        owner: str,
+        files: FileSystem,
+        clock: Clock,
+        observer: Observer,
+        background: bool = True,
+        patience_s: float = 0.0,
+    ) -> None:
+        self._objects = objects
+        self._metadata = metadata
+        self._settings = settings
+        self._owner = owner
+        self._files = files
+        self._clock = clock
+        self._observer = observer
+        self._patience_s = patience_s
+        self._random = Random()  # noqa: S311 - spreads retries, guards nothing
+        self._guard = threading.Lock()
+        self._owned: dict[str, _Owned] = {}
+        self._watches: dict[str, Watch] = {}
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+        if background:
+            for name, run in (("work", self._work_due), ("lease", self._renew_due)):
+                thread = threading.Thread(target=self._loop, args=(run,), name=f"quiver-topics-{name}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    # ── what topics ask ──────────────────────────────────────────────────────────────────────────────────
+
+    def next_offset_min(self, topic: str) -> int:
+        """
+        Take ownership of *topic*; return the lowest offset that nobody gave out yet, as far as anybody knows.
+
+        Raises:
+            DirectoryInUse: another process owns the topic.
+            MetadataUnavailable: nobody can say who owns it.
+            Damaged: a record of it is not one.
+        """
+        root = self._settings.metadata.namespace + self._settings.uploader.root_prefix
+        with self._guard:
+            # Who asks again and again has watched all the while.
+            watch = self._watches.setdefault(topic, Watch())
+        ownership = acquire(
+            self._metadata, owner_key(root.rstrip("/"), topic), owner=self._owner, clock=self._clock,
+            ttl_s=float(self._settings.metadata.lease_seconds), patience_s=self._patience_s, watch=watch,
+        )  # fmt: skip
+        catalogue = ObjectCatalogue(
+            self._metadata, root=root, topic=topic, commits=ownership, clock=self._clock, observer=self._observer
+        )
+        cursors = CursorMirror(
+            self._metadata, ownership, namespace=self._settings.metadata.namespace, topic=topic, owner=self._owner
+        )
+        owned = _Owned(topic, ownership, catalogue, cursors, self._clock.monotonic() + ownership.renew_every_s)
+        try:
+            next_offset = max(catalogue.next_offset_min(), cursors.next_offset_min())
+        except Damaged:
+            ownership.release()  # whoever repairs it must not wait for us
+            raise
+        with self._guard:
+            self._owned[topic] = owned
+            self._watches.pop(topic, None)
+        return next_offset
+
+    def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:
+        """
+        Begin to upload *topic* and to release its files; its log asks from now on whether this is still the owner.
+
+        Subscriptions that another owner told of are in their files on return.
+
+        *confirmed* returns one behind the last offset that all reliable subscriptions have confirmed, or None.
+        """
+        owned = self._find(topic)
+        with owned.work:
+            owned.wal = wal
+            wal.owner_check = owned.ownership.check
+            if wal.directory is None:
+                return  # nothing but memory: there is nothing that could be read again
+            owned.kept = SubscriptionFiles(self._files, wal.directory)
+            owned.cursors.restore(owned.kept)
+            state = owned.catalogue.sealed_state()
+            if state is not None and state.sealed:
+                # From here on what it says of being sealed is no longer true; how far it came still is.
+                owned.catalogue.keep_state(replace(state, sealed=False))
+            if self._settings.uploader.enabled:
+                owned.uploader = Uploader(
+                    wal, self._files, self._objects, owned.catalogue, settings=self._settings.uploader,
+                    check=owned.ownership.check, clock=self._clock, observer=self._observer,
+                    file_name=self._settings.wal.file_name,
+                )  # fmt: skip
+            owned.deleter = Deleter(
+                wal, self._files, self._objects, owned.catalogue, settings=self._settings.deleter,
+                retention=self._settings.objects, check=owned.ownership.check,
+                confirmed=confirmed, clock=self._clock, observer=self._observer,
+            )  # fmt: skip
+            owned.delete_at = self._clock.monotonic() + self._settings.deleter.check_interval_minutes * 60
+        self._notify()
+
+    def catalogue(self, topic: str) -> ObjectCatalogue:
+        """
+        Return the catalogue of a topic that this owns.
+
+        Raises:
+            WrongUse: it is not open here.
+        """
+        return self._find(topic).catalogue
+
+    def reader(self, topic: str) -> ColdReader:
+        """
+        Return a reader of the topic's objects.
+
+        Raises:
+            WrongUse: the topic is not open here.
+        """
+        return ObjectReader(self._objects, self._find(topic).catalogue, observer=self._observer)
+
+    def _find(self, topic: str) -> _Owned:
+        with self._guard:
+            owned = self._owned.get(topic)
+        if owned is None:
+            raise WrongUse(f"{topic} is not open here")
+        return owned
+
+    # ── work ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def maintain(self) -> None:
+        """
+        Renew every ownership, upload everything that is synced, and delete what may go, now.
+
+        Raises:
+            QuiverError, OSError: the first that went wrong; all the others were done.
+        """
+        failed: QuiverError | OSError | None = None
+        for owned in self._every():
+            for do in (self._renew, self._upload, self._delete):
+                try:
+                    do(owned)
+                except (QuiverError, OSError) as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _every(self) -> list[_Owned]:
+        with self._guard:
+            return list(self._owned.values())
+
+    def _renew(self, owned: _Owned) -> None:
+        owned.renew_at = self._clock.monotonic() + min(owned.ownership.renew_every_s, _RETRY_S)
+        owned.ownership.renew()
+        owned.renew_at = self._clock.monotonic() + owned.ownership.renew_every_s
+
+    def _upload(self, owned: _Owned) -> None:
+        with owned.work:
+            if owned.uploader is None:
+                return
+            # Sooner than the next cycle while it fails, and less and less often.
+            interval_s = self._settings.uploader.interval_seconds
+            owned.delays = owned.delays or _RETRIES.delays(self._random)
+            owned.upload_at = self._clock.monotonic() + min(interval_s, next(owned.delays))
+            owned.uploader.run_once()
+            if owned.kept is not None:
+                owned.cursors.tell(owned.kept)
+            owned.delays = None
+            owned.upload_at = self._clock.monotonic() + interval_s
+
+    def _delete(self, owned: _Owned) -> None:
+        with owned.work:
+            if owned.deleter is not None:
+                owned.delete_at = self._clock.monotonic() + self._settings.deleter.check_interval_minutes * 60
+                owned.deleter.run_once()
+
+    def _attempt(self, owned: _Owned, do: Callable[[_Owned], None]) -> None:
+        try:
+            do(owned)
+        except (QuiverError, OSError) as error:
+            # This thread has nobody to tell but the observer. What failed is due again.
+            level = logging.ERROR if isinstance(error, Fenced) else logging.WARNING
+            self._observer.event("danube.cold.failed", level=level, topic=owned.topic, problem=str(error))
+
+    def _work_due(self) -> float:
+        now = self._clock.monotonic()
+        due = now + _RETRY_S
+        for owned in self._every():
+            if owned.uploader is not None and owned.upload_at <= now:
+                self._attempt(owned, self._upload)
+            if owned.deleter is not None and owned.delete_at <= now:
+                self._attempt(owned, self._delete)
+            if self._stopping:
+                break
+        return due
+
+    def _renew_due(self) -> float:
+        now = self._clock.monotonic()
+        due = now + _RETRY_S
+        for owned in self._every():
+            if owned.renew_at <= now:
+                self._attempt(owned, self._renew)
+            due = min(due, owned.renew_at)
+        return due
+
+    def _loop(self, run: Callable[[], float]) -> None:
+        while True:
+            due = run()
+            with self._wake:
+                if not self._stopping:
+                    self._clock.wait(self._wake, max(0.01, due - self._clock.monotonic()))
+                if self._stopping:
+                    return
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def detach(self, topic: str, *, sealed: bool) -> None:
+        """
+        End the work on *topic*. With *sealed* everything is uploaded first and ownership is given up: another process
+        goes on exactly there. Without, what is not uploaded is on this disk only, so ownership stays with its name.
+
+        Raises:
+            ObjectsUnavailable, MetadataUnavailable: with *sealed*: not everything is up; the topic stays attached.
+            Fenced: another owner took over.
+        """
+        try:
+            owned = self._find(topic)
+        except WrongUse:
+            return
+        uploader = owned.uploader
+        if sealed:
+            self._seal(owned)
+        elif uploader is not None:
+            uploader.stop()
+        with owned.work:
+            owned.uploader = owned.deleter = None
+        with self._guard:
+            self._owned.pop(topic, None)
+
+    def _seal(self, owned: _Owned) -> None:
+        wal = owned.wal
+        with owned.work:
+            if owned.uploader is not None and wal is not None:
+                owned.uploader.run_once()
+                if owned.catalogue.next_offset < wal.synced_offset or wal.synced_offset < wal.next_offset:
+                    raise MetadataUnavailable(
+                        f"{owned.topic}: objects reach to {owned.catalogue.next_offset}, the log to {wal.next_offset}"
+                    )
+            if owned.kept is not None:
+                owned.cursors.tell(owned.kept)
+            committed = (wal.next_offset if wal is not None else owned.catalogue.next_offset) - 1
+            now_s = self._clock.now_ns() // _NS_PER_S
+            owned.catalogue.keep_state(SealedState(True, committed, self._owner, now_s))
+            owned.ownership.release()
+
+    def close(self) -> None:
+        """
+        End all work, and close both stores. Idempotent.
+        """
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._threads.clear()
+        with self._guard:
+            self._owned.clear()
+        self._objects.close()
+        self._metadata.close()

@@ -1,0 +1,134 @@
+"""
+A topic's files read without its log: beside a live writer, from another process, taking no lock and changing nothing.
+
+What the object store has is not here; what memory has is in the files already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Damage
+from quiver.topics.format.frame import FRAME_HEADER_BYTES
+from quiver.topics.format.message import Message, MessageCodec
+from quiver.topics.format.names import ACTIVE_FILE, check_topic
+from quiver.topics.reader import OnLost
+from quiver.topics.recovery import LocalFile, load_checkpoint, local_files
+from quiver.topics.wal_files import FileMarks, FrameScanner, Good
+
+__all__ = ["TopicFiles"]
+
+
+class TopicFiles:
+    """
+    The local files of ``namespace/topic`` below *root*, as they are whenever they are asked for. Can be pickled.
+
+    Raises:
+        WrongUse: no name of a topic.
+    """
+
+    def __init__(self, root: str, topic: str, *, files: FileSystem | None = None, file_name: str = ACTIVE_FILE) -> None:
+        self.topic = check_topic(topic)
+        self.directory = f"{root.rstrip('/')}/{self.topic}"
+        self._given = files
+        self._file_name = file_name
+
+    @property
+    def _files(self) -> FileSystem:
+        return REAL_FILES if self._given is None else self._given
+
+    def files(self) -> list[LocalFile]:
+        """
+        Return the files that have a whole message, oldest first.
+
+        Raises:
+            WrongUse: there is no such topic.
+            OSError: the disk cannot be read.
+        """
+        checkpoint = load_checkpoint(self._files, self.directory)
+        known = None if isinstance(checkpoint, Damaged) else checkpoint
+        try:
+            found = local_files(self._files, self.directory, file_name=self._file_name, checkpoint=known)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise WrongUse(f"{self.directory} holds no topic") from error
+        return [one for one in found if one.first_offset is not None]
+
+    def start_offset(self) -> int:
+        """
+        Return the oldest offset in the files; 0 in an empty topic.
+        """
+        return next((one.first_offset for one in self.files() if one.first_offset is not None), 0)
+
+    def next_offset(self) -> int:
+        """
+        Return the offset behind the newest whole message. Reads the newest file.
+        """
+        found = self.files()
+        if not found:
+            return 0
+        first = found[-1].first_offset or 0
+        with self._scanner(found[-1], first) as scanner:
+            while scanner.step() is not None:
+                pass
+            return scanner.expected
+
+    def read(self, start: int = 0, stop: int | None = None, *, on_lost: OnLost = "raise") -> Iterator[Message]:
+        """
+        Yield the messages from *start* on and below *stop*, in order, up to the newest whole one.
+
+        Raises:
+            DataLoss: messages in between are damaged or missing; with *on_lost* ``skip`` they are passed over.
+            WrongUse: there is no such topic.
+            OSError: the disk cannot be read.
+        """
+        found = self.files()
+        wanted = start
+        for at, file in enumerate(found):
+            behind = found[at + 1].first_offset if at + 1 < len(found) else None
+            if behind is not None and behind <= wanted:
+                continue
+            first = file.first_offset or 0
+            if first > wanted:
+                self._pass_over(wanted, first, self.directory, 0, "no file has them", on_lost)
+                wanted = first
+            for message in self._read_file(file, first, wanted, behind, on_lost):
+                if stop is not None and message.offset >= stop:
+                    return
+                yield message
+                wanted = message.offset + 1
+            wanted = max(wanted, behind or 0)
+
+    def _read_file(
+        self, file: LocalFile, first: int, wanted: int, behind: int | None, on_lost: OnLost
+    ) -> Iterator[Message]:
+        codec = MessageCodec(self.topic)
+        with self._scanner(file, first) as scanner:
+            while (step := scanner.step()) is not None:
+                if isinstance(step, Good):
+                    for at, (_, start, end) in enumerate(step.frames, step.first_offset):
+                        if at < wanted:
+                            continue
+                        message = codec.decode(step.data[start + FRAME_HEADER_BYTES : end])
+                        if isinstance(message, Damage):
+                            self._pass_over(at, at + 1, file.path, step.position + start, message.reason, on_lost)
+                        else:
+                            yield message
+                    wanted = max(wanted, scanner.expected)
+                    continue
+                known = step.next_offset if step.next_offset is not None else behind
+                if known is not None and known > wanted:  # else it is the torn tail, or still being written
+                    self._pass_over(wanted, known, file.path, step.start, step.reason, on_lost)
+                    wanted = known
+        if behind is not None and behind > wanted:
+            self._pass_over(wanted, behind, file.path, file.size_bytes, "the file ends too early", on_lost)
+
+    def _scanner(self, file: LocalFile, first: int) -> FrameScanner:
+        return FrameScanner(self._files, file.path, position=0, end=None, expected=first, marks=FileMarks())
+
+    @staticmethod
+    def _pass_over(first: int, behind: int, path: str, position: int, reason: str, on_lost: OnLost) -> None:
+        if on_lost == "raise":
+            raise DataLoss(path, position, f"messages {first} to {behind - 1} are lost ({reason})")

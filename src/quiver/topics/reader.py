@@ -1,0 +1,356 @@
+"""
+Reading a topic from any offset on: objects, then files, then memory, then what arrives, as one iterator.
+
+The reader holds nothing but the offset that comes next, and asks for each piece anew where that offset is by now::
+
+    memory has it?  ─▶ take it          (the newest messages)
+    a file has it?  ─▶ read the file    (held, so that it stays while it is read)
+    an object?      ─▶ read the object
+    nobody          ─▶ it is lost: said once, with the range, and on behind it
+
+So nothing is skipped or repeated, whatever is evicted, rotated, uploaded or deleted meanwhile, and no writer ever waits
+for a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Generator, Iterator
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from quiver.errors import DataLoss, StoreClosed
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Damage
+from quiver.topics.cache import MessageCache
+from quiver.topics.cold import ColdLost, ColdReader
+from quiver.topics.format.frame import FRAME_HEADER_BYTES
+from quiver.topics.format.message import Message, MessageCodec
+from quiver.topics.wal import Span, Wal
+from quiver.topics.wal_files import FrameScanner, Good, Lost, keep_aside
+
+__all__ = ["OnLost", "TopicReader"]
+
+OnLost = Literal["raise", "skip"]
+
+_CACHED_MESSAGES = 512
+
+
+class TopicReader:
+    """
+    The messages of a topic in order, each once. One user at a time.
+
+    Iterating ends at `stop`, or waits for more without one; ``for`` and ``async for`` both do. After an error the same
+    reader goes on where it was: behind what is lost, or with another try.
+
+    Args:
+        wal, cache, codec, files, cold, observer: the topic's own.
+        offset: of the first message wanted. One beyond the tip is waited for.
+        stop: one behind the last message wanted; None follows.
+        on_lost: whether to raise when messages are lost, or to note them in `lost`.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        cache: MessageCache,
+        codec: MessageCodec,
+        files: FileSystem,
+        *,
+        cold: ColdReader | None,
+        observer: Observer,
+        offset: int,
+        stop: int | None,
+        on_lost: OnLost,
+    ) -> None:
+        self._wal = wal
+        self._cache = cache
+        self._decode = codec.decode
+        self._files = files
+        self._cold = cold
+        self._observer = observer
+        self._stop = stop
+        self._on_lost = on_lost
+        self._buffer: deque[Message] = deque()
+        self._fetched = offset
+        self._scanner: FrameScanner | None = None
+        self._span: Span | None = None
+        self._closed = False
+        self.lost: list[tuple[int, int]] = []
+        """Ranges that were passed over: the first offset that is lost, and the next one that is not."""
+
+    @property
+    def offset(self) -> int:
+        """
+        The offset of the message that comes next.
+        """
+        return self._buffer[0].offset if self._buffer else self._fetched
+
+    # ── iterating ────────────────────────────────────────────────────────────────────────────────────────
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        buffer = self._buffer
+        while not buffer:
+            if not self._fetch():
+                if self._is_over():
+                    raise StopIteration
+                self._wal.wait_for(self._fetched, None)
+        return buffer.popleft()
+
+    def poll(self, count_max: int = _CACHED_MESSAGES) -> list[Message]:
+        """
+        Return at most *count_max* messages that are there by now; none when all were taken. Does not wait.
+
+        Raises:
+            DataLoss: messages are lost; the next call goes on behind them.
+            RetryLater: the object store cannot be reached.
+        """
+        buffer = self._buffer
+        if not buffer:
+            self._fetch()
+        return [buffer.popleft() for _ in range(min(count_max, len(buffer)))]
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """
+        Wait until there is a message or the topic takes no more; False when *timeout_s* passed first.
+        """
+        return bool(self._buffer) or self._wal.wait_for(self._fetched, timeout_s)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[Message]:
+        return _NextMessage(self)
+
+    def take_now(self) -> Message | None:
+        """
+        Return the next message when it is in memory already, else None.
+        """
+        if not self._buffer and self._scanner is None:
+            self._fetch_cached()
+        return self._buffer.popleft() if self._buffer else None
+
+    def fetch(self) -> bool:
+        """
+        Bring some messages into memory, from wherever they are; False when there are none by now.
+
+        Raises:
+            DataLoss: messages are lost; the next call goes on behind them.
+        """
+        return bool(self._buffer) or self._fetch()
+
+    def is_over(self) -> bool:
+        """
+        Say whether nothing will ever come any more.
+        """
+        return not self._buffer and self._is_over()
+
+    def call_when_more(self, wake: Any) -> None:
+        """
+        Call *wake* once, from any thread, when there is more or the topic takes no more.
+        """
+        self._wal.call_when(self._fetched, wake)
+
+    def _is_over(self) -> bool:
+        if self._stop is not None and self._fetched >= self._stop:
+            return True
+        self._wal.require_sound()
+        return self._wal.closed and self._fetched >= self._wal.next_offset
+
+    # ── fetching ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _end(self) -> int:
+        tip = self._wal.next_offset
+        return tip if self._stop is None else min(tip, self._stop)
+
+    def _fetch(self) -> bool:
+        if self._closed:
+            raise StoreClosed("the reader was closed")
+        while (offset := self._fetched) < (end := self._end()):
+            found = self._fetch_cached() or self._fetch_from_file(offset, end) or self._fetch_cold(offset, end)
+            if not found and self._fetched == offset:
+                self._pass_over(offset, self._next_anywhere(offset, end), path=self._where(), position=0, reason="gone")
+            if self._buffer:
+                return True
+        self._leave_file()
+        return False
+
+    def _fetch_cached(self) -> bool:
+        offset = self._fetched
+        bodies = self._cache.take(offset, count_max=min(_CACHED_MESSAGES, max(0, self._end() - offset)))
+        if bodies:
+            self._leave_file()
+            self._keep(offset, bodies)
+        return bool(bodies)
+
+    def _keep(self, offset: int, bodies: list[bytes]) -> None:
+        decode, keep = self._decode, self._buffer.append
+        for at, body in enumerate(bodies, offset):
+            message = decode(body)
+            if isinstance(message, Damage) or message.offset != at:
+                # Its checksum is right, so somebody wrote this: no other message is in doubt.
+                if self._buffer:
+                    return
+                reason = message.reason if isinstance(message, Damage) else f"it says that it is {message.offset}"
+                self._pass_over(at, at + 1, path=self._where(), position=0, reason=reason)
+                return
+            keep(message)
+            self._fetched = at + 1
+
+    def _fetch_from_file(self, offset: int, end: int) -> bool:
+        """
+        Say whether a file had something to say about *offset*.
+        """
+        while True:
+            scanner = self._scanner or self._open_file(offset)
+            if scanner is None:
+                return False
+            span = self._span
+            step = scanner.step()
+            if step is None:
+                if span is not None and span.next_offset > offset and scanner.expected <= offset:
+                    step = Lost(scanner.position, scanner.position, "the file ends too early", offset, None)
+                else:
+                    self._leave_file()
+                    continue
+            elif isinstance(step, Good) and step.first_offset > offset:
+                self._leave_file()  # an object helped out with a part of what is damaged here
+                continue
+            if isinstance(step, Lost):
+                self._pass_over_in_file(step, offset)
+                return True
+            if self._take_from(step, offset, end):
+                return True
+
+    def _take_from(self, step: Good, offset: int, end: int) -> bool:
+        skip = max(0, offset - step.first_offset)
+        places = step.frames[skip : max(skip, end - step.first_offset)]
+        data = step.data
+        self._keep(offset, [data[start + FRAME_HEADER_BYTES : stop] for _, start, stop in places])
+        return bool(places)
+
+    def _open_file(self, offset: int) -> FrameScanner | None:
+        wal = self._wal
+        while (span := wal.locate(offset)) is not None:
+            wal.take_hold(span.path, self)
+            again = wal.locate(offset)
+            if again is None or again.path != span.path:
+                wal.drop_hold(span.path, self)
+                continue
+            try:
+                self._scanner = FrameScanner(
+                    self._files, again.path, position=again.position, end=again.end, expected=again.expected,
+                    marks=wal.marks_of(again.path),
+                )  # fmt: skip
+            except FileNotFoundError:
+                # Somebody else removed it. What it had is lost, unless an object has it.
+                wal.drop_hold(span.path, self)
+                return None
+            self._span = again
+            return self._scanner
+        return None
+
+    def _leave_file(self) -> None:
+        if self._scanner is not None and self._span is not None:
+            self._scanner.close()
+            self._wal.drop_hold(self._span.path, self)
+        self._scanner = self._span = None
+
+    def _fetch_cold(self, offset: int, end: int) -> bool:
+        if self._cold is None:
+            return False
+        found = self._cold.take(offset, end)
+        if found is None:
+            return False
+        if isinstance(found, ColdLost):
+            self._pass_over(offset, found.next_offset, path=found.name, position=found.position, reason=found.reason)
+        else:
+            self._keep(offset, list(found.bodies[offset - found.first_offset : end - found.first_offset]))
+        return True
+
+    # ── what is lost ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _pass_over_in_file(self, lost: Lost, offset: int) -> None:
+        span = self._span
+        if span is None:
+            return
+        if self._fetch_cold(offset, span.next_offset if lost.next_offset is None else lost.next_offset):
+            return
+        damage = keep_aside(self._files, span.path, lost, self._observer)
+        behind = span.next_offset if lost.next_offset is None else lost.next_offset
+        if lost.next_offset is None:
+            self._leave_file()
+        if behind > offset:
+            self._pass_over(offset, behind, path=span.path, position=damage.offset, reason=damage.reason)
+
+    def _next_anywhere(self, offset: int, end: int) -> int:
+        cold = self._cold.next_offset(offset + 1) if self._cold is not None else None
+        claimed = self._wal.locate(offset)
+        local = self._wal.next_local(offset + 1) if claimed is None else claimed.next_offset
+        return max(offset + 1, min(one for one in (cold, local, end) if one is not None))
+
+    def _where(self) -> str:
+        return self._span.path if self._span is not None else str(self._wal.directory or "memory")
+
+    def _pass_over(self, first: int, behind: int, *, path: str, position: int, reason: str) -> None:
+        self._fetched = behind
+        self._observer.count("danube_wal_messages_lost_total", behind - first)
+        if self._on_lost == "skip":
+            self.lost.append((first, behind))
+            return
+        what = f"message {first} is" if behind == first + 1 else f"messages {first} to {behind - 1} are"
+        raise DataLoss(path, position, f"{what} lost ({reason}); the reader goes on at {behind}")
+
+    def close(self) -> None:
+        """
+        Let go of the file that is being read. Idempotent.
+        """
+        self._closed = True
+        self._leave_file()
+        if self._cold is not None:
+            self._cold.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _NextMessage:
+    """
+    What ``async for`` awaits: memory is looked at on the event loop, everything else in a thread.
+    """
+
+    def __init__(self, reader: TopicReader) -> None:
+        self._reader = reader
+
+    def __await__(self) -> Generator[Any, None, Message]:
+        reader = self._reader
+        while True:
+            message = reader.take_now()
+            if message is not None:
+                return message
+            if (yield from asyncio.to_thread(reader.fetch).__await__()):
+                continue
+            if reader.is_over():
+                raise StopAsyncIteration
+            yield from self._until_more().__await__()
+
+    def _until_more(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+
+        def arrive() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        self._reader.call_when_more(lambda: loop.call_soon_threadsafe(arrive))
+        return arrived

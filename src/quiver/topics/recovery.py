@@ -1,0 +1,261 @@
+"""
+What is done when a topic is opened, in this order. Done twice it changes nothing more.
+
+====  ==================================================================================================
+step  what, and why then
+====  ==================================================================================================
+1     the directory is made and synced: a name that we see may not be durable yet
+2     what was left of a replaced checkpoint goes
+3     the checkpoint is read: a hint, and a floor for offsets; damaged, it is counted and set aside
+4     of every file the first frame is read; files below the checkpoint's `start_offset` go: a deletion was cut short
+5     files behind the last one with a message in it are emptied: nothing in them is whole
+6     that last one is scanned to its end; damage in its middle is copied, counted and stepped over
+7     its torn tail is cut off. Bytes that had been synced are no torn tail: they are copied first
+8     what the checkpoint does not know to be synced is written once more and synced: after a failed sync the kernel
+      may hold bytes for clean that never reached the disk
+9     the next offset is above every one that was seen, synced or uploaded; above a gap a fresh file begins
+====  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from quiver.errors import Damaged
+from quiver.observe import Observer
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
+from quiver.primitives.copying import keep_damaged
+from quiver.primitives.files import File, FileSystem
+from quiver.primitives.scan import Frame, is_zero
+from quiver.topics.format.checkpoint import CHECKPOINT_BYTES_MAX, WalCheckpoint, decode_wal_checkpoint
+from quiver.topics.format.frame import FRAME_HEADER, FRAME_HEADER_BYTES, take_frames
+from quiver.topics.format.names import QUARANTINE_DIR, WAL_CHECKPOINT, parse_wal_file_name, wal_file_name
+from quiver.topics.format.salvage import offset_within
+from quiver.topics.wal import Recovered
+from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost, WalFile, keep_aside
+
+__all__ = ["LocalFile", "in_ranges", "load_checkpoint", "local_files", "recover"]
+
+_REWRITE_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """
+    A log file before anybody looked for its end. `first_offset` is None when it has no whole message.
+    """
+
+    path: str
+    seq: int
+    size_bytes: int
+    modified_ns: int
+    first_offset: int | None
+
+
+def recover(
+    files: FileSystem, directory: str, *, file_name: str, observer: Observer, next_offset_min: int = 0
+) -> Recovered:
+    """
+    Bring a topic's directory into order and say where to go on. *next_offset_min* is what others know to be given out.
+
+    Raises:
+        OSError: the disk failed; nothing that was there is lost.
+    """
+    files.make_dirs(directory)
+    files.sync_dir(directory)
+    with contextlib.suppress(FileNotFoundError):
+        files.remove(f"{directory}/{WAL_CHECKPOINT}{TEMPORARY_SUFFIX}")
+    checkpoint = _checkpoint_or_none(files, directory, observer)
+    found = local_files(files, directory, file_name=file_name, checkpoint=checkpoint)
+    synced = checkpoint.last_offset if checkpoint is not None else -1
+    floor = max(next_offset_min, synced + 1)
+    at = max((index for index, one in enumerate(found) if one.first_offset is not None), default=-1)
+    seq = max(found[-1].seq if found else -1, checkpoint.file_seq if checkpoint is not None else -1) + 1
+    spare = found[at + 1 :]
+    if at < 0:
+        spare = _emptied(files, spare, was_synced=synced >= 0, observer=observer)
+        return _go_on(files, (), spare, next_offset=floor, seq=seq)
+    end, next_offset, marks = _scan_to_end(files, found[at], synced=synced, sealed=bool(spare), observer=observer)
+    spare = _emptied(files, spare, was_synced=synced >= next_offset, observer=observer)
+    whole = in_ranges(found[: at + 1], next_offset=next_offset, newest_bytes=end)
+    if checkpoint is not None:
+        below = [one.path for one in whole[:-1] if one.next_offset <= checkpoint.start_offset]
+        remove_durably(files, below)
+        whole = whole[len(below) :]
+    if spare or max(next_offset, floor) > next_offset:
+        # A file behind it, or a gap: it takes nothing more.
+        return _go_on(files, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
+    active = files.open_write(whole[-1].path)
+    return Recovered(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
+
+
+def in_ranges(found: list[LocalFile], *, next_offset: int, newest_bytes: int) -> list[WalFile]:
+    """
+    Return files with the offsets that each has: up to the next one's first, and of the last one up to *next_offset*.
+    """
+    named = [one for one in found if one.first_offset is not None]
+    ranges = []
+    for at, one in enumerate(named):
+        is_last = at + 1 == len(named)
+        end = next_offset if is_last else named[at + 1].first_offset
+        size = newest_bytes if is_last else one.size_bytes
+        start = one.first_offset or 0
+        ranges.append(WalFile(one.path, one.seq, start, max(start, end or 0), size, True, one.modified_ns))
+    return ranges
+
+
+def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | Damaged | None:
+    """
+    Return a topic's checkpoint, what is wrong with it, or None when there is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    path = f"{directory}/{WAL_CHECKPOINT}"
+    try:
+        data = files.read_all(path, size_max=CHECKPOINT_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    answer = decode_wal_checkpoint(data)
+    if isinstance(answer, Frame):
+        return answer.value
+    return Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+
+
+def local_files(
+    files: FileSystem, directory: str, *, file_name: str, checkpoint: WalCheckpoint | None
+) -> list[LocalFile]:
+    """
+    Return the log files of a directory, oldest first. Of a sound one only the first frame is read.
+    """
+    numbers = sorted(
+        seq for name in files.list_dir(directory) if (seq := parse_wal_file_name(name, file_name)) is not None
+    )
+    known = {seq: first for seq, _, first in checkpoint.rotated_files} if checkpoint is not None else {}
+    if checkpoint is not None and checkpoint.active_file_first_offset is not None:
+        known[checkpoint.file_seq] = checkpoint.active_file_first_offset
+    found: list[LocalFile] = []
+    above = 0
+    for seq in numbers:
+        path = f"{directory}/{wal_file_name(seq, file_name)}"
+        stat = files.stat(path)
+        first = _first_offset(files, path, stat.size_bytes, known=known.get(seq), above=above)
+        found.append(LocalFile(path, seq, stat.size_bytes, stat.modified_ns, first))
+        above = above if first is None else first + 1
+    return found
+
+
+def _first_offset(files: FileSystem, path: str, size: int, *, known: int | None, above: int) -> int | None:
+    """
+    Return the first offset of a file; *above* is the lowest that it can be.
+    """
+    if size <= FRAME_HEADER_BYTES:
+        return None
+    file = files.open_read(path)
+    try:
+        head = file.pread(FRAME_HEADER_BYTES, 0)
+        _, length, _ = FRAME_HEADER.unpack(head)
+        data = head + file.pread(min(length, size - FRAME_HEADER_BYTES), FRAME_HEADER_BYTES)
+    finally:
+        file.close()
+    frames, _, _ = take_frames(data, count_max=1)
+    says = offset_within(data, frames[0]) if frames else None
+    if says is not None:
+        return says
+    # The first message is damaged. Is there any behind it?
+    expected = above if known is None else known
+    with FrameScanner(files, path, position=0, end=None, expected=expected, marks=FileMarks()) as scanner:
+        step = scanner.step()
+    behind = step.next_offset if isinstance(step, Lost) else None
+    if behind is None:
+        return None
+    return behind - 1 if known is None else known
+
+
+def _emptied(files: FileSystem, spare: list[LocalFile], *, was_synced: bool, observer: Observer) -> list[LocalFile]:
+    for one in spare:
+        if one.size_bytes:
+            torn = Lost(0, one.size_bytes, "no whole message in it", 0, None)
+            file = files.open_write(one.path)
+            try:
+                _cut(files, file, torn, end=0, was_synced=was_synced, observer=observer)
+                file.sync()
+            finally:
+                file.close()
+    remove_durably(files, [one.path for one in spare[:-1]])
+    return spare[-1:]
+
+
+def _go_on(
+    files: FileSystem, sealed: tuple[WalFile, ...], spare: list[LocalFile], *, next_offset: int, seq: int
+) -> Recovered:
+    if spare:
+        active = files.open_write(spare[0].path)
+        return Recovered(sealed, active, spare[0].seq, next_offset, 0, next_offset)
+    return Recovered(sealed, None, seq, next_offset, 0, next_offset)
+
+
+def _checkpoint_or_none(files: FileSystem, directory: str, observer: Observer) -> WalCheckpoint | None:
+    loaded = load_checkpoint(files, directory)
+    if not isinstance(loaded, Damaged):
+        return loaded
+    data = files.read_all(loaded.path, size_max=CHECKPOINT_BYTES_MAX)
+    keep_damaged(files, f"{directory}/{QUARANTINE_DIR}", WAL_CHECKPOINT, data)
+    observer.count("danube_wal_damage_total", 1)
+    observer.event(
+        "danube.wal.damaged", level=logging.ERROR, path=loaded.path, offset=loaded.offset, reason=loaded.reason
+    )
+    return None
+
+
+def _scan_to_end(
+    files: FileSystem, newest: LocalFile, *, synced: int, sealed: bool, observer: Observer
+) -> tuple[int, int, FileMarks]:
+    """
+    Return where the good frames of a file end, the offset behind them, and marks; all before is durable then.
+    """
+    marks = FileMarks()
+    end = 0
+    next_offset = newest.first_offset or 0
+    unsynced_from: int | None = None
+    torn: Lost | None = None
+    with FrameScanner(files, newest.path, position=0, end=None, expected=next_offset, marks=marks) as scanner:
+        while (step := scanner.step()) is not None:
+            if isinstance(step, Good):
+                if unsynced_from is None and step.first_offset + len(step.frames) > synced + 1:
+                    unsynced_from = step.position + step.frames[max(0, synced + 1 - step.first_offset)][1]
+                end, next_offset = scanner.position, scanner.expected
+            elif step.next_offset is None:
+                torn = step
+            else:
+                keep_aside(files, newest.path, step, observer)
+    file = files.open_write(newest.path)
+    try:
+        if torn is not None:
+            _cut(files, file, torn, end=end, was_synced=sealed or synced >= next_offset, observer=observer)
+        if unsynced_from is not None:
+            _write_again(file, unsynced_from, end)
+        if torn is not None or unsynced_from is not None:
+            file.sync()
+    finally:
+        file.close()
+    return end, next_offset, marks
+
+
+def _cut(files: FileSystem, file: File, torn: Lost, *, end: int, was_synced: bool, observer: Observer) -> None:
+    size = torn.end - torn.start
+    if was_synced:
+        keep_aside(files, file.path, torn, observer)
+    elif not is_zero(memoryview(file.pread(size, torn.start))):
+        observer.count("danube_wal_torn_bytes_total", size)
+        observer.event("danube.wal.torn", path=file.path, offset=torn.start, size_bytes=size)
+    file.truncate(end)
+
+
+def _write_again(file: File, start: int, end: int) -> None:
+    while start < end:
+        data = file.pread(min(_REWRITE_BYTES, end - start), start)
+        file.pwrite(data, start)
+        start += len(data)

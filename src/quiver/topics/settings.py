@@ -1,0 +1,338 @@
+"""
+Settings of topics: the broker's file as the document prints it, each key with its default.
+
+::
+
+    storage:
+      wal: {dir, file_name, cache_capacity, cache_max_bytes, fsync_interval_ms, fsync_max_batch_bytes,
+            rotate_max_bytes, rotate_max_seconds, max_message_size}
+      uploader: {enabled, interval_seconds, max_batch_bytes, root_prefix, compression}
+      deleter: {check_interval_minutes, retention_time_minutes, retention_size_mb, wait_for_subscriptions}
+      objects: {retention_time_minutes, retention_size_mb}
+      cloud: {backend, root, options}
+      metadata: {endpoint, namespace, lease_seconds}
+      subscriptions: {progress_flush_interval_seconds, progress_min_offset_delta, max_unacked_messages, …}
+
+``${NAME}`` in a text is replaced from an environment that the caller hands in: the library reads none. What `options`
+hold may be secret and is shown by nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
+
+from quiver.errors import SettingsInvalid, WrongUse
+from quiver.settings import parse_size_bytes
+from quiver.topics.format.frame import FRAME_PAYLOAD_BYTES_MAX
+from quiver.topics.format.names import ACTIVE_FILE, check_file_name
+
+__all__ = [
+    "CloudSettings",
+    "DeleterSettings",
+    "MetadataSettings",
+    "ObjectRetention",
+    "SubscriptionSettings",
+    "TopicSettings",
+    "UploaderSettings",
+    "WalSettings",
+]
+
+MIB = 1024 * 1024
+
+CloudBackend = Literal["fs", "memory", "s3", "gcs", "azblob"]
+ObjectCompression = Literal["none", "zstd", "lz4"]
+
+MESSAGE_OVERHEAD_BYTES = MIB
+"""Names and attributes of a message, beside its payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalSettings:
+    """
+    The local log of each topic.
+
+    Attributes:
+        dir: root of all topics' files; None keeps nothing but what the cache holds.
+        file_name: of the first file; the next ones carry a number before the suffix.
+        cache_capacity: messages kept in memory, per topic.
+        cache_max_bytes: … and their bytes at most, per topic.
+        fsync_interval_ms: what was appended is never unsynced for longer; 0 syncs each append.
+        fsync_max_batch_bytes: a sync is due when this much is unsynced.
+        rotate_max_bytes: a file that has reached this is closed for a new one; None rotates at 1 GiB only.
+        rotate_max_seconds: … or one whose first message is this old.
+        max_message_size: a larger payload is refused.
+    """
+
+    dir: str | None = None
+    file_name: str = ACTIVE_FILE
+    cache_capacity: int = 1024
+    cache_max_bytes: int = 4 * MIB
+    fsync_interval_ms: int = 5000
+    fsync_max_batch_bytes: int = 10 * MIB
+    rotate_max_bytes: int | None = None
+    rotate_max_seconds: int | None = None
+    max_message_size: int = 10 * MIB
+
+    def __post_init__(self) -> None:
+        try:
+            check_file_name(self.file_name)
+        except WrongUse as error:
+            raise SettingsInvalid(f"wal.file_name: {error}") from error
+        _at_least(1, "wal", self, "cache_capacity", "cache_max_bytes", "fsync_max_batch_bytes", "max_message_size")
+        _at_least(1, "wal", self, "rotate_max_bytes", "rotate_max_seconds")
+        _at_least(0, "wal", self, "fsync_interval_ms")
+        most = FRAME_PAYLOAD_BYTES_MAX - MESSAGE_OVERHEAD_BYTES
+        if self.max_message_size > most:
+            raise SettingsInvalid(f"wal.max_message_size must be at most {most}, which a frame can hold")
+
+
+@dataclass(frozen=True, slots=True)
+class UploaderSettings:
+    """
+    The copy to the object store.
+
+    Attributes:
+        enabled: whether sealed files are uploaded at all.
+        interval_seconds: between two cycles of one topic.
+        max_batch_bytes: an object is closed when it has reached this; None makes one of each sealed file.
+        root_prefix: before every key in the metadata.
+        compression: of objects; `none` is the plain format that everybody reads.
+    """
+
+    enabled: bool = True
+    interval_seconds: int = 300
+    max_batch_bytes: int | None = None
+    root_prefix: str = "/danube"
+    compression: ObjectCompression = "none"
+
+    def __post_init__(self) -> None:
+        _at_least(1, "uploader", self, "interval_seconds", "max_batch_bytes")
+        _one_of("uploader.compression", self.compression, ObjectCompression)
+        if not self.root_prefix.startswith("/"):
+            raise SettingsInvalid("uploader.root_prefix must begin with a slash")
+
+
+@dataclass(frozen=True, slots=True)
+class DeleterSettings:
+    """
+    When local files go that the object store holds.
+
+    Attributes:
+        check_interval_minutes: between two looks at a topic.
+        retention_time_minutes: files that were written to later stay; None: age deletes nothing.
+        retention_size_mb: the oldest go while a topic has more than this many MiB; None: size deletes nothing.
+        wait_for_subscriptions: nothing goes that a reliable subscription has not confirmed.
+    """
+
+    check_interval_minutes: int = 5
+    retention_time_minutes: int | None = 24 * 60
+    retention_size_mb: int | None = 10 * 1024
+    wait_for_subscriptions: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(1, "deleter", self, "check_interval_minutes")
+        _at_least(0, "deleter", self, "retention_time_minutes", "retention_size_mb")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRetention:
+    """
+    When objects go. By default never.
+
+    Attributes:
+        retention_time_minutes: objects that were made earlier go.
+        retention_size_mb: the oldest go while a topic has more than this many MiB.
+    """
+
+    retention_time_minutes: int | None = None
+    retention_size_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(1, "objects", self, "retention_time_minutes", "retention_size_mb")
+
+
+@dataclass(frozen=True, slots=True)
+class CloudSettings:
+    """
+    The object store.
+
+    Attributes:
+        backend: which kind.
+        root: directory, or ``s3://bucket/prefix`` and the like.
+        options: region, endpoint, credentials; never shown.
+    """
+
+    backend: CloudBackend
+    root: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        _one_of("cloud.backend", self.backend, CloudBackend)
+        if not isinstance(self.options, Mapping):
+            raise SettingsInvalid("cloud.options must be a mapping")
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSettings:
+    """
+    Where descriptors, owners and cursors are kept.
+
+    Attributes:
+        endpoint: ``etcd://host:port`` or ``sqlite://path``; None is a file beside the topics.
+        namespace: before every key.
+        lease_seconds: an owner that is silent for this long has lost its topics, and stops by itself just before; for
+            as long as this, less a tenth, appends go on while the metadata store does not answer.
+    """
+
+    endpoint: str | None = None
+    namespace: str = ""
+    lease_seconds: int = 300
+
+    def __post_init__(self) -> None:
+        _at_least(1, "metadata", self, "lease_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSettings:
+    """
+    Delivery to subscriptions.
+
+    Attributes:
+        progress_flush_interval_seconds: progress that has moved is kept at the latest after this long.
+        progress_min_offset_delta: … or as soon as it has moved by this many messages.
+        max_unacked_messages: so many are under way at most, per subscription.
+        ack_timeout_seconds: a delivery not answered for this long is made again; None waits for ever.
+        redelivery_delay_seconds: how long a refused message waits before it is delivered again.
+        max_redelivery_count: a message refused more often than this becomes a dead letter; None: never.
+    """
+
+    progress_flush_interval_seconds: float = 5.0
+    progress_min_offset_delta: int = 1000
+    max_unacked_messages: int = 1000
+    ack_timeout_seconds: float | None = 30.0
+    redelivery_delay_seconds: float = 1.0
+    max_redelivery_count: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(1, "subscriptions", self, "progress_min_offset_delta", "max_unacked_messages")
+        _at_least(0, "subscriptions", self, "progress_flush_interval_seconds", "redelivery_delay_seconds")
+        _at_least(0, "subscriptions", self, "max_redelivery_count")
+        if self.ack_timeout_seconds is not None and self.ack_timeout_seconds <= 0:
+            raise SettingsInvalid("subscriptions.ack_timeout_seconds must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """
+    All of it. `from_mapping` takes the broker's file.
+    """
+
+    wal: WalSettings = field(default_factory=WalSettings)
+    uploader: UploaderSettings = field(default_factory=UploaderSettings)
+    deleter: DeleterSettings = field(default_factory=DeleterSettings)
+    objects: ObjectRetention = field(default_factory=ObjectRetention)
+    cloud: CloudSettings | None = None
+    metadata: MetadataSettings = field(default_factory=MetadataSettings)
+    subscriptions: SubscriptionSettings = field(default_factory=SubscriptionSettings)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> TopicSettings:
+        """
+        Build settings from the broker's file: what stands below ``storage:``, or the whole of it.
+
+        *environment* is what ``${NAME}`` is looked up in.
+
+        Raises:
+            SettingsInvalid: an unknown key (the nearest known one is named), a bad value, or a name that the
+                environment does not have.
+        """
+        storage = mapping.get("storage", mapping) if set(mapping) <= {"storage"} else mapping
+        filled = _filled(storage, environment or {}, "storage")
+        if not isinstance(filled, Mapping):
+            raise SettingsInvalid("storage must be a mapping")
+        _known("storage", filled, _SECTIONS)
+        values: dict[str, Any] = {}
+        for name, section in filled.items():
+            if not isinstance(section, Mapping):
+                raise SettingsInvalid(f"{name} must be a mapping")
+            values[name] = _section(name, _SECTIONS[name], section)
+        return cls(**values)
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "wal": WalSettings,
+    "uploader": UploaderSettings,
+    "deleter": DeleterSettings,
+    "objects": ObjectRetention,
+    "cloud": CloudSettings,
+    "metadata": MetadataSettings,
+    "subscriptions": SubscriptionSettings,
+}
+
+_SIZES = frozenset(
+    {"cache_max_bytes", "fsync_max_batch_bytes", "rotate_max_bytes", "max_message_size", "max_batch_bytes"}
+)
+_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+T = TypeVar("T")
+
+
+def _section(name: str, kind: Callable[..., T], section: Mapping[str, Any]) -> T:
+    fields = {one.name: str(one.type) for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    _known(name, section, fields)
+    values = {key: _value(f"{name}.{key}", key, fields[key], value) for key, value in section.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise SettingsInvalid(f"{name}: {error}") from error
+
+
+def _value(path: str, key: str, kind: str, value: object) -> Any:
+    if value is None and "None" in kind:
+        return None
+    if key in _SIZES:
+        return parse_size_bytes(value, key=path)
+    kinds: dict[str, tuple[type, ...]] = {
+        "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "Mapping": (Mapping,),
+    }  # fmt: skip
+    wanted = kinds.get(re.split(r"[\s\[|]", kind)[0], (str,))
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise SettingsInvalid(f"{path}: {type(value).__name__} where {kind} belongs")
+    return value
+
+
+def _known(where: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            raise SettingsInvalid(f"unknown key {where}.{key}; {hint}")
+
+
+def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _filled(one, environment, f"{where}.{key}") for key, one in value.items()}
+    if not isinstance(value, str):
+        return value
+    missing = [name for name in _PLACEHOLDER.findall(value) if name not in environment]
+    if missing:
+        raise SettingsInvalid(f"{where}: the environment has no {missing[0]}")
+    return _PLACEHOLDER.sub(lambda match: environment[match[1]], value)
+
+
+def _at_least(least: int, section: str, settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < least:
+            raise SettingsInvalid(f"{section}.{name} must be at least {least}")
+
+
+def _one_of(key: str, value: str, known: Any) -> None:
+    words = get_args(known)
+    if value not in words:
+        raise SettingsInvalid(f"{key}={value!r} must be one of {', '.join(words)}")

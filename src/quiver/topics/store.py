@@ -1,0 +1,512 @@
+"""
+All topics below one directory: opened on demand, kept by one thread, closed together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import QuiverError, StoreClosed, StoreFailed, WrongUse
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+from quiver.topics.cold import ColdTier
+from quiver.topics.dispatch.saved import SubscriptionFiles
+from quiver.topics.dispatch.subscription import DeadLetter, Subscription
+from quiver.topics.format.message import Message
+from quiver.topics.format.names import LOCK_NAME, check_subscription, check_topic, parse_wal_file_name
+from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
+from quiver.topics.log import Start, TopicLog
+from quiver.topics.object_opening import open_cold_tier
+from quiver.topics.settings import SubscriptionSettings, TopicSettings
+
+__all__ = ["TopicStore", "topics_below"]
+
+TICK_S_MAX = 1.0
+DEAD_LETTER_SUFFIX = "-dead-letter"
+CHECKPOINT_SUBSCRIPTION = "_checkpoint"
+"""Keeps what `ack_checkpoint` was told."""
+
+
+class TopicStore:
+    """
+    Hands out one `TopicLog` per ``namespace/topic``. Thread-safe; one process a directory.
+
+    Made by `open`. One thread, however many topics, syncs what is due, rotates by time, and looks after subscriptions.
+    """
+
+    def __init__(
+        self,
+        root: str | None,
+        *,
+        settings: TopicSettings,
+        files: FileSystem,
+        clock: Clock,
+        observer: Observer,
+        cold: ColdTier | None,
+        lock: Lock | None,
+    ) -> None:
+        self.root = root
+        self.settings = settings
+        self._files = files
+        self._clock = clock
+        self._observer = observer
+        self._cold = cold
+        self._lock = lock
+        self._guard = threading.Lock()
+        self._opening: dict[str, threading.Lock] = {}
+        self._subscribing = threading.Lock()
+        self._logs: dict[str, TopicLog] = {}
+        self._subscriptions: dict[tuple[str, str], Subscription] = {}
+        self._closed = False
+        self._condition = threading.Condition()
+        self._stopping = False
+        self._full: set[str] = set()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        settings: TopicSettings | Mapping[str, Any] | None = None,
+        objects: str | Mapping[str, Any] | None = None,
+        metadata: str | None = None,
+        cold: ColdTier | None = None,
+        files: FileSystem = REAL_FILES,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
+        background: bool = True,
+    ) -> Self:
+        """
+        Open the topics below *path*, created when missing.
+
+        Args:
+            path: the root; None takes `wal.dir` of the settings, and without that everything is in memory only.
+            settings: `TopicSettings`, or the broker's file as a mapping.
+            objects: where cold objects are (see `quiver.objects`); by default what `cloud` of the settings says.
+            metadata: where descriptors and owners are; by default as the settings say, or in a file beside the topics.
+            cold: the tier behind the files, made otherwise.
+            files: the file system.
+            clock: time.
+            observer: where counts and events go.
+            background: whether a thread does what `maintain` does.
+
+        Raises:
+            DirectoryInUse: another process has the directory.
+            AccessRefused, ObjectsUnavailable, MetadataUnavailable: see `open_cold_tier`.
+            SettingsInvalid: see `TopicSettings.from_mapping`.
+            OSError: the directory cannot be made.
+        """
+        chosen = settings if isinstance(settings, TopicSettings) else TopicSettings.from_mapping(settings or {})
+        root = os.fspath(path) if path is not None else chosen.wal.dir
+        lock = None
+        if root is not None:
+            root = root.rstrip("/") or "/"
+            files.make_dirs(root)
+            lock = hold(files, f"{root}/{LOCK_NAME}", owner="topics")
+        observer = observer or InMemoryObserver()
+        if cold is None and lock is not None and root is not None and (objects is not None or chosen.cloud is not None):
+            try:
+                cold = open_cold_tier(
+                    root, chosen, objects=objects, metadata=metadata, files=files, clock=clock, observer=observer,
+                    background=background,
+                )  # fmt: skip
+            except BaseException:
+                lock.release()
+                raise
+        store = cls(root, settings=chosen, files=files, clock=clock, observer=observer, cold=cold, lock=lock)
+        if background:
+            store._start()
+        return store
+
+    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def topic(self, name: str, *, reliable: bool = True) -> TopicLog:
+        """
+        Return the log of ``namespace/topic``, recovered or created; the same one for the same name.
+
+        A topic that is not *reliable* has no files: it holds what the cache holds, for those who listen now.
+
+        Raises:
+            WrongUse: no name of a topic, or it is open as the other kind.
+            DirectoryInUse: another process owns the topic.
+            StoreClosed: the store was closed.
+            OSError: the disk failed.
+        """
+        topic = check_topic(name)
+        with self._guard:
+            self._require_open()
+            opening = self._opening.setdefault(topic, threading.Lock())
+        with opening:  # two callers, one log; other topics open meanwhile
+            log = self._logs.get(topic)
+            if log is None:
+                log = self._open_log(topic) if reliable else self._memory_log(topic)
+                with self._guard:
+                    self._logs[topic] = log
+        if reliable is not (log.wal.directory is not None or self.root is None):
+            raise WrongUse(f"{topic} is open as a topic that is {'not ' if reliable else ''}reliable")
+        return log
+
+    def _memory_log(self, topic: str) -> TopicLog:
+        return TopicLog(
+            topic, None, settings=self.settings.wal, files=self._files, clock=self._clock, observer=self._observer
+        )
+
+    def _open_log(self, topic: str) -> TopicLog:
+        cold = self._cold
+        directory = self.directory_of(topic)
+        floor = cold.next_offset_min(topic) if cold is not None else 0
+        if directory is not None:
+            floor = max(floor, SubscriptionFiles(self._files, directory).highest())
+        log = TopicLog(
+            topic,
+            directory,
+            settings=self.settings.wal,
+            files=self._files,
+            clock=self._clock,
+            observer=self._observer,
+            next_offset_min=floor,
+            open_cold=None if cold is None else lambda: cold.reader(topic),
+        )
+        if cold is not None:
+            try:
+                cold.attach(topic, log.wal, lambda: self.confirmed_offset(topic))
+            except BaseException:
+                log.close()
+                raise
+        if self._thread is not None:
+            log.on_full = lambda: self._sync_soon(topic)
+        return log
+
+    def directory_of(self, topic: str) -> str | None:
+        """
+        Return where a topic's files are; None in memory.
+        """
+        return None if self.root is None else f"{self.root}/{topic}"
+
+    def topics(self) -> list[str]:
+        """
+        Return the names of all topics that are open or have files.
+        """
+        found = set(self._logs)
+        if self.root is not None:
+            found.update(topics_below(self._files, self.root, file_name=self.settings.wal.file_name))
+        return sorted(found)
+
+    def unload(self, name: str) -> int:
+        """
+        Seal a topic, let the tier behind the files finish it, and let go of it; return its next offset.
+
+        Another process can then own it. The next `topic` of the same name opens it again.
+
+        Raises:
+            WrongUse: no name of a topic.
+            StoreFailed: the disk failed; the topic stays loaded.
+            RetryLater: the tier behind the files cannot finish now; nothing more is taken, and `unload` tries again.
+        """
+        log = self.topic(name)
+        topic = log.topic
+        for one in self._open_subscriptions(topic):
+            one.close()
+        next_offset = log.seal()
+        if self._cold is not None:
+            self._cold.detach(topic, sealed=True)
+        with self._guard:
+            self._logs.pop(topic, None)
+        log.close()
+        return next_offset
+
+    # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────
+
+    def subscribe(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        kind: SubscriptionKind = "shared",
+        start: Start = "latest",
+        settings: SubscriptionSettings | None = None,
+    ) -> Subscription:
+        """
+        Return a subscription, made at *start* when there is none; where it starts is durable on return.
+
+        One that exists goes on where it stood, whatever *start* says; `Subscription.seek` moves it.
+
+        Raises:
+            WrongUse: no name, no such start, or it is open as another kind.
+            Damaged: what was kept of it cannot be read.
+            StoreClosed: the store was closed.
+        """
+        log = self._any_topic(topic)
+        name = check_subscription(subscription)
+        with self._subscribing:
+            found = self._subscriptions.get((log.topic, name))
+            if found is not None and not found.closed:
+                if found.kind != kind:
+                    raise WrongUse(f"subscription {name} of {log.topic} is open as {found.kind}, not {kind}")
+                return found
+            keep = self._subscription_files(log)
+            saved = keep.load(name) if keep is not None else None
+            if saved is None or saved.kind != kind:
+                offset = log.resolve(start) if saved is None else saved.next_offset
+                acked = saved.acked if saved is not None else ()
+                saved = SavedSubscription(name, kind, offset, acked)
+                if keep is not None:
+                    if offset > log.durable_offset():
+                        log.flush()
+                    keep.save(saved)
+            made = Subscription(
+                log, saved, settings=settings or self.settings.subscriptions, keep=keep,
+                dead_letter=self._dead_letter_of(log.topic), clock=self._clock, observer=self._observer,
+            )  # fmt: skip
+            self._subscriptions[log.topic, name] = made
+            return made
+
+    def unsubscribe(self, topic: str, subscription: str) -> None:
+        """
+        Forget a subscription and where it stood. Durable on return; fine when there is none.
+
+        Raises:
+            WrongUse: no name.
+        """
+        log = self._any_topic(topic)
+        name = check_subscription(subscription)
+        with self._subscribing:
+            found = self._subscriptions.pop((log.topic, name), None)
+            if found is not None:
+                found.close()
+            keep = self._subscription_files(log)
+            if keep is not None:
+                keep.remove(name)
+
+    def subscriptions(self, topic: str) -> list[str]:
+        """
+        Return the names of the subscriptions of a topic.
+        """
+        log = self._any_topic(topic)
+        keep = self._subscription_files(log)
+        open_now = {name for of, name in self._subscriptions if of == log.topic}
+        return sorted(open_now | set(keep.names() if keep is not None else ()))
+
+    def confirmed_offset(self, topic: str) -> int | None:
+        """
+        Return the offset below which every reliable subscription has confirmed everything, durably; None without any.
+
+        What was acknowledged with `ack_checkpoint` counts as one.
+        """
+        directory = self.directory_of(check_topic(topic))
+        return None if directory is None else SubscriptionFiles(self._files, directory).confirmed()
+
+    def ack_checkpoint(self, topic: str, up_to_offset: int) -> None:
+        """
+        Say durably that everything up to *up_to_offset*, which is included, was handled by whoever reads this topic.
+
+        Raises:
+            WrongUse: nothing was appended there yet.
+        """
+        log = self._any_topic(topic)
+        keep = self._subscription_files(log)
+        if not -1 <= up_to_offset < log.current_offset():
+            raise WrongUse(f"{log.topic} has nothing at {up_to_offset} to acknowledge")
+        if keep is None:
+            return
+        with self._subscribing:
+            before = keep.load(CHECKPOINT_SUBSCRIPTION)
+            if before is None or before.next_offset <= up_to_offset:
+                log.flush()
+                keep.save(SavedSubscription(CHECKPOINT_SUBSCRIPTION, "exclusive", up_to_offset + 1))
+
+    def _any_topic(self, name: str) -> TopicLog:
+        return self._logs.get(check_topic(name)) or self.topic(name)
+
+    def _subscription_files(self, log: TopicLog) -> SubscriptionFiles | None:
+        return None if log.wal.directory is None else SubscriptionFiles(self._files, log.wal.directory)
+
+    def _dead_letter_of(self, topic: str) -> DeadLetter:
+        def keep(message: Message, *, subscription: str, attempts: int) -> None:
+            attributes = {
+                **message.attributes,
+                "x-original-topic": f"/{topic}",
+                "x-original-subscription": subscription,
+                "x-original-topic-offset": str(message.offset),
+                "x-delivery-attempt": str(attempts),
+            }
+            dead = self.topic(f"{topic}{DEAD_LETTER_SUFFIX}")
+            dead.append(message.payload, attributes=attributes, publish_time_ns=message.publish_time_ns, durable=True)
+
+        return keep
+
+    # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def maintain(self) -> None:
+        """
+        Do by hand what the thread would do by now: sync and rotate what is due, and the tier's work.
+
+        Raises:
+            StoreFailed: a topic's disk failed, now or earlier; the others were looked after.
+        """
+        self._upkeep(within_s=0.0)
+        if self._cold is not None:
+            self._cold.maintain()
+
+    def _upkeep(self, *, within_s: float) -> None:
+        failed: QuiverError | None = None
+        for one in self._open_now():
+            try:
+                one.upkeep(within_s=within_s)
+            except StoreClosed:
+                continue
+            except QuiverError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _open_now(self) -> list[Subscription | TopicLog]:
+        return [*self._open_subscriptions(), *self._open_logs()]
+
+    def _open_logs(self) -> list[TopicLog]:
+        with self._guard:
+            return list(self._logs.values())
+
+    def _open_subscriptions(self, topic: str | None = None) -> list[Subscription]:
+        with self._subscribing:
+            found = list(self._subscriptions.items())
+        return [one for (of, _), one in found if not one.closed and topic in {None, of}]
+
+    def flush(self) -> None:
+        """
+        Sync every topic.
+
+        Raises:
+            StoreFailed: a topic's sync failed.
+        """
+        for log in self._open_logs():
+            log.flush()
+
+    def _start(self) -> None:
+        # A daemon: a program that forgets to close must still be able to end; what it appended is in the files.
+        self._thread = threading.Thread(target=self._run, name=f"quiver-topics {self.root}", daemon=True)
+        self._thread.start()
+
+    def _sync_soon(self, topic: str) -> None:
+        with self._condition:
+            self._full.add(topic)
+            self._condition.notify()
+
+    def _run(self) -> None:
+        tick_s = min(max(self.settings.wal.fsync_interval_ms / 4000, 0.005), TICK_S_MAX)
+        reported: set[str] = set()
+        while True:
+            with self._condition:
+                if not self._full and not self._stopping:
+                    self._clock.wait(self._condition, tick_s)
+                if self._stopping:
+                    return
+                full, self._full = self._full, set()
+            for log in self._open_logs():
+                if log.topic in full:
+                    log.unsynced_since_s = 0.0  # due at once
+            for one in self._open_now():
+                try:
+                    one.upkeep(within_s=tick_s)
+                except StoreClosed:
+                    continue
+                except (QuiverError, OSError) as error:
+                    # A log is poisoned by whatever raised, and its next caller is told. Progress is tried again.
+                    if str(error) not in reported:
+                        reported.add(str(error))
+                        self._observer.event("danube.upkeep", level=logging.ERROR, problem=str(error))
+
+    # ── closing ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"the topics below {self.root} were closed")
+
+    def shutdown(self) -> None:
+        """
+        The document's name for `close`.
+
+        Raises:
+            StoreFailed: see `close`.
+        """
+        self.close()
+
+    def close(self) -> None:
+        """
+        Sync and close every topic, and let go of the directory. Idempotent.
+
+        Raises:
+            StoreFailed: what was appended to a topic may not be synced; the others are closed well.
+            OSError: the progress of a subscription could not be saved.
+        """
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        failed: QuiverError | OSError | None = None
+        try:
+            for one in self._open_subscriptions():
+                try:
+                    one.close()
+                except (StoreFailed, OSError) as error:
+                    failed = failed or error
+            for topic, log in sorted(self._logs.items()):
+                try:
+                    log.close()
+                except StoreFailed as error:
+                    failed = failed or error
+                if self._cold is not None:
+                    self._cold.detach(topic, sealed=False)
+            if self._cold is not None:
+                self._cold.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+        if failed is not None:
+            raise failed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def topics_below(files: FileSystem, root: str, *, file_name: str) -> list[str]:
+    """
+    Return the topics that have files below *root*, in order of names. Takes no lock.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    found = []
+    for namespace in files.list_dir(root):
+        try:
+            names = files.list_dir(f"{root}/{namespace}")
+        except NotADirectoryError:
+            continue
+        for name in names:
+            try:
+                topic = check_topic(f"{namespace}/{name}")
+                inside = files.list_dir(f"{root}/{topic}")
+            except (WrongUse, NotADirectoryError):
+                continue
+            if any(parse_wal_file_name(one, file_name) is not None for one in inside):
+                found.append(topic)
+    return sorted(found)

@@ -1,0 +1,298 @@
+"""
+One topic's log on its way into the object store. It reads the log's files and never touches them.
+
+====  ======================================================  ====================================================
+step  what                                                    a crash behind it leaves, and the next cycle does
+====  ======================================================  ====================================================
+1     the range goes to ``data-<first>-pending.dnb1``         a pending object; it is removed, the range goes again
+2     it is copied to ``data-<first>-<last>.dnb1``            an object that nobody names; the same
+3     that one is read back and compared                      the same
+4     its descriptor is published, if we own the topic        a pending object behind a published one; removed
+5     the pending object is removed                           an old checkpoint; the catalogue says where to go on
+6     `uploader.ckpt` is replaced                             nothing
+====  ======================================================  ====================================================
+
+The catalogue alone says what is in the object store. The checkpoint says only where in which file to go on reading,
+and is looked up anew where it does not fit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quiver.clock import Clock
+from quiver.errors import Damaged, ObjectExists, QuiverError
+from quiver.objects.port import ObjectInfo, ObjectTier
+from quiver.observe import Observer
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.format.checkpoint import (
+    CHECKPOINT_BYTES_MAX,
+    UploaderCheckpoint,
+    decode_uploader_checkpoint,
+    encode_uploader_checkpoint,
+)
+from quiver.topics.format.descriptor import ObjectDescriptor, object_id, object_key, parse_object_id
+from quiver.topics.format.names import (
+    UPLOADER_CHECKPOINT,
+    objects_prefix,
+    parse_object_name,
+    parse_wal_file_name,
+    pending_object_name,
+)
+from quiver.topics.object_source import ObjectSource, SourceRange
+from quiver.topics.settings import UploaderSettings
+from quiver.topics.wal import Span, Wal
+
+__all__ = ["PARTS_PARALLEL", "PART_BYTES", "READ_BYTES", "Uploader"]
+
+PART_BYTES = 8 * 1024 * 1024
+PARTS_PARALLEL = 4
+READ_BYTES = 4 * 1024 * 1024
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Uploaded:
+    descriptor: ObjectDescriptor
+    seq: int
+    next_position: int
+
+
+class Uploader:
+    """
+    Uploads one topic, one cycle at a time. Not thread-safe: one thread drives it.
+
+    Args:
+        wal: the log; it has a directory.
+        files: its file system.
+        objects: the object store.
+        catalogue: of the topic.
+        settings: see `UploaderSettings`.
+        check: raises when this is not the owner now; asked before anything is removed or written.
+        clock, observer: time, and where counts go.
+        file_name: of the log's first file.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        files: FileSystem,
+        objects: ObjectTier,
+        catalogue: ObjectCatalogue,
+        *,
+        settings: UploaderSettings,
+        check: Callable[[], None],
+        clock: Clock,
+        observer: Observer,
+        file_name: str,
+    ) -> None:
+        self._wal = wal
+        self._files = files
+        self._objects = objects
+        self._catalogue = catalogue
+        self._settings = settings
+        self._check = check
+        self._clock = clock
+        self._observer = observer
+        self._file_name = file_name
+        self._topic = catalogue.topic
+        self._is_tidy = False
+        self._behind_damage = 0
+        self._stopping = False
+        self._hint = self._read_checkpoint()
+
+    # ── a cycle ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def run_once(self) -> list[ObjectDescriptor]:
+        """
+        Upload everything that is synced by now; return the descriptors of the objects it made.
+
+        Raises:
+            ObjectsUnavailable, MetadataUnavailable: the next cycle goes on; what it had published stays.
+            AccessRefused, Damaged: somebody has to look; the next cycle tries again.
+            Fenced: another owner took over.
+            OSError: the log cannot be read.
+        """
+        began = self._clock.monotonic()
+        made = []
+        try:
+            if not self._is_tidy:
+                self._tidy()
+            while not self._stopping and (wanted := self._next_range()) is not None:
+                uploaded = self._upload(wanted)
+                if uploaded is not None:
+                    made.append(uploaded.descriptor)
+                    self._keep_checkpoint(uploaded)
+        except (QuiverError, OSError) as error:
+            # What the store holds is unknown now: the next cycle looks, and removes what nobody names.
+            self._is_tidy = False
+            self._observer.count("danube_uploader_errors_total", 1, reason=type(error).__name__)
+            raise
+        self._observer.record("danube_uploader_cycle_duration_seconds", self._clock.monotonic() - began)
+        return made
+
+    def stop(self) -> None:
+        """
+        Let a cycle that runs in another thread end with the object that it is at.
+        """
+        self._stopping = True
+
+    def _tidy(self) -> None:
+        """
+        Learn what is published, and remove what a crash, a failure or a former owner left behind.
+        """
+        self._catalogue.refresh()
+        prefix = objects_prefix(self._topic)
+        leftover = []
+        for info in self._objects.list_below(prefix):
+            name = info.key.removeprefix(prefix)
+            is_ours = parse_object_id(name) is not None or parse_object_name(name) is not None
+            if is_ours and not self._catalogue.names(name):
+                leftover.append(info.key)
+        if leftover:
+            self._check()
+            self._objects.delete(leftover)
+            self._observer.count("danube_uploader_leftovers_total", len(leftover))
+            self._observer.event("danube.uploader.leftovers", topic=self._topic, objects=len(leftover))
+        self._is_tidy = True
+
+    def _next_range(self) -> SourceRange | None:
+        wal = self._wal
+        known = self._catalogue.next_offset
+        first = max(known, self._behind_damage, wal.start_offset)
+        if self._catalogue.descriptors() and first > known and self._behind_damage < first:
+            self._observer.event(
+                "danube.uploader.gap", level=logging.ERROR, topic=self._topic, first_offset=known, next_offset=first
+            )
+        limit = wal.synced_offset
+        if first >= limit:
+            return None
+        span = wal.locate(first)
+        if span is None:
+            local = wal.next_local(first)
+            if local is None or local >= limit or local == first:
+                return None
+            self._behind_damage = local
+            return self._next_range()
+        return SourceRange(
+            self._nearest(span, first), first, min(limit, span.next_offset), self._settings.max_batch_bytes
+        )
+
+    def _nearest(self, span: Span, first: int) -> Span:
+        # Where the last upload ended is nearer than the log's own marks, if it is that place.
+        hint = self._hint
+        if hint is None or hint.last_committed_offset + 1 != first or hint.last_read_byte_position > span.end:
+            return span
+        if parse_wal_file_name(span.path.rpartition("/")[2], self._file_name) != hint.last_read_file_seq:
+            return span
+        return Span(span.path, hint.last_read_byte_position, first, span.end, span.next_offset)
+
+    # ── an object ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _upload(self, wanted: SourceRange) -> _Uploaded | None:
+        with self._wal.hold(wanted.span.path):
+            source = ObjectSource(self._files, wanted, self._settings.compression)
+            pending = object_key(self._topic, pending_object_name(wanted.first_offset))
+            self._check()
+            self._objects.put_parts(pending, source.parts, part_bytes=PART_BYTES, parallel=PARTS_PARALLEL)
+        if source.next_offset == wanted.first_offset:
+            self._objects.delete([pending])
+            if self._hint is not None:
+                self._hint = None  # the checkpoint may be wrong; the log's own marks are not
+            else:
+                self._pass_over(wanted, source)
+            return None
+        if source.lost is not None:
+            self._pass_over(wanted, source)
+        return self._finish(wanted, source, pending)
+
+    def _pass_over(self, wanted: SourceRange, source: ObjectSource) -> None:
+        lost = source.lost
+        behind = wanted.next_offset if lost is None else lost.next_offset
+        self._behind_damage = wanted.span.next_offset if behind is None else behind
+        self._observer.event(
+            "danube.uploader.damage", level=logging.ERROR, topic=self._topic, path=wanted.span.path,
+            offset=source.next_position if lost is None else lost.start,
+            first_offset=source.next_offset, next_offset=self._behind_damage,
+        )  # fmt: skip
+
+    def _finish(self, wanted: SourceRange, source: ObjectSource, pending: str) -> _Uploaded:
+        name = object_id(wanted.first_offset, source.next_offset - 1, self._settings.compression)
+        final = object_key(self._topic, name)
+        self._check()
+        try:
+            self._objects.copy(pending, final, if_absent=True)
+        except ObjectExists:
+            # Nobody names it: a crash or a failure left it since we looked.
+            self._objects.delete([final])
+            self._objects.copy(pending, final, if_absent=True)
+        info = self._verified(final, source)
+        descriptor = ObjectDescriptor(
+            object_id=name,
+            start_offset=wanted.first_offset,
+            end_offset=source.next_offset - 1,
+            size=source.size_bytes,
+            etag=info.etag,
+            created_at=self._clock.now_ns() // _NS_PER_S,
+            offset_index=tuple(source.index),
+            compression=self._settings.compression,
+        )
+        began = self._clock.monotonic()
+        self._catalogue.publish(descriptor)
+        self._observer.record("danube_etcd_put_latency_seconds", self._clock.monotonic() - began)
+        self._observer.count("danube_etcd_descriptor_write_total", 1)
+        self._observer.count("danube_uploader_objects_created_total", 1)
+        self._observer.count("danube_uploader_bytes_uploaded_total", source.size_bytes)
+        self._objects.delete([pending])
+        seq = parse_wal_file_name(wanted.span.path.rpartition("/")[2], self._file_name)
+        return _Uploaded(descriptor, seq or 0, source.next_position)
+
+    def _verified(self, key: str, source: ObjectSource) -> ObjectInfo:
+        """
+        Return what is known of *key* when it is what was read from the log, byte for byte.
+        """
+        info = self._objects.head(key)
+        checksum = 0
+        for at in range(0, source.size_bytes, READ_BYTES):
+            wanted = min(READ_BYTES, source.size_bytes - at)
+            piece = self._objects.get_range(key, at, wanted)
+            if len(piece) != wanted:
+                raise Damaged(key, at + len(piece), f"the object store gives back {len(piece)} bytes, not {wanted}")
+            checksum = crc32(piece, checksum)
+        if info.size_bytes != source.size_bytes or checksum != source.checksum:
+            raise Damaged(key, 0, "the object store holds something else than was sent; it goes again")
+        return info
+
+    # ── the checkpoint ───────────────────────────────────────────────────────────────────────────────────
+
+    def _read_checkpoint(self) -> UploaderCheckpoint | None:
+        try:
+            data = self._files.read_all(self._checkpoint_path(), size_max=CHECKPOINT_BYTES_MAX)
+        except FileNotFoundError:
+            return None
+        answer = decode_uploader_checkpoint(data)
+        return answer.value if isinstance(answer, Frame) else None
+
+    def _checkpoint_path(self) -> str:
+        return f"{self._wal.directory}/{UPLOADER_CHECKPOINT}"
+
+    def _keep_checkpoint(self, uploaded: _Uploaded) -> None:
+        checkpoint = UploaderCheckpoint(
+            last_committed_offset=uploaded.descriptor.end_offset,
+            last_read_file_seq=uploaded.seq,
+            last_read_byte_position=uploaded.next_position,
+            last_object_id=uploaded.descriptor.object_id,
+            updated_at=self._clock.now_ns() // _NS_PER_S,
+        )
+        self._hint = checkpoint
+        try:
+            replace_file(self._files, self._checkpoint_path(), encode_uploader_checkpoint(checkpoint))
+        except OSError as error:
+            # A hint: without it the next cycle after a restart looks the place up.
+            self._observer.event("danube.uploader.checkpoint_failed", level=logging.WARNING, problem=str(error))

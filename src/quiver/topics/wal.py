@@ -1,0 +1,597 @@
+"""
+The files of one topic: append, sync, rotate, release.
+
+``wal.log`` is followed by ``wal.1.log`` and so on; the one with the highest number is written to. An append is one
+gathered write, so that the death of the process loses nothing of what returned. A sync is shared by those who ask for
+it meanwhile. A sync or write that fails poisons the log until it is opened again.
+
+What the cold tier asks of a log::
+
+    files()            oldest first, the active file last
+    sealed_ranges()    those of them that nobody writes to any more; every byte of theirs is synced
+    rotate()           seals the active file when it has messages
+    start_offset       oldest offset in the local files; `next_offset` is the one that the next message gets
+    hold(path)         context manager: while it is held the file stays, whatever `release_below` is told
+    release_below(n)   deletes sealed files wholly below n that nobody holds
+
+`lock` orders appends, rotations and whoever changes the list of files. Who syncs or rotates has the turn: the first
+that needs a sync runs it, others wait for it or for the next one. Without a directory there is only the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from quiver.clock import Clock
+from quiver.errors import AtCapacity, StoreClosed, StoreFailed
+from quiver.observe import Observer
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.checksum import crc32
+from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.files import File, FileSystem
+from quiver.topics.arrivals import Arrivals
+from quiver.topics.cache import MessageCache
+from quiver.topics.file_list import SealedFiles, checkpoint_of
+from quiver.topics.format.checkpoint import WalCheckpoint, encode_wal_checkpoint
+from quiver.topics.format.frame import FRAME_HEADER
+from quiver.topics.format.message import MessageCodec
+from quiver.topics.format.names import WAL_CHECKPOINT, wal_file_name
+from quiver.topics.settings import WalSettings
+from quiver.topics.turns import Turns
+from quiver.topics.wal_files import MARK_MESSAGES, FileMarks, Recovered, Span, WalFile
+
+__all__ = ["FILE_BYTES_MAX", "Recovered", "Span", "Wal"]
+
+FILE_BYTES_MAX = 1 << 30
+"""A file that is this long rotates whatever the settings say: the last one is read whole when a topic is opened."""
+
+_NS_PER_S = 1_000_000_000
+_pack_header = FRAME_HEADER.pack
+
+
+class Wal:
+    """
+    The log of one topic. Thread-safe.
+
+    Args:
+        files: the file system.
+        directory: of the topic; None for memory only.
+        settings: see `WalSettings`.
+        codec: lays the messages out.
+        cache: takes what was appended.
+        clock, observer: time, and where counts go.
+        recovered: what the directory held.
+        on_dirty: called with the first append after a sync, and again when a sync is due by size.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        directory: str | None,
+        *,
+        settings: WalSettings,
+        codec: MessageCodec,
+        cache: MessageCache,
+        clock: Clock,
+        observer: Observer,
+        recovered: Recovered,
+        on_dirty: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        self._files = files
+        self.directory = directory
+        self._settings = settings
+        self._encode = codec.encode
+        self._cache = cache
+        self._keep = cache.add
+        self._clock = clock
+        self._observer = observer
+        self._on_dirty = on_dirty
+        self.lock = threading.Lock()
+        self.arrivals = Arrivals(self.lock, clock)
+        self._closed = False
+        self._sealing = False
+        self._failure: OSError | None = None
+        self._turns = Turns()
+        self._dirty = False
+        self._unsynced_bytes = 0
+        self._batch_bytes = settings.fsync_max_batch_bytes
+        self._checkpointing = threading.Lock()
+        self._rotated_at: int | None = None
+        self._sealed = SealedFiles(recovered.sealed)
+        self.next_offset = self.synced_offset = recovered.next_offset
+        self._seq = recovered.seq
+        self._file = recovered.active
+        self._path = recovered.active.path if recovered.active else ""
+        self._first_offset = recovered.first_offset
+        self._position = self._reported_bytes = recovered.position
+        self._active_marks = recovered.marks or FileMarks()
+        self._mark_next = 0
+        self._first_append_s: float | None = clock.monotonic() if recovered.position else None
+        self._full_at = min(settings.rotate_max_bytes or FILE_BYTES_MAX, FILE_BYTES_MAX)
+        self.owner_check: Callable[[], None] | None = None  # asked before each append: raises for who is not the owner
+        if directory is not None and self._file is None:
+            self._start_file(self._path_of(self._seq))
+
+    # ── appending ────────────────────────────────────────────────────────────────────────────────────────
+
+    def append(self, payload: bytes, publish_time_ms: int, tail: bytes) -> int:
+        """
+        Write one message and return its offset. In the file on return; synced by `sync`. *tail* is the codec's.
+
+        Raises:
+            AtCapacity: the disk is full; nothing was kept.
+            StoreFailed: a write or sync failed, now or earlier.
+            StoreClosed: the log was closed.
+        """
+        with self.lock:
+            if self.owner_check is not None:
+                self.owner_check()
+            position = self._position
+            if position >= self._full_at:
+                self._rotate()
+                position = self._position
+            offset = self.next_offset
+            body = self._encode(offset, payload, publish_time_ms, tail)
+            size = len(body) + 16
+            file = self._file
+            if file is not None:
+                try:
+                    file.pwritev((_pack_header(offset, size - 16, crc32(body)), body), position, size)
+                except OSError as error:
+                    self._undo(file, position, error)
+                if offset >= self._mark_next:
+                    self._mark(offset, position)
+                self._position = position + size
+            self._keep(offset, body)
+            self.next_offset = offset + 1
+            if self.arrivals.waiters:
+                self.arrivals.announce()
+            self._unsynced_bytes += size
+        if not self._dirty or self._unsynced_bytes >= self._batch_bytes:
+            self._tell_dirty()
+        return offset
+
+    def append_batch(self, messages: Sequence[tuple[bytes, int, bytes]]) -> int:
+        """
+        Write several messages behind each other, in one write; return the offset of the first one.
+
+        All of them are in the file on return, or none.
+
+        Raises:
+            AtCapacity: the disk is full; nothing was kept.
+            StoreFailed: a write or sync failed, now or earlier.
+            StoreClosed: the log was closed.
+        """
+        encode, pack = self._encode, _pack_header
+        with self.lock:
+            if self.owner_check is not None:
+                self.owner_check()
+            if self._position >= self._full_at:
+                self._rotate()
+            first = offset = self.next_offset
+            position = self._position
+            bodies: list[bytes] = []
+            parts: list[bytes] = []
+            for payload, time_ms, tail in messages:
+                body = encode(offset, payload, time_ms, tail)
+                bodies.append(body)
+                parts += (pack(offset, len(body), crc32(body)), body)
+                offset += 1
+            frames = b"".join(parts)
+            file = self._file
+            if file is not None and frames:
+                try:
+                    file.pwrite(frames, position)
+                except OSError as error:
+                    self._undo(file, position, error)
+                if first >= self._mark_next:
+                    self._mark(first, position)
+                self._position = position + len(frames)
+            for at, body in enumerate(bodies, first):
+                self._keep(at, body)
+            self.next_offset = offset
+            if self.arrivals.waiters:
+                self.arrivals.announce()
+            self._unsynced_bytes += len(frames)
+        if not self._dirty or self._unsynced_bytes >= self._batch_bytes:
+            self._tell_dirty()
+        return first
+
+    def wait_for(self, offset: int, timeout_s: float | None) -> bool:
+        """
+        Wait until the message *offset* is there or the log takes no more; False when *timeout_s* passed first.
+        """
+        with self.lock:
+            return self.arrivals.wait(lambda: self.next_offset > offset or self._full_at < 0, timeout_s)
+
+    def call_when(self, offset: int, wake: Callable[[], None]) -> None:
+        """
+        Call *wake* once, from any thread, when the message *offset* is there or the log takes no more: at once if so.
+        """
+        with self.lock:
+            if self.next_offset <= offset and self._full_at >= 0:
+                self.arrivals.add(wake)
+                return
+        wake()
+
+    def _mark(self, offset: int, position: int) -> None:
+        self._active_marks.add(offset, position)
+        self._mark_next = offset + MARK_MESSAGES
+        if self._first_append_s is None:
+            self._first_append_s = self._clock.monotonic()
+
+    def _tell_dirty(self) -> None:
+        if self.directory is None:
+            self._dirty = True
+            self._unsynced_bytes = 0
+            return
+        full = self._unsynced_bytes >= self._batch_bytes
+        if full:
+            self._unsynced_bytes = 0
+        self._dirty = True
+        self._on_dirty(full)
+
+    def _undo(self, file: File, position: int, error: OSError) -> None:
+        # Part of a frame may be on disk. The next one may be shorter, and what it leaves of this one could then parse.
+        if is_full_disk(error):
+            try:
+                file.truncate(position)
+            except OSError as second:
+                error = second
+            else:
+                raise AtCapacity(f"the disk of {self.directory} is full") from error
+        self._poison(error)
+        self.arrivals.announce()
+        raise self._failed() from error
+
+    # ── syncing ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def sync(self) -> None:
+        """
+        Return when everything appended before the call is durable; callers that overlap share one sync.
+
+        Raises:
+            StoreFailed: the sync failed, now or earlier.
+            StoreClosed: the log was closed, and something was not synced.
+        """
+        wanted = self.next_offset
+        while self.synced_offset < wanted and self._turns.take(lambda: self.synced_offset >= wanted):
+            try:
+                self._require_open()
+                self._dirty = False
+                target, file = self.next_offset, self._file
+                if file is not None:
+                    self._sync_file(file, target)
+                else:
+                    self.synced_offset = target
+            finally:
+                self._turns.give_back()
+                if self._failure is not None:
+                    with self.lock:
+                        self.arrivals.announce()
+
+    def _sync_file(self, file: File, target: int) -> None:
+        self._unsynced_bytes = 0
+        began = self._clock.monotonic()
+        try:
+            file.sync_data()
+        except OSError as error:
+            self._poison(error)
+            raise self._failed() from error
+        self.synced_offset = max(self.synced_offset, target)
+        written = self._position
+        self._observer.count("danube_wal_bytes_written_total", written - self._reported_bytes)
+        self._reported_bytes = written
+        self._observer.record("danube_wal_fsync_latency_seconds", self._clock.monotonic() - began)
+
+    def _poison(self, error: OSError) -> None:
+        self._failure = self._failure or error
+        self._full_at = -1  # the next append asks why
+
+    def _failed(self) -> StoreFailed:
+        return StoreFailed(f"{self.directory}: an earlier write or sync failed: {self._failure}; reopen to recover")
+
+    def require_sound(self) -> None:
+        """
+        Return when nothing has failed so far.
+
+        Raises:
+            StoreFailed: a write or sync failed earlier.
+        """
+        if self._failure is not None:
+            raise self._failed() from self._failure
+
+    def _require_open(self) -> None:
+        self.require_sound()
+        if self._closed or self._sealing:
+            raise StoreClosed(f"the log of {self.directory} was {'closed' if self._closed else 'sealed'}")
+
+    @property
+    def closed(self) -> bool:
+        """
+        Say whether it takes no more, for whatever reason.
+        """
+        return self._full_at < 0
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def start_offset(self) -> int:
+        """
+        The oldest offset in the local files; `next_offset` when there is none.
+        """
+        sealed = self._sealed.files
+        if sealed:
+            return sealed[0].first_offset
+        return self._first_offset if self.directory is not None else self._cache.first_offset
+
+    def files(self) -> tuple[WalFile, ...]:
+        """
+        Return all files as of now, oldest first, the active one last.
+        """
+        with self.lock:
+            return self._all_files()
+
+    def _all_files(self) -> tuple[WalFile, ...]:
+        if self._file is None:
+            return self._sealed.files
+        active = WalFile(
+            self._path, self._seq, self._first_offset, self.next_offset, self._position,
+            sealed=False, modified_ns=self._clock.now_ns(),
+        )  # fmt: skip
+        return (*self._sealed.files, active)
+
+    def sealed_ranges(self) -> tuple[WalFile, ...]:
+        """
+        Return the files that nobody writes to any more, oldest first.
+        """
+        return self._sealed.files
+
+    def rotate(self) -> None:
+        """
+        Seal the active file and start the next one; nothing happens while it is empty. Synced on return.
+
+        Raises:
+            AtCapacity: no room for the new file; the old one stays active.
+            StoreFailed: the disk failed, now or earlier.
+        """
+        with self.lock:
+            self._require_open()
+            if self._file is not None and self.next_offset > self._first_offset:
+                self._rotate()
+
+    def rotate_if_due(self) -> None:
+        """
+        Seal the active file when its first message is older than `rotate_max_seconds`. Raises as `rotate` does.
+        """
+        limit_s = self._settings.rotate_max_seconds
+        first_s = self._first_append_s
+        if limit_s is not None and first_s is not None and self._clock.monotonic() - first_s >= limit_s:
+            self.rotate()
+
+    def _rotate(self) -> None:
+        self._turns.take()
+        try:
+            self._require_open()
+            self._rotate_in_turn()
+        finally:
+            self._turns.give_back()
+            if self._failure is not None:
+                self.arrivals.announce()
+
+    def _rotate_in_turn(self) -> None:
+        old = self._file
+        if old is None:
+            return
+        # First all of the old file, then the new name: a file with a successor is whole and synced.
+        self._sync_file(old, self.next_offset)
+        sealed = replace(self._all_files()[-1], sealed=True, modified_ns=self._clock.now_ns())
+        self._seq += 1
+        try:
+            self._start_next_file()
+        except AtCapacity:
+            self._seq -= 1
+            raise
+        self._sealed.add(sealed, self._active_marks)
+        self._active_marks = FileMarks()
+        self._mark_next = 0
+        self._first_append_s = None
+        self._rotated_at = self._clock.now_ns() // _NS_PER_S
+        old.close()
+        self._observer.count("danube_wal_rotation_total", 1)
+
+    def _start_next_file(self) -> None:
+        path = self._path_of(self._seq)
+        try:
+            self._start_file(path)
+        except OSError as error:
+            if is_full_disk(error) and not self._files.exists(path):
+                raise AtCapacity(f"the disk of {self.directory} has no room for another file") from error
+            self._poison(error)
+            raise self._failed() from error
+
+    def _start_file(self, path: str) -> None:
+        file = self._files.create(path)
+        try:
+            self._files.sync_dir(path.rpartition("/")[0])
+        except OSError:
+            file.close()
+            raise
+        self._file, self._path = file, path
+        self._first_offset = self.next_offset
+        self._position = self._reported_bytes = 0
+
+    def _path_of(self, seq: int) -> str:
+        return f"{self.directory}/{wal_file_name(seq, self._settings.file_name)}"
+
+    def locate(self, offset: int) -> Span | None:
+        """
+        Return where the file that has *offset* is to be read from, or None when no file has it.
+
+        Hold the path before reading, then ask again: it may have been released in between.
+        """
+        with self.lock:
+            for file in self._all_files():
+                if file.first_offset <= offset < file.next_offset:
+                    marks = self._sealed.marks_of(file.path) if file.sealed else self._active_marks
+                    expected, position = marks.before(offset, file.first_offset)
+                    return Span(file.path, position, expected, file.size_bytes, file.next_offset)
+        return None
+
+    def marks_of(self, path: str) -> FileMarks:
+        """
+        Return the marks of a file, for readers to fill.
+        """
+        with self.lock:  # or a rotation in between would hand out those of the next file
+            return self._active_marks if path == self._path else self._sealed.marks_of(path)
+
+    def next_local(self, offset: int) -> int | None:
+        """
+        Return the first offset at or above *offset* that is in a file or in the cache; None when there is none.
+        """
+        with self.lock:
+            found = [max(file.first_offset, offset) for file in self._all_files() if file.next_offset > offset]
+            if self._cache.first_offset < self.next_offset > offset:
+                found.append(max(self._cache.first_offset, offset))
+        return min(found, default=None)
+
+    @contextlib.contextmanager
+    def hold(self, path: str) -> Iterator[None]:
+        """
+        Keep the file *path* on disk while the context is open.
+        """
+        owner = threading.Event()  # anything that can be referred to weakly
+        self.take_hold(path, owner)
+        try:
+            yield
+        finally:
+            self.drop_hold(path, owner)
+
+    def take_hold(self, path: str, owner: object) -> None:
+        """
+        Keep the file *path* on disk until `drop_hold`, or until *owner* is no more.
+        """
+        with self.lock:
+            self._sealed.hold(path, owner)
+
+    def drop_hold(self, path: str, owner: object) -> None:
+        """
+        Undo `take_hold`.
+        """
+        with self.lock:
+            self._sealed.let_go(path, owner)
+
+    def release_below(self, offset: int) -> tuple[WalFile, ...]:
+        """
+        Delete the oldest sealed files whose messages are all below *offset*, up to the first that somebody holds.
+
+        `start_offset` has moved durably on return. Returns the files that are gone.
+
+        Raises:
+            OSError: the checkpoint could not be written, and nothing was deleted; or a file could not be removed, and
+                it goes when the topic is opened again.
+        """
+        with self.lock:
+            gone = self._sealed.take_below(offset)
+        if not gone:
+            return ()
+        # 1. The checkpoint says that they are gone. 2. They go. A crash in between: opening removes what is below it.
+        try:
+            self.write_checkpoint()
+        except OSError:
+            with self.lock:
+                self._sealed.put_back(gone)
+            raise
+        self._sealed.forget_marks(gone)
+        remove_durably(self._files, [file.path for file in gone])
+        return gone
+
+    # ── checkpoint, closing ──────────────────────────────────────────────────────────────────────────────
+
+    def checkpoint(self) -> WalCheckpoint:
+        """
+        Return what `wal.ckpt` says as of now: up to the last sync.
+        """
+        with self.lock:
+            return checkpoint_of(
+                self._all_files(), next_offset=self.next_offset, synced_offset=self.synced_offset, seq=self._seq,
+                file_name=self._settings.file_name, rotated_at=self._rotated_at,
+            )  # fmt: skip
+
+    def write_checkpoint(self) -> None:
+        """
+        Replace `wal.ckpt`. Durable on return.
+
+        Raises:
+            OSError: the old one stands.
+        """
+        if self.directory is None:
+            return
+        with self._checkpointing:
+            data = encode_wal_checkpoint(self.checkpoint())
+            replace_file(self._files, f"{self.directory}/{WAL_CHECKPOINT}", data)
+
+    def try_checkpoint(self) -> bool:
+        """
+        Replace `wal.ckpt` if the disk lets us: a log is whole without it. Says whether it did.
+        """
+        try:
+            self.write_checkpoint()
+        except OSError as error:
+            self._observer.event("danube.wal.checkpoint_failed", level=logging.WARNING, problem=str(error))
+            return False
+        return True
+
+    def seal(self) -> int:
+        """
+        Take no more, with everything synced and in sealed files; return the next offset. Reading goes on. Idempotent.
+
+        Raises:
+            AtCapacity: no room for the empty file behind them; nothing has changed.
+            StoreFailed: the disk failed, now or earlier.
+        """
+        with self.lock:
+            if self._sealing and not self._closed:
+                return self.next_offset  # once more: what was to follow the first time did not succeed
+            self._require_open()
+            if self._file is not None and self.next_offset > self._first_offset:
+                self._rotate()
+            self._full_at = -1
+            self._sealing = True
+            self.arrivals.announce()
+        self.try_checkpoint()
+        return self.next_offset
+
+    def close(self) -> None:
+        """
+        Sync, write the checkpoint and let go. Idempotent. Whoever waits for a message is woken.
+
+        Raises:
+            StoreFailed: the last sync failed, now or earlier.
+        """
+        with self.lock:
+            if self._closed:
+                return
+        try:
+            if self._failure is None:
+                self.sync()
+                self.try_checkpoint()
+        finally:
+            self._let_go()
+        if self._failure is not None:
+            raise self._failed() from self._failure
+
+    def _let_go(self) -> None:
+        with self.lock:
+            self._turns.take()
+            self._closed = True
+            self._turns.give_back()
+            self._full_at = -1
+            file = self._file
+            if file is not None:
+                file.close()
+            self.arrivals.announce()

@@ -1,0 +1,60 @@
+"""
+Every metadata store keeps the contract: a dictionary, a file, and a real etcd.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from etcd_server import etcd_binary
+from quiver.metadata import MetadataStore, open_metadata
+from quiver.testing.faultmetadata import FaultMetadata
+from quiver.testing.metadata_contract import MetadataContract
+
+
+@pytest.fixture
+def root() -> str:
+    return f"/test/{secrets.token_hex(6)}/"
+
+
+class TestMemory(MetadataContract):
+    @pytest.fixture
+    def store(self) -> MetadataStore:
+        return open_metadata("memory://")
+
+
+class TestWrapped(MetadataContract):
+    """The fault wrapper changes nothing where nothing fails."""
+
+    @pytest.fixture
+    def store(self) -> MetadataStore:
+        return FaultMetadata(open_metadata("memory://"))
+
+
+class TestSqlite(MetadataContract):
+    @pytest.fixture
+    def store(self, tmp_path):
+        store = open_metadata(f"sqlite://{tmp_path}/metadata.db")
+        yield store
+        store.close()
+
+
+class TestEtcd(MetadataContract):
+    """Part of the default suite where an etcd is found."""
+
+    @pytest.fixture
+    def store(self, etcd_server: str):
+        store = open_metadata(etcd_server.replace("http://", "etcd://"))
+        yield store
+        store.close()
+
+
+@pytest.mark.etcd
+class TestBuiltEtcd(TestEtcd):
+    """The same, where an etcd must be there."""
+
+    def test_there_is_one(self):
+        """`make test-etcd` builds it: a lane that skips everything proves nothing."""
+        assert etcd_binary() is not None

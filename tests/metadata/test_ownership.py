@@ -1,0 +1,207 @@
+"""
+One owner at a time: the loser is fenced, and told so.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quiver.errors import Damaged, DirectoryInUse, Fenced, MetadataUnavailable, SettingsInvalid
+from quiver.metadata import Watch, acquire
+from quiver.metadata.memory import MemoryMetadata
+from quiver.testing.clock import ManualClock
+from quiver.testing.faultmetadata import FaultMetadata
+
+KEY = "/danube/storage/topics/ns/t/owner"
+
+
+def owner_of(store, name, clock, **options):
+    return acquire(store, KEY, owner=name, ttl_s=30.0, clock=clock, **options)
+
+
+def test_the_first_owner_has_epoch_one():
+    """The record says who it is, in JSON."""
+    store, clock = MemoryMetadata(), ManualClock()
+
+    mine = owner_of(store, "one", clock)
+
+    assert mine.epoch == 1
+    assert json.loads(store.get(KEY).value) == {"owner": "one", "epoch": 1, "ttl_s": 30.0, "released": False}
+    mine.check()
+    mine.renew()
+
+
+def test_a_second_owner_is_refused_while_the_first_renews():
+    """However patiently it watches."""
+    store, clock = MemoryMetadata(), ManualClock()
+    first = owner_of(store, "one", clock)
+
+    class Renewing(ManualClock):
+        def wait(self, condition, timeout_s):
+            first.renew()
+            return super().wait(condition, timeout_s)
+
+    with pytest.raises(DirectoryInUse, match="one"):
+        owner_of(store, "two", clock)
+    with pytest.raises(DirectoryInUse, match="one"):
+        owner_of(store, "two", Renewing(), patience_s=100.0)
+    first.check()
+
+
+def test_a_dead_owner_is_replaced_after_its_time_to_live():
+    """By who has watched for that long; not by a look at a clock on the wall."""
+    store = MemoryMetadata()
+    first = owner_of(store, "one", ManualClock())
+    other_clock = ManualClock(now_ns=0)  # decades behind
+
+    with pytest.raises(DirectoryInUse):
+        owner_of(store, "two", other_clock, patience_s=29.0)
+    second = owner_of(store, "two", other_clock, patience_s=31.0)
+
+    assert second.epoch == 2
+    with pytest.raises(Fenced) as raised:
+        first.renew()
+    assert (raised.value.owner, raised.value.owner_epoch, raised.value.epoch) == ("two", 2, 1)
+    with pytest.raises(Fenced):
+        first.check()
+
+
+def test_who_asks_again_and_again_has_watched_all_the_while():
+    """A supervisor that restarts nothing but the call takes over after the time to live, not never."""
+    store, clock, watch = MemoryMetadata(), ManualClock(), Watch()
+    first = owner_of(store, "one", ManualClock())
+    for _ in range(3):
+        with pytest.raises(DirectoryInUse):
+            owner_of(store, "two", clock, watch=watch)
+        clock.advance(9.0)
+    first.renew()
+    for _ in range(4):
+        with pytest.raises(DirectoryInUse):
+            owner_of(store, "two", clock, watch=watch)
+        clock.advance(9.0)
+
+    assert owner_of(store, "two", clock, watch=watch).epoch == 2
+
+
+def test_the_former_owner_commits_nothing():
+    """Not one change goes through, whatever it believes."""
+    store = MemoryMetadata()
+    first = owner_of(store, "one", ManualClock())
+    assert first.commit({"k": b"1"})
+    owner_of(store, "two", ManualClock(), patience_s=31.0)
+
+    with pytest.raises(Fenced):
+        first.commit({"k": b"2"})
+
+    assert store.get("k").value == b"1"
+
+
+def test_an_owner_stops_before_another_may_begin():
+    """Without an answer of the metadata store it goes on for its time to live, less a margin, and then refuses."""
+    clock = ManualClock()
+    store = FaultMetadata(MemoryMetadata())
+    mine = owner_of(store, "one", clock)
+    store.is_away = True
+
+    clock.advance(26.9)
+    mine.check()  # a short outage is not noticed
+    with pytest.raises(MetadataUnavailable):
+        mine.renew()
+    clock.advance(0.2)
+    with pytest.raises(MetadataUnavailable, match="could not be renewed"):
+        mine.check()
+
+    store.is_away = False
+    mine.renew()  # nobody took it
+    mine.check()
+
+
+def test_the_same_name_takes_over_at_once():
+    """A name stands for a directory that one process at a time can hold: it was restarted."""
+    store, clock = MemoryMetadata(), ManualClock()
+    before = owner_of(store, "one", clock)
+
+    after = owner_of(store, "one", clock)
+
+    assert after.epoch == 2
+    assert clock.monotonic() == 0.0
+    with pytest.raises(Fenced):
+        before.commit({"k": b"x"})
+
+
+def test_what_was_let_go_is_taken_at_once():
+    """And who let go writes nothing more."""
+    store, clock = MemoryMetadata(), ManualClock()
+    first = owner_of(store, "one", clock)
+    first.release()
+
+    second = owner_of(store, "two", clock)
+
+    assert second.epoch == 2
+    for call in (first.check, first.renew, lambda: first.commit({"k": b"x"})):
+        with pytest.raises(Fenced):
+            call()
+
+
+def test_a_lost_answer_does_not_cost_the_ownership():
+    """The renewal happened: the record is ours, with a revision that we had not heard of."""
+    clock = ManualClock()
+    store = FaultMetadata(MemoryMetadata())
+    mine = owner_of(store, "one", clock)
+    store.lose_answer()
+
+    with pytest.raises(MetadataUnavailable):
+        mine.renew()
+
+    assert mine.commit({"k": b"v"}) is not None
+    mine.renew()
+    mine.check()
+
+
+def test_a_condition_that_fails_is_not_a_fence():
+    """Who is still the owner hears that something else was not as expected."""
+    store, clock = MemoryMetadata(), ManualClock()
+    mine = owner_of(store, "one", clock)
+    store.commit({"k": b"v"})
+
+    assert mine.commit({"k": b"w"}, expect={"k": 0}) is None
+    mine.check()
+
+
+def test_of_two_that_take_over_at_once_one_wins():
+    """The other sees a new record, and starts watching anew."""
+    store, clock = MemoryMetadata(), ManualClock()
+    winner = []
+
+    class Racing(FaultMetadata):
+        def commit(self, changes, *, expect=None):
+            if not winner:
+                winner.append(owner_of(store, "fast", clock))
+            return super().commit(changes, expect=expect)
+
+    with pytest.raises(DirectoryInUse, match="fast"):
+        owner_of(Racing(store), "slow", clock)
+    assert winner[0].epoch == 1
+
+
+def test_wrong_records_and_times_are_refused():
+    """A record that is none is not overwritten."""
+    store, clock = MemoryMetadata(), ManualClock()
+    with pytest.raises(SettingsInvalid):
+        acquire(store, KEY, owner="one", ttl_s=0.1, clock=clock)
+    store.commit({KEY: b"[1]"})
+
+    with pytest.raises(Damaged) as raised:
+        owner_of(store, "one", clock)
+
+    assert raised.value.path == KEY
+
+
+def test_renewals_fit_into_the_time_to_live():
+    """Three of them, so that two may fail."""
+    mine = owner_of(MemoryMetadata(), "one", ManualClock())
+
+    assert mine.renew_every_s * 3 == 30.0
+    assert repr(mine) == f"Ownership('{KEY}', epoch=1)"

@@ -1,0 +1,266 @@
+"""
+Where objects are: what people write, and what nobody ever prints.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+
+import pytest
+
+from quiver.errors import AccessRefused, ObjectsUnavailable, QuiverError, SettingsInvalid
+from quiver.objects import ObjectLocation, open_objects
+from quiver.objects import location as location_module
+from quiver.objects.directory import DirectoryObjects
+from quiver.objects.location import masked
+from quiver.objects.opening import prove
+from quiver.objects.remote import connect
+from quiver.primitives.real_files import REAL_FILES
+from quiver.testing.clock import ManualClock
+from quiver.testing.faultobjects import FaultObjects
+from s3_server import S3Server
+
+SECRET = "a-very-secret-key"
+
+
+@pytest.fixture(autouse=True)
+def no_provider_environment(monkeypatch):
+    """The client library has a chain of its own for credentials, and this machine's are nobody's business here."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("url", "backend", "container", "prefix"),
+    [
+        ("file:///cold", "fs", "", "/cold"),
+        ("/cold/", "fs", "", "/cold"),
+        ("cold/here", "fs", "", "cold/here"),
+        ("file:///with%20space", "fs", "", "/with space"),
+        ("memory://", "memory", "", ""),
+        ("s3://bucket", "s3", "bucket", ""),
+        ("s3://my-bucket/danube", "s3", "my-bucket", "danube"),
+        ("s3a://bucket/a/b/", "s3", "bucket", "a/b"),
+        ("gs://bucket/p", "gcs", "bucket", "p"),
+        ("az://container/p", "azblob", "container", "p"),
+    ],
+)
+def test_urls(url, backend, container, prefix):
+    """A URL, or the path of a directory, says it all."""
+    found = ObjectLocation.from_url(url)
+
+    assert (found.backend, found.container, found.prefix) == (backend, container, prefix)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://host/x", "s3:///prefix", "file://host/x", "file:///", "", "s3://key:secret@bucket/x", "s3://b/p?token=1"],
+)
+def test_what_is_no_location_is_refused(url):
+    """No other schemes, no bucket without a name, no credentials in a URL."""
+    with pytest.raises(SettingsInvalid):
+        ObjectLocation.from_url(url)
+
+
+def test_the_broker_file_as_printed():
+    """``backend``, ``root`` and ``options`` with secrets from the environment that the caller hands in."""
+    mapping = {
+        "backend": "s3",
+        "root": "s3://my-bucket/danube",
+        "options": {
+            "region": "us-east-1",
+            "endpoint": "https://s3.amazonaws.com",
+            "access_key": "${AWS_ACCESS_KEY_ID}",
+            "secret_key": "${AWS_SECRET_ACCESS_KEY}",
+        },
+    }
+    environment = {"AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": SECRET}
+
+    found = ObjectLocation.from_mapping(mapping, environment=environment)
+
+    assert str(found) == "s3://my-bucket/danube"
+    assert found.options["secret_access_key"] == SECRET
+    assert found.secrets == {"AKIATEST", SECRET}
+
+
+def test_options_beside_backend_and_root():
+    """Later broker files put the options beside the two; flags are true or false, time-outs are seconds."""
+    found = ObjectLocation.from_mapping(
+        {"backend": "s3", "root": "s3://b", "anonymous": "true", "virtual_host_style": False, "timeout_s": "2.5"}
+    )
+
+    assert found.options == {"skip_signature": True, "virtual_hosted_style_request": False, "timeout_s": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "says"),
+    [
+        ({"root": "s3://b"}, "backend is one of"),
+        ({"backend": "s4", "root": "s3://b"}, "backend is one of"),
+        ({"backend": "gcs", "root": "s3://b"}, "names a bucket"),
+        ({"backend": "s3", "root": "s3://b", "options": {"secretkey": "x"}}, "did you mean 'secret_key'"),
+        ({"backend": "s3", "root": "s3://b", "options": {"secret_key": "${NO}"}}, r"\$\{NO\}, which is not set"),
+        ({"backend": "s3", "root": "s3://b", "options": {"anonymous": "maybe"}}, "true or false"),
+        ({"backend": "s3", "root": "s3://b", "options": {"timeout_s": "-1"}}, "number of seconds"),
+        ({"backend": "s3", "root": "s3://b", "options": "x"}, "options is a mapping"),
+        ({"backend": "fs", "root": "/cold", "options": {"region": "x"}}, "fs has no option"),
+    ],
+)
+def test_wrong_mappings_are_refused_in_words(mapping, says):
+    """Each names the key, and what to write instead."""
+    with pytest.raises(SettingsInvalid, match=says):
+        ObjectLocation.from_mapping(mapping)
+
+
+def test_every_documented_gcs_and_azure_credential_is_applied():
+    """What a file calls the credentials reaches the client library under the name that it knows."""
+    gcs = ObjectLocation.from_mapping({"backend": "gcs", "root": "gs://b", "options": {"credentials_path": "/k.json"}})
+    azure = ObjectLocation.from_mapping(
+        {"backend": "azblob", "root": "az://c", "options": {"account_name": "me", "account_key": "a2V5a2V5"}}
+    )
+
+    assert gcs.options == {"service_account": "/k.json"}
+    assert azure.options == {"account_name": "me", "account_key": "a2V5a2V5"}
+    assert "a2V5a2V5" in azure.secrets
+    pytest.importorskip("obstore")
+    assert repr(connect(azure)) == "RemoteObjects(az://c)"
+
+
+@pytest.mark.parametrize("backend", ["s3", "gcs", "azblob"])
+def test_every_option_reaches_the_client_library(backend):
+    """None is a name that it does not know; what they contradict each other in is said at once, and is no outage."""
+    pytest.importorskip("obstore")
+    root = {"s3": "s3://bucket/x", "gcs": "gs://bucket/x", "azblob": "az://container/x"}[backend]
+    needs = {
+        "access_key": {"secret_key": "s"}, "access_key_id": {"secret_key": "s"}, "secret_key": {"access_key": "a"},
+        "secret_access_key": {"access_key": "a"}, "sse_kms_key_id": {"server_side_encryption": "aws:kms"},
+    }  # fmt: skip
+    values = {
+        "endpoint": "http://127.0.0.1:9", "proxy_url": "http://127.0.0.1:9", "checksum_algorithm": "sha256",
+        "copy_if_not_exists": "multipart", "server_side_encryption": "AES256", "account_key": "a2V5",
+        "sas_key": "sv=1&sig=a",
+    }  # fmt: skip
+    files = {"credentials_path", "credential_file", "service_account", "application_credentials"}
+    texts = {"credentials_json", "service_account_key"}
+    tried = 0
+    for name, known in location_module._OPTIONS[backend].items():
+        if name in files | texts:
+            continue
+        value = values.get(name, "true" if known in location_module._FLAGS else "3")
+        options = {"account_name": "me"} if backend == "azblob" else {}
+        options |= {name: value, **needs.get(name, {})}
+        connect(ObjectLocation.from_mapping({"backend": backend, "root": root, "options": options})).close()
+        tried += 1
+    assert tried > 5
+
+
+@pytest.mark.parametrize(
+    ("backend", "root", "options", "says"),
+    [
+        ("s3", "s3://b", {"access_key": "AKIATESTKEY"}, "SecretAccessKey"),
+        ("gcs", "gs://b", {"credentials_path": "/nowhere.json"}, "service account"),
+        (
+            "gcs",
+            "gs://b",
+            {"credentials_json": '{"client_email":"a","private_key":"%s","private_key_id":"x"}'},
+            "gs://b",
+        ),
+        ("azblob", "az://c", {}, "az://c"),
+    ],
+)
+def test_options_that_cannot_work_are_wrong_at_once(backend, root, options, says):
+    """Not an outage that is tried again; and what cannot be parsed is not shown, not even as numbers."""
+    pytest.importorskip("obstore")
+    key = "-----BEGIN PRIVATE KEY-----hush"
+    options = {name: value.replace("%s", key) for name, value in options.items()}
+
+    with pytest.raises(SettingsInvalid, match=says) as raised:
+        open_objects(ObjectLocation.from_mapping({"backend": backend, "root": root, "options": options}))
+
+    message = str(raised.value)
+    assert "AKIATESTKEY" not in message
+    assert "hush" not in message
+    assert "45, 45" not in message
+
+
+def test_no_secret_is_ever_printed(caplog):
+    """Not by repr, not by an error of a server that is not there, not by its cause, not in a log."""
+    caplog.set_level(logging.DEBUG)
+    options = {"endpoint": "http://127.0.0.1:9", "access_key": "AKIATESTKEY", "secret_key": SECRET, "region": "r"}
+    location = ObjectLocation.from_url("s3://bucket/p", options)
+    pytest.importorskip("obstore")
+
+    with pytest.raises(ObjectsUnavailable) as raised:
+        open_objects(location, clock=ManualClock())
+
+    shown = [repr(location), str(location), str(raised.value), repr(raised.value), repr(connect(location)), caplog.text]
+    for text in shown:
+        assert SECRET not in text
+        assert "AKIATESTKEY" not in text
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+def test_messages_lose_secrets_and_queries():
+    """A token may stand in the query of a URL."""
+    text = f"GET https://host/p?sig=abc&x=1 failed for {SECRET} (abc)"
+
+    assert masked(text, [SECRET, "abc"]) == "GET https://host/p?*** failed for *** (abc)"
+
+
+def test_a_location_travels_to_another_process():
+    """Spark workers get it pickled, secrets and all."""
+    location = ObjectLocation.from_url("s3://b/p", {"secret_key": SECRET})
+
+    assert pickle.loads(pickle.dumps(location)) == location
+
+
+@pytest.mark.parametrize("changed", [{"secret_key": "not-the-key"}, {"access_key": "NOBODY"}])
+@pytest.mark.parametrize("writable", [True, False])
+def test_bad_credentials_are_found_at_open(s3_server: S3Server, changed, writable):
+    """Not as a missing object, and not as a failure that may pass."""
+    location = ObjectLocation.from_url(s3_server.url(), s3_server.options(**changed))
+
+    with pytest.raises(AccessRefused) as raised:
+        open_objects(location, writable=writable)
+
+    assert s3_server.secret_key not in str(raised.value)
+
+
+def test_a_place_that_forgets_is_found_at_open(tmp_path):
+    """What took the probe and does not give it back is no place for data."""
+
+    class Forgetful(DirectoryObjects):
+        def get(self, key, *, size_max):
+            self.delete([key])
+            return super().get(key, size_max=size_max)
+
+    with pytest.raises(AccessRefused, match="does not give it back"):
+        prove(Forgetful(REAL_FILES, str(tmp_path)), "here", writable=True)
+
+
+def test_opening_leaves_nothing_behind(tmp_path):
+    """The probe is gone, and a directory of the local disk works as any other place."""
+    tier = open_objects(f"file://{tmp_path}/cold")
+
+    assert list(tier.list_below("")) == []
+    tier.put("a/b", b"x")
+    assert open_objects(str(tmp_path / "cold"), writable=False).get("a/b", size_max=1) == b"x"
+    tier.close()
+
+
+def test_a_read_only_opening_writes_nothing(tmp_path):
+    """Who may only read proves no more than that."""
+    faults = FaultObjects(DirectoryObjects(REAL_FILES, str(tmp_path)))
+
+    prove(faults, "here", writable=False)
+
+    assert set(faults.calls) == {"list"}
+
+
+def test_errors_are_of_one_tree():
+    """A caller that retries what may pass needs one name."""
+    assert issubclass(ObjectsUnavailable, QuiverError)

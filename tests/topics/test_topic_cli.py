@@ -1,0 +1,116 @@
+"""
+`quiver topic`: list, inspect, verify, tail, produce, subscriptions.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from quiver.cli.main import build_app
+from quiver.topics.read import TopicFiles
+from quiver.topics.store import TopicStore
+
+TOPIC = "default/orders"
+
+
+@pytest.fixture
+def root(tmp_path):
+    with TopicStore.open(tmp_path / "topics", settings={"wal": {"rotate_max_bytes": 300}}, background=False) as store:
+        log = store.topic(TOPIC)
+        for number in range(8):
+            log.append(b"%d" % number, key="k")
+        subscription = store.subscribe(TOPIC, "billing", start="earliest")
+        with subscription.consumer("a") as consumer:
+            for _ in range(3):
+                consumer.receive(0).ack()
+        store.topic("default/empty")
+    return tmp_path / "topics"
+
+
+def run(*words: object, code: int = 0, text: str | None = None) -> str:
+    done = CliRunner().invoke(build_app(), ["topic", *map(str, words)], input=text)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_list(root):
+    """A line for each topic, empty ones too."""
+    told = {one["topic"]: one for one in json.loads(run("list", root, "--json"))}
+    assert (told[TOPIC]["start_offset"], told[TOPIC]["next_offset"], told[TOPIC]["sound"]) == (0, 8, True)
+    assert told["default/empty"]["next_offset"] == 0
+    assert TOPIC in run("list", root)
+
+
+def test_inspect_and_verify(root):
+    """Files, subscriptions, and damage with its place; 1 when there is some."""
+    told = json.loads(run("inspect", root, TOPIC, "--json"))
+    assert sum(file["messages"] for file in told["files"]) == 8
+    assert [one["name"] for one in told["subscriptions"]] == ["billing"]
+    assert "sound, 8 messages" in run("verify", root)
+    assert "billing" in run("inspect", root, TOPIC)
+    path = root / TOPIC / "wal.1.log"
+    data = bytearray(path.read_bytes())
+    data[130] ^= 1
+    path.write_bytes(data)
+    assert "DAMAGED" in run("verify", root, TOPIC, code=1)
+    (finding,) = json.loads(run("inspect", root, TOPIC, "--json", code=1))["findings"]
+    assert (finding["path"], finding["kind"]) == (str(path), "damaged")
+    assert len(run("tail", root, TOPIC).splitlines()) == 7
+
+
+def test_repair(root):
+    """Torn tails go, damage is kept aside and stays known; a sound topic is left as it is."""
+    assert json.loads(run("repair", root, "--json")) == [
+        {"topic": "default/empty", "cut_bytes": 0, "kept_aside": 0, "next": 0, "sound": True},
+        {"topic": TOPIC, "cut_bytes": 0, "kept_aside": 0, "next": 8, "sound": True},
+    ]
+    newest = max((root / TOPIC).glob("wal*.log"), key=lambda path: (len(path.name), path.name))
+    with newest.open("ab") as file:
+        file.write(b"torn")
+    (told,) = json.loads(run("repair", root, TOPIC, "--json"))
+    assert (told["cut_bytes"], told["next"], told["sound"]) == (4, 8, True)
+    data = bytearray((root / TOPIC / "wal.log").read_bytes())
+    data[40] ^= 1
+    (root / TOPIC / "wal.log").write_bytes(data)
+    (told,) = json.loads(run("repair", root, TOPIC, "--json", code=1))
+    assert (told["cut_bytes"], told["kept_aside"], told["sound"]) == (0, 1, False)
+    with TopicStore.open(root, background=False):
+        run("repair", root, code=1)
+
+
+def test_tail(root):
+    """From anywhere, beside a live writer."""
+    with TopicStore.open(root, background=False) as store:
+        store.topic(TOPIC).append(b"live")
+        assert run("tail", root, TOPIC, "--from", 6).splitlines() == ["6\t6", "7\t7", "8\tlive"]
+        assert run("tail", root, TOPIC, "-n", 2).splitlines() == ["0\t0", "1\t1"]
+        assert run("tail", root, TOPIC, "--from", "latest") == ""
+        assert run("tail", root, TOPIC, "--from", 3, "-n", 1, "--follow") == "3\t3\n"
+        told = json.loads(run("tail", root, TOPIC, "-n", 1, "--json"))
+        assert (told["offset"], told["payload"], told["key"]) == (0, "0", "k")
+    run("tail", root, TOPIC, "--from", "yesterday", code=2)
+    run("tail", root, "default/none", code=2)
+
+
+def test_produce(root):
+    """Arguments, or lines of the input; refused while another has the directory."""
+    told = json.loads(run("produce", root, TOPIC, "x", "y", "--attribute", "a=b", "--json"))
+    assert told["offsets"] == [8, 9]
+    assert "offsets 10 to 11" in run("produce", root, TOPIC, text="one\ntwo\n")
+    found = list(TopicFiles(str(root), TOPIC).read(8))
+    assert [message.payload for message in found] == [b"x", b"y", b"one", b"two"]
+    assert found[0].attributes == {"a": "b"}
+    run("produce", root, TOPIC, "x", "--attribute", "a", code=2)
+    with TopicStore.open(root, background=False):
+        run("produce", root, TOPIC, "x", code=1)
+
+
+def test_subscriptions(root):
+    """How far behind each is."""
+    assert json.loads(run("subscriptions", root, TOPIC, "--json")) == [
+        {"subscription": "billing", "kind": "shared", "next_offset": 3, "lag_messages": 5, "acked_above": 0}
+    ]
+    run("subscriptions", root, "a/b/c", code=2)

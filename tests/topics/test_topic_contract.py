@@ -1,0 +1,87 @@
+"""
+A topic keeps the contract that every append log of this house keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from topic_disks import DIRECTORY, TOPIC, open_topics, payloads
+
+from quiver.primitives.files import FileSystem
+from quiver.testing.clock import ManualClock
+from quiver.testing.log_contract import AppendLogContract
+from quiver.topics.format.frame import take_frames
+from quiver.topics.format.names import parse_wal_file_name
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class TopicAsLog:
+    """One topic of a store, each message one record."""
+
+    def __init__(self, files: FileSystem, wal: dict[str, Any]) -> None:
+        self._clock = ManualClock()
+        self._store = open_topics(files, clock=self._clock, **wal)
+        try:
+            self._log = self._store.topic(TOPIC)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def append(self, record: bytes, *, durable: bool) -> int:
+        # Without attributes a message ends with zeros, and cutting them off for zeros would change nothing.
+        return self._log.append(record, attributes={"kind": "record"}, durable=durable)
+
+    def sync(self) -> None:
+        self._log.flush()
+
+    def upkeep(self) -> None:
+        self._clock.advance(10)
+        self._store.maintain()
+
+    def read(self) -> list[bytes]:
+        return payloads(self._log)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class TestTopic(AppendLogContract):
+    """Files of a few messages, and a cache of fewer."""
+
+    wal: ClassVar[dict[str, Any]] = {"rotate_max_bytes": 2_000, "cache_capacity": 2}
+
+    def open_log(self, files: FileSystem) -> TopicAsLog:
+        return TopicAsLog(files, self.wal)
+
+    def tail(self, files: FileSystem) -> tuple[str, int]:
+        found = []
+        for name in files.list_dir(DIRECTORY):
+            seq = parse_wal_file_name(name)
+            if seq is not None:
+                data = files.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20)
+                frames, end, _ = take_frames(data)
+                found += [(seq, f"{DIRECTORY}/{name}", end)] if frames else []
+        _, path, end = max(found)
+        return path, end
+
+
+class TestTopicInOneFile(TestTopic):
+    """Nothing rotates, and memory holds everything."""
+
+    wal: ClassVar[dict[str, Any]] = {}
+
+
+class TestTopicThatRotatesByTime(TestTopic):
+    """Each upkeep comes late enough for a new file."""
+
+    wal: ClassVar[dict[str, Any]] = {"rotate_max_seconds": 5, "cache_max_bytes": 1}

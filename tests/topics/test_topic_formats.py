@@ -1,0 +1,316 @@
+"""
+The bytes of frames, messages, checkpoints and saved subscriptions, and the names of files.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.errors import WrongUse
+from quiver.primitives.scan import Damage, Frame, NeedMore
+from quiver.topics.format import names
+from quiver.topics.format.checkpoint import (
+    UploaderCheckpoint,
+    WalCheckpoint,
+    decode_uploader_checkpoint,
+    decode_wal_checkpoint,
+    encode_uploader_checkpoint,
+    encode_wal_checkpoint,
+)
+from quiver.topics.format.frame import (
+    FRAME_PAYLOAD_BYTES_MAX,
+    decode_frame,
+    encode_frame,
+    find_frames,
+    take_frames,
+)
+from quiver.topics.format.message import Message, MessageCodec, decode_message
+from quiver.topics.format.salvage import next_frame_behind
+from quiver.topics.format.subscription import SavedSubscription, decode_subscription, encode_subscription
+
+MESSAGE = bytes.fromhex(
+    "0100000000000000 0100000000000000 0a00000000000000 2f64656661756c742f74"
+    "0e00000000000000 3132372e302e302e313a36363530 0000000000000000"
+    "0500000000000000 68656c6c6f 0000000000000000 0200000000000000 7031 00 0000000000000000"
+)
+"""Written down from the document's struct by hand: request 1, producer 1 "p1", "hello", nothing else."""
+
+FRAME = bytes.fromhex("0000000000000000 68000000 d876e032") + MESSAGE
+
+WAL_CHECKPOINT = bytes.fromhex(
+    "0500000000000000 0900000000000000 0200000000000000 0900000000000000 77616c2e322e6c6f67"
+    "0100000000000000 0100000000000000 0900000000000000 77616c2e312e6c6f67 0500000000000000"
+    "01 0900000000000000 77616c2e322e6c6f67 00 01 0800000000000000"
+)
+
+CODEC = MessageCodec("default/t", producer_name="p1", producer_id=1, broker_address="127.0.0.1:6650")
+
+
+def message_of(offset: int, payload: bytes = b"payload", **attributes: str) -> bytes:
+    return CODEC.encode(offset, payload, 1_700_000_000_123, CODEC.tail_of(attributes))
+
+
+def frames_of(first: int, count: int) -> list[bytes]:
+    return [encode_frame(offset, message_of(offset, b"x" * (offset % 7))) for offset in range(first, first + count)]
+
+
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_recorded_message_is_read():
+    """Field by field, whether the topic is known or not."""
+    expected = Message(0, b"hello", {}, 0, "p1", "/default/t", 1, 1, "127.0.0.1:6650", None)
+    assert decode_message(MESSAGE) == CODEC.decode(MESSAGE) == expected
+
+
+def test_a_message_is_written_as_recorded():
+    """But for the request's number, which is 0 from us."""
+    assert CODEC.encode(0, b"hello", 0, CODEC.tail_of(None))[8:] == MESSAGE[8:]
+
+
+@given(
+    offset=st.integers(0, 2**64 - 1), payload=st.binary(max_size=300), time_ms=st.integers(0, 2**53),
+    attributes=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=4),
+)  # fmt: skip
+def test_what_is_encoded_is_decoded(offset, payload, time_ms, attributes):
+    """Every message comes back, by the codec of its topic and without one."""
+    body = CODEC.encode(offset, payload, time_ms, CODEC.tail_of(attributes))
+    told = CODEC.decode(body)
+    assert told == decode_message(body)
+    assert told == Message(
+        offset, payload, attributes, time_ms * 1_000_000, "p1", "/default/t", 0, 1, "127.0.0.1:6650", None
+    )
+
+
+def test_another_topics_message_is_read():
+    """A codec reads whatever is a message."""
+    other = MessageCodec("a/b")
+    told = CODEC.decode(other.encode(3, b"z", 5, other.tail_of({"k": "v"})))
+    assert (told.offset, told.payload, told.topic, told.attributes) == (3, b"z", "/a/b", {"k": "v"})
+
+
+def test_a_subscription_name_is_read():
+    """Producers of the document's broker leave an empty one."""
+    body = MESSAGE[:-9] + b"\1" + (2).to_bytes(8, "little") + b"s1" + bytes(8)
+    assert decode_message(body).subscription_name == "s1"
+
+
+def test_a_cut_message_is_damage():
+    """At every byte, and with something behind it."""
+    body = message_of(7, b"abc", key="value")
+    for cut in range(len(body)):
+        assert isinstance(decode_message(body[:cut]), Damage)
+        assert isinstance(CODEC.decode(body[:cut]), Damage)
+    assert isinstance(CODEC.decode(body + b"\0"), Damage)
+
+
+@pytest.mark.parametrize("body", [
+    MESSAGE[:-9] + b"\2" + bytes(8),
+    MESSAGE[:-8] + (1 << 60).to_bytes(8, "little"),
+    MESSAGE[:24] + b"\xff" + MESSAGE[25:],
+], ids=["option", "attributes", "text"])  # fmt: skip
+def test_what_no_message_can_be_is_damage(body):
+    """An option that is neither, more attributes than bytes, a text that is none."""
+    assert isinstance(decode_message(body), Damage)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_the_decoder_raise(body):
+    """Whatever they are."""
+    assert isinstance(decode_message(body), (Message, Damage))
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_frame_is_the_recorded_one():
+    """Header and payload."""
+    assert encode_frame(0, MESSAGE) == FRAME
+    assert decode_frame(FRAME) == Frame((0, 0, len(FRAME)), len(FRAME))
+    assert zlib.crc32(MESSAGE) == 0x32E076D8
+
+
+def test_frames_fed_byte_by_byte():
+    """Every prefix has the whole frames in it, and says how much is missing for the next."""
+    parts = frames_of(5, 4)
+    whole = b"".join(parts)
+    ends = [sum(map(len, parts[: at + 1])) for at in range(4)]
+    for cut in range(len(whole) + 1):
+        found, end, stopped = take_frames(whole[:cut])
+        assert [place[0] for place in found] == list(range(5, 5 + sum(one <= cut for one in ends)))
+        assert end == max([0, *(one for one in ends if one <= cut)])
+        assert isinstance(stopped, NeedMore)
+        assert cut + stopped.missing <= len(whole) + 16
+    assert take_frames(whole + b"junk")[0] == take_frames(whole)[0]
+
+
+def test_every_flipped_byte_is_seen():
+    """By the checksum, by the length, or because the message says another offset."""
+    frame = frames_of(5, 1)[0]
+    for at in range(len(frame)):
+        damaged = bytearray(frame)
+        damaged[at] ^= 0x40
+        answer = decode_frame(damaged)
+        assert not isinstance(answer, Frame) or at < 8
+    assert isinstance(decode_frame(bytes(16)), Damage)
+
+
+def test_lengths_are_bounded():
+    """No reader is made to wait for bytes that cannot be."""
+    head = (0).to_bytes(8, "little") + (FRAME_PAYLOAD_BYTES_MAX + 1).to_bytes(4, "little") + bytes(4)
+    assert isinstance(decode_frame(head), Damage)
+
+
+@given(junk=st.binary(max_size=120), first=st.sampled_from([0, 5, (1 << 24) - 2, (1 << 40) - 1]))
+def test_frames_are_found_behind_junk(junk, first):
+    """Whatever stands before them; also where the offset's upper bytes change."""
+    parts = frames_of(first, 5)
+    data = junk + b"".join(parts)
+    found = [place for place in find_frames(data, 0, offset_min=first) if place[1] >= len(junk)]
+    assert [place[0] for place in found[:5]] == list(range(first, first + 5))
+
+
+def test_a_frame_within_a_payload_is_not_taken_for_one():
+    """A topic that carries another log's bytes, damaged in front of them."""
+    inner = b"".join(frames_of(8, 3))
+    outer = encode_frame(7, message_of(7, inner))
+    data = bytearray(outer + b"".join(frames_of(8, 2)))
+    data[20] ^= 1
+    assert next_frame_behind(data, 0, expected=7) == (8, len(outer), len(outer) + len(frames_of(8, 1)[0]))
+
+
+# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_log_checkpoint_is_the_documents_struct():
+    """In its bincode, with our eight bytes behind it; a file without them is read too."""
+    value = WalCheckpoint(5, 9, 2, "wal.2.log", ((1, "wal.1.log", 5),), "wal.2.log", None, 8)
+    data = encode_wal_checkpoint(value)
+    assert data == WAL_CHECKPOINT + b"QCK1" + zlib.crc32(WAL_CHECKPOINT).to_bytes(4, "little")
+    assert decode_wal_checkpoint(data) == Frame(value, len(WAL_CHECKPOINT))
+    assert decode_wal_checkpoint(WAL_CHECKPOINT) == Frame(value, len(WAL_CHECKPOINT))
+
+
+@pytest.mark.parametrize("value", [
+    WalCheckpoint(0, -1, 0, "wal.log"),
+    WalCheckpoint(3, 2**63, 7, "ä.7.log", ((0, "wal.log", 0), (6, "wal.6.log", 3)), None, 17, None),
+])  # fmt: skip
+def test_log_checkpoints_come_back(value):
+    """An empty topic's too, whose last offset is one before the first."""
+    assert decode_wal_checkpoint(encode_wal_checkpoint(value)).value == value
+
+
+@pytest.mark.parametrize("value", [
+    UploaderCheckpoint(-1, 0, 0, None, 0), UploaderCheckpoint(99, 3, 4096, "data-0-99.dnb1", 1_700_000_000),
+])  # fmt: skip
+def test_uploader_checkpoints_come_back(value):
+    """With and without an object."""
+    data = encode_uploader_checkpoint(value)
+    assert decode_uploader_checkpoint(data).value == value
+    assert decode_uploader_checkpoint(data[:-8]).value == value
+
+
+@pytest.mark.parametrize(("data", "decode"), [
+    (encode_wal_checkpoint(WalCheckpoint(5, 9, 2, "w", ((1, "v", 5),), "w", 4, 8)), decode_wal_checkpoint),
+    (encode_uploader_checkpoint(UploaderCheckpoint(99, 3, 4096, "data", 17)), decode_uploader_checkpoint),
+])  # fmt: skip
+def test_damaged_checkpoints(data, decode):
+    """No cut and no flipped bit passes for the checkpoint that was written, and nothing raises."""
+    sound = decode(data).value
+    for cut in range(len(data)):
+        answer = decode(data[:cut])
+        assert not isinstance(answer, Frame) or (cut >= len(data) - 8 and answer.value == sound)
+    for at in range(len(data) - 8):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x10
+        assert isinstance(decode(bytes(damaged)), Damage)
+
+
+# ── saved subscriptions ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_saved_subscription_comes_back():
+    """Its bytes are fixed: a later version must read them."""
+    saved = SavedSubscription("billing", "shared", 1200, ((1210, 1215),), {1201: 2})
+    data = encode_subscription(saved)
+    assert data == (
+        b'{"name": "billing", "kind": "shared", "next_offset": 1200, "acked": [[1210, 1215]], "attempts": '
+        b'{"1201": 2}}\n' + b"%08x\n" % zlib.crc32(data.partition(b"\n")[0])
+    )
+    assert decode_subscription(data) == Frame(saved, len(data))
+
+
+def test_a_later_version_is_read():
+    """Fields that are not known are passed over."""
+    line = b'{"name": "a", "kind": "failover", "next_offset": 1, "acked": [], "attempts": {}, "colour": "blue"}'
+    assert decode_subscription(b"%s\n%08x\n" % (line, zlib.crc32(line))).value == SavedSubscription("a", "failover", 1)
+
+
+def test_damaged_subscriptions():
+    """Every cut and every flip is seen; what is no subscription is damage, whatever its checksum says."""
+    data = encode_subscription(SavedSubscription("billing", "shared", 1200, ((1210, 1215),)))
+    for cut in range(len(data)):
+        assert isinstance(decode_subscription(data[:cut]), NeedMore)
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x08
+        assert not isinstance(decode_subscription(damaged), Frame)
+    for line in (
+        b"[]", b"{}", b"1", b"null", b'{"name": "a", "kind": "none", "next_offset": 1, "acked": [], "attempts": {}}',
+        b'{"name": "a", "kind": "shared", "next_offset": -1, "acked": [], "attempts": {}}',
+        b'{"name": "a", "kind": "shared", "next_offset": 1, "acked": [[3, 3]], "attempts": {}}',
+    ):  # fmt: skip
+        assert isinstance(decode_subscription(b"%s\n%08x\n" % (line, zlib.crc32(line))), Damage)
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seq", [0, 1, 9, 10, 12_345])
+@pytest.mark.parametrize("base", ["wal.log", "orders.txt"])
+def test_log_file_names(seq, base):
+    """Built and parsed."""
+    assert names.parse_wal_file_name(names.wal_file_name(seq, base), base) == seq
+
+
+@pytest.mark.parametrize("name", ["wal.0.log", "wal.01.log", "wal.-1.log", "wal.log.tmp", "wal.ckpt", "Wal.log", ""])
+def test_names_of_others(name):
+    """What we would not write is not ours."""
+    assert names.parse_wal_file_name(name) is None
+
+
+def test_object_names():
+    """Finished and pending ones."""
+    assert names.parse_object_name(names.object_name(1000, 5000)) == (1000, 5000)
+    assert names.parse_object_name(names.pending_object_name(1000)) == (1000, None)
+    assert names.parse_object_name("data-01-5.dnb1") is None
+    assert names.objects_prefix("ns/topic") == "storage/topics/ns/topic/objects/"
+
+
+@pytest.mark.parametrize("topic", ["a/b", "/a/b", "a-1/B_2.c"])
+def test_topics(topic):
+    """With or without a slash before it."""
+    assert names.check_topic(topic) == topic.removeprefix("/")
+
+
+@pytest.mark.parametrize(
+    "topic", ["", "a", "a/b/c", "/a", "a/", "a/..", "./b", "a/.b", "a b/c", "a/b\n", "a/" + "x" * 129]
+)
+def test_no_topics(topic):
+    """Three parts are refused rather than cut to two."""
+    with pytest.raises(WrongUse):
+        names.check_topic(topic)
+
+
+def test_subscription_files():
+    """Built and parsed."""
+    assert names.parse_subscription_file(names.subscription_file("billing")) == "billing"
+    assert names.parse_subscription_file("billing.sub.tmp") is None
+    with pytest.raises(WrongUse):
+        names.check_subscription("a/b")
+    with pytest.raises(WrongUse):
+        names.check_file_name("wal.ckpt")

@@ -1,0 +1,394 @@
+"""
+What a log of this design has lost elsewhere, or promised without keeping it: each stays a test.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite, payloads, read_file
+
+from quiver.errors import DirectoryInUse, StoreClosed, WrongUse
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+from quiver.topics.format.checkpoint import decode_wal_checkpoint
+from quiver.topics.format.frame import take_frames
+from quiver.topics.store import TopicStore
+
+WAL = f"{DIRECTORY}/wal.log"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+# ── promised, and not kept ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_promised_durable_after_fsync():
+    """It only flushed to the kernel: a durable append really survives a power loss, and the interval's sync too."""
+    files, clock = CrashFileSystem(), ManualClock()
+    store = open_topics(files, clock=clock)
+    log = store.topic(TOPIC)
+    log.append(b"0", durable=True)
+    log.append(b"1")
+    for expected, seconds in ((1, 0), (2, 6)):
+        clock.advance(seconds)
+        store.maintain()
+        with open_topics(files.clone_after_crash(0)) as other:
+            assert other.topic(TOPIC).current_offset() == expected
+    store.close()
+
+
+def test_promised_state_restored_from_the_checkpoint():
+    """It began at offset 0, file 0 and an empty list of files: all three go on."""
+    files = CrashFileSystem()
+    with open_topics(files, rotate_max_bytes=250) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 2)
+        for _ in range(6):
+            store.topic(TOPIC).append(b"x")
+        before = [(file.seq, file.first_offset, file.next_offset) for file in store.topic(TOPIC).wal.files()]
+    with open_topics(files, rotate_max_bytes=250) as store:
+        log = store.topic(TOPIC)
+        assert [(file.seq, file.first_offset, file.next_offset) for file in log.wal.files()] == before
+        assert log.append(b"x") == 8
+
+
+def test_promised_self_healing_of_partial_writes():
+    """A torn frame hid everything that was appended behind it: it is cut off first."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic(TOPIC).append_batch([b"0", b"1"])
+    data = read_file(files, WAL)
+    overwrite(files, WAL, len(data), data[: len(data) // 3])
+    with open_topics(files) as store:
+        log = store.topic(TOPIC)
+        assert log.append(b"2") == 2
+        assert payloads(log) == [b"0", b"1", b"2"]
+    assert take_frames(read_file(files, WAL))[1] == len(read_file(files, WAL))
+
+
+def test_promised_start_offset_survives_the_next_flush():
+    """The writer's next checkpoint set it to 0 again, and readers skipped the deleted range in silence."""
+    files, clock = CrashFileSystem(), ManualClock()
+    store = open_topics(files, clock=clock, rotate_max_bytes=100, cache_capacity=1)
+    log = store.topic(TOPIC)
+    for _ in range(6):
+        log.append(b"x")
+    log.wal.release_below(3)
+    log.append(b"x")
+    clock.advance(10)
+    store.maintain()
+    assert decode_wal_checkpoint(read_file(files, f"{DIRECTORY}/wal.ckpt")).value.start_offset == 3
+    with log.reader(0, follow=False, on_lost="skip") as reader:
+        assert [message.offset for message in reader] == [3, 4, 5, 6]
+        assert reader.lost == [(0, 3)]
+    store.close()
+
+
+def test_promised_order_of_concurrent_appends():
+    """Offset, memory and disk were filled one after the other without a common lock: frames lay out of order."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        log = store.topic(TOPIC)
+        given: list[list[int]] = [[] for _ in range(4)]
+
+        def work(mine: list[int]) -> None:
+            for _ in range(50):
+                mine.append(log.append(b"x"))
+                mine.extend(log.append_batch([b"y", b"z"]))
+
+        threads = [threading.Thread(target=work, args=(mine,)) for mine in given]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(offset for mine in given for offset in mine) == list(range(600))
+        assert [place[0] for place in take_frames(read_file(files, WAL))[0]] == list(range(600))
+
+
+def test_promised_backpressure():
+    """A full queue blocked and a broken disk went unnoticed: there is no queue, and a broken disk is an error."""
+    disk = CrashFileSystem()
+    store = open_topics(FaultFileSystem(disk, {"create": 1}))
+    with pytest.raises(OSError, match="Input/output"):
+        store.topic(TOPIC)
+    assert store.topic(TOPIC).append(b"1") == 0
+    store.close()
+    assert len(take_frames(read_file(disk, WAL))[0]) == 1
+
+
+# ── lost ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_lost_what_was_acknowledged_when_the_process_died():
+    """It was in memory only, for five seconds or ten megabytes."""
+    files = CrashFileSystem()
+    store = open_topics(files)
+    for number in range(100):
+        store.topic(TOPIC).append(b"%d" % number)
+        with open_topics(files.clone_after_kill()) as other:
+            assert other.topic(TOPIC).current_offset() == number + 1
+    store.close()
+
+
+def test_lost_on_a_clean_stop():
+    """Nobody flushed on the way out."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic(TOPIC).append(b"1")
+    with open_topics(files.clone_after_crash(0)) as store:
+        assert payloads(store.topic(TOPIC)) == [b"1"]
+
+
+def test_lost_after_a_restart_because_offsets_began_at_zero():
+    """A consumer's cursor was far above them: it goes on where it stood and gets what is new."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic(TOPIC).append_batch([b"old"] * 50)
+        with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
+            for _ in range(50):
+                consumer.receive(0).ack()
+    with open_topics(files.clone_after_kill()) as store:
+        store.topic(TOPIC).append(b"new")
+        with store.subscribe(TOPIC, "s").consumer("a") as consumer:
+            assert consumer.receive(0).message.payload == b"new"
+
+
+def test_lost_when_evicted_before_it_was_flushed():
+    """2,000 small messages within the flush interval: a reader from 0 began at 976."""
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        for _ in range(2000):
+            log.append(b"x")
+        assert offsets(log, 0) == list(range(2000))
+
+
+def test_lost_by_a_consumer_that_was_away():
+    """A new subscription was a bare channel of 256 messages: what came while nobody listened is there."""
+    with open_topics(CrashFileSystem(), cache_capacity=10) as store:
+        log = store.topic(TOPIC)
+        subscription = store.subscribe(TOPIC, "s", start="latest")
+        log.append_batch([b"x"] * 900)
+        with subscription.consumer("a") as consumer:
+            found = []
+            while (delivery := consumer.receive(0)) is not None:
+                found.append(delivery.offset)
+                delivery.ack()
+            assert found == list(range(900))
+
+
+def test_lost_because_a_failed_read_meant_latest():
+    """The place of a subscription could not be read: that is an error, and the next try finds it."""
+    disk = CrashFileSystem()
+    with open_topics(disk) as store:
+        store.subscribe(TOPIC, "s", start="earliest")
+        store.topic(TOPIC).append_batch([b"x"] * 3)
+    files = FaultFileSystem(disk, path_part="s.sub")
+    with open_topics(files) as store:
+        store.topic(TOPIC)
+        files.fail_on("read_all")
+        with pytest.raises(OSError, match="Input/output"):
+            store.subscribe(TOPIC, "s")
+        assert store.subscribe(TOPIC, "s").next_offset == 0
+
+
+def test_lost_behind_a_corrupt_frame():
+    """The rest of the file was skipped, and then deleted: it is served, and so are all files behind it."""
+    files = CrashFileSystem()
+    with open_topics(files, rotate_max_bytes=600) as store:
+        for _ in range(30):
+            store.topic(TOPIC).append(b"x" * 20)
+    overwrite(files, WAL, 150, b"\xff\xff")
+    with open_topics(files, rotate_max_bytes=600) as store:
+        assert offsets(store.topic(TOPIC)) == [0, *range(2, 30)]
+
+
+def test_lost_by_sealing_what_was_not_flushed():
+    """A seal spoke of the tip while the tail was in a buffer: everything is synced, and nothing is taken after it."""
+    files = CrashFileSystem()
+    store = open_topics(files)
+    log = store.topic(TOPIC)
+    log.append_batch([b"x"] * 5)
+    assert store.unload(TOPIC) == 5
+    with pytest.raises(StoreClosed):
+        log.append(b"late")
+    with open_topics(files.clone_after_crash(0)) as other:
+        assert other.topic(TOPIC).current_offset() == 5
+    assert store.topic(TOPIC).append(b"again") == 5
+    store.close()
+
+
+def test_lost_by_an_offset_beyond_the_tip():
+    """Messages were dropped until it was reached, without end after the offsets began anew: they cannot."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 5)
+        reader = store.topic(TOPIC).reader(5)
+        store.topic(TOPIC).append(b"5")
+        assert [message.payload for message in reader.poll()] == [b"5"]
+        reader.close()
+
+
+# ── repeated, stalled, leaked ────────────────────────────────────────────────────────────────────────────
+
+
+def test_repeated_after_a_clean_stop():
+    """Up to ten seconds of acknowledgements were not saved on the way out."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 3)
+        with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
+            consumer.receive(0).ack()
+    with open_topics(files) as store, store.subscribe(TOPIC, "s").consumer("a") as consumer:
+        assert consumer.receive(0).offset == 1
+
+
+def test_moved_back_by_a_late_acknowledgement_or_forward_by_a_wrong_one():
+    """The cursor was simply set to what came: it only moves over what is confirmed without a gap."""
+    with open_topics(CrashFileSystem()) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 5)
+        subscription = store.subscribe(TOPIC, "s", start="earliest")
+        with subscription.consumer("a") as consumer:
+            held = [consumer.receive(0) for _ in range(4)]
+            held[3].ack()
+            assert subscription.next_offset == 0
+            for delivery in held:
+                delivery.ack()
+            assert subscription.next_offset == 4
+            held[0].ack()
+            assert subscription.next_offset == 4
+
+
+def test_stuck_after_a_reader_error():
+    """The dispatcher kept its broken stream: a reader that met damage goes on behind it, also after an error."""
+    disk = CrashFileSystem()
+    with open_topics(disk) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 9)
+    files = FaultFileSystem(disk, path_part="wal.log")
+    with open_topics(files) as store:
+        reader = store.topic(TOPIC).reader(0, follow=False)
+        files.fail_on("pread")
+        with pytest.raises(OSError, match="Input/output"):
+            next(reader)
+        assert [message.offset for message in reader] == list(range(9))
+
+
+def test_stuck_standby():
+    """A standby was never promoted, and a consumer of another name never took over."""
+    with open_topics(CrashFileSystem()) as store:
+        store.topic(TOPIC).append(b"x")
+        subscription = store.subscribe(TOPIC, "s", kind="failover", start="earliest")
+        first, second = subscription.consumer("a"), subscription.consumer("b")
+        assert first.receive(0).offset == 0
+        first.close()
+        assert second.receive(0).offset == 0
+        second.close()
+
+
+def test_left_behind_by_unsubscribing():
+    """The cursor stayed, and a new subscription of the name went on from it."""
+    with open_topics(CrashFileSystem()) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 3)
+        store.subscribe(TOPIC, "s", start=2)
+        store.unsubscribe(TOPIC, "s")
+        assert store.subscribe(TOPIC, "s", start="earliest").next_offset == 0
+
+
+def test_leaked_in_memory_mode():
+    """Every frame stayed in a buffer that nobody wrote anywhere."""
+    with TopicStore.open(settings={"wal": {"cache_capacity": 10}}, clock=ManualClock(), background=False) as store:
+        log = store.topic(TOPIC)
+        log.append_batch([b"x" * 1000] * 100)
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(2000):
+                log.append(b"x" * 1000)
+            assert tracemalloc.get_traced_memory()[0] - before < 200_000
+        finally:
+            tracemalloc.stop()
+
+
+def test_leaked_by_each_topic():
+    """Ten and fifty megabytes of buffers for each: two hundred topics share one thread and little memory."""
+    files = CrashFileSystem()
+    threads = threading.active_count()
+    tracemalloc.start()
+    try:
+        store = TopicStore.open(ROOT, files=files)
+        before = tracemalloc.get_traced_memory()[0]
+        logs = [store.topic(f"default/t{number}") for number in range(200)]
+        for log in logs:
+            log.append(b"x")
+        assert threading.active_count() == threads + 1
+        assert (tracemalloc.get_traced_memory()[0] - before) / 200 < 50_000
+    finally:
+        tracemalloc.stop()
+    assert len(store.topics()) == 200
+    store.close()
+    assert threading.active_count() == threads
+
+
+# ── who may ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_two_writers_of_one_directory():
+    """One writer was assumed and not enforced."""
+    files = CrashFileSystem()
+    with open_topics(files), pytest.raises(DirectoryInUse, match="topics"):
+        open_topics(files)
+    open_topics(files).close()
+
+
+def test_two_callers_at_once_get_one_log():
+    """Two logs on one file were possible."""
+    with open_topics(CrashFileSystem()) as store:
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(store.topic(TOPIC))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len({id(log) for log in found}) == 1
+
+
+def test_a_name_of_three_parts_is_no_alias():
+    """The third part was dropped, and two topics shared a log."""
+    with open_topics(CrashFileSystem()) as store, pytest.raises(WrongUse, match="namespace/topic"):
+        store.topic("/ns/a/b")
+
+
+def test_the_background_thread_does_what_maintain_does():
+    """Syncs in time and by size, and saves progress, without anybody asking."""
+    settings = {
+        "wal": {"fsync_interval_ms": 1000, "fsync_max_batch_bytes": 5_000},
+        "subscriptions": {"progress_flush_interval_seconds": 2},
+    }
+    clock = ManualClock(waits="hold")
+    with TopicStore.open(ROOT, settings=settings, files=CrashFileSystem(), clock=clock) as store:
+        log = store.topic(TOPIC)
+        log.append(b"x")
+        clock.wait_for_waiters()
+        for _ in range(4):
+            clock.advance(0.25)
+            clock.wait_for_waiters()
+        assert log.durable_offset() == 1
+        log.append_batch([b"x" * 1000] * 10)
+        clock.advance(0)
+        clock.wait_for_waiters()
+        assert log.durable_offset() == 11
+        with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
+            consumer.receive(0).ack()
+        for _ in range(8):
+            clock.advance(0.25)
+            clock.wait_for_waiters()
+        assert store.confirmed_offset(TOPIC) == 1

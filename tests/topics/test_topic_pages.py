@@ -1,0 +1,99 @@
+"""
+The pages of topics in docs/formats say what the code does: offsets, sizes, limits, examples.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.primitives.scan import Frame
+from quiver.topics.format.checkpoint import TRAILER_MAGIC
+from quiver.topics.format.frame import decode_frame
+from quiver.topics.format.message import decode_message
+from quiver.topics.format.subscription import decode_subscription
+
+PAGES = Path(__file__).parents[2] / "docs" / "formats"
+KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription"]
+CODES = {"u32": "I", "u64": "Q"}
+STRUCTS = {"topic-wal": ["FRAME_HEADER"], "topic-checkpoint": ["CHECKPOINT_TRAILER"], "topic-subscription": []}
+LIMITS = {"topic-wal": 2, "topic-checkpoint": 1, "topic-subscription": 1}
+
+
+def page_of(kind: str) -> str:
+    return (PAGES / f"{kind}.md").read_text(encoding="utf-8")
+
+
+def code_of(dotted: str) -> Any:
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_field_tables(kind):
+    """Each table under a struct's name is that struct: offsets without gaps, and the very same format."""
+    found = []
+    pattern = r"^Struct `([\w.]+)`\n\n\| offset \| size \| type \| field \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)"
+    for dotted, table in re.findall(pattern, page_of(kind), re.MULTILINE):
+        found.append(dotted.rpartition(".")[2])
+        fmt, at = "<", 0
+        for line in table.splitlines():
+            offset, size, type_name, _, meaning = (cell.strip() for cell in line.strip("|").split(" | "))
+            array = re.fullmatch(r"bytes\[(\d+)\]", type_name)
+            code = f"{array[1]}s" if array else CODES[type_name]
+            assert (int(offset), int(size)) == (at, struct.calcsize(f"<{code}")), line
+            assert meaning
+            fmt, at = fmt + code, at + int(size)
+        assert (fmt, at) == (code_of(dotted).format, code_of(dotted).size)
+    assert found == STRUCTS[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_limits(kind):
+    """Each limit is the constant that is named beside it; every page has the same parts."""
+    page = page_of(kind)
+    (table,) = re.findall(r"^\| limit \| value \| constant \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", page, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+    for _, value, dotted in rows:
+        assert int(value) == code_of(dotted.strip("`"))
+    assert len(rows) == LIMITS[kind]
+    for part in ("## Versions", "## Where the format is silent"):
+        assert page.count(part) == 1
+
+
+def test_the_frame_example():
+    """The hex decodes to the values beside it."""
+    ((text, said),) = re.findall(
+        r"^```hex\n(.*?)```\n\n```json\n(.*?)```", page_of("topic-wal"), re.MULTILINE | re.DOTALL
+    )
+    data = bytes.fromhex(text)
+    assert isinstance(answer := decode_frame(data), Frame)
+    assert answer.end == len(data)
+    message = decode_message(data[16:])._asdict() | {
+        "payload": data[16:] and decode_message(data[16:]).payload.decode()
+    }
+    assert {name: message[name] for name in json.loads(said)} == json.loads(said)
+
+
+def test_the_subscription_example():
+    """The text decodes."""
+    (text,) = re.findall(r"^```text\n(.*?)```", page_of("topic-subscription"), re.MULTILINE | re.DOTALL)
+    assert isinstance(answer := decode_subscription(text.encode()), Frame)
+    assert (answer.value.name, answer.value.acked) == ("billing", ((1210, 1215),))
+
+
+def test_the_trailer_of_checkpoints():
+    """Its magic is the one on the page."""
+    assert f"`{TRAILER_MAGIC.decode()}`" in page_of("topic-checkpoint")
+
+
+def test_the_index_has_them():
+    """And says which code each is."""
+    index = page_of("README")
+    assert all(f"({kind}.md)" in index for kind in KINDS)

@@ -1,0 +1,376 @@
+"""
+Readers: ordered, no gap, no message twice, whatever happens to memory and files meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from topic_disks import DIRECTORY, TOPIC, offsets, open_topics, payloads
+
+from quiver.clock import SYSTEM_CLOCK
+from quiver.errors import AtCapacity, DataLoss, StoreClosed, WrongUse
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.cold import ColdLost, ColdPiece
+from quiver.topics.format.message import MessageCodec
+from quiver.topics.store import TopicStore
+from quiver.topics.wal_files import FileMarks
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("wal", [
+    {}, {"cache_capacity": 3}, {"rotate_max_bytes": 400}, {"rotate_max_bytes": 100, "cache_capacity": 1},
+], ids=["memory", "file", "files", "file a message"])  # fmt: skip
+def test_from_any_offset(wal):
+    """All from there on, wherever they are."""
+    with open_topics(CrashFileSystem(), **wal) as store:
+        log = store.topic(TOPIC)
+        for number in range(40):
+            assert log.append(b"%d" % number) == number
+        for start in range(42):
+            assert payloads(log, start) == [b"%d" % number for number in range(start, 40)]
+        assert payloads(log, "earliest") == payloads(log, 0)
+        assert payloads(log, "latest") == []
+        with log.reader(5, stop=9, follow=False) as reader:
+            assert [message.offset for message in reader] == [5, 6, 7, 8]
+
+
+def test_a_reader_that_does_not_follow_ends():
+    """With what was there when it was made, even if more comes."""
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        log.append_batch([b"1", b"2"])
+        reader = log.reader(0, follow=False)
+        log.append(b"3")
+        assert [message.payload for message in reader] == [b"1", b"2"]
+
+
+def test_everything_of_a_message_comes_back():
+    """The same from memory and from the file."""
+    clock = ManualClock(now_ns=1_700_000_000_123_456_789)
+    files = CrashFileSystem()
+    with open_topics(files, clock=clock) as store:
+        log = store.topic(TOPIC)
+        log.append(bytearray(b"p"), attributes={"ä": "ö", "": ""}, key="k")
+        log.append(memoryview(b"xpx")[1:2], publish_time_ns=5_999_999)
+        log.append_batch([b"", (b"z", {"a": "b"}), (b"y", None)])
+        from_memory = list(log.reader(0, follow=False))
+    with open_topics(files) as store:
+        from_file = list(store.topic(TOPIC).reader(0, follow=False))
+    assert from_file == from_memory
+    first, second, empty, third, fourth = from_file
+    assert (first.payload, first.attributes, first.key) == (b"p", {"ä": "ö", "": "", "routing_key": "k"}, "k")
+    assert (first.publish_time_ns, first.topic) == (1_700_000_000_123_000_000, f"/{TOPIC}")
+    assert (second.payload, second.publish_time_ns, second.key) == (b"p", 5_000_000, None)
+    assert (empty.payload, third.attributes, fourth.attributes) == (b"", {"a": "b"}, {})
+
+
+def test_what_cannot_be_appended():
+    """Is refused before anything is written."""
+    files = CrashFileSystem()
+    with open_topics(files, max_message_size=10) as store:
+        log = store.topic(TOPIC)
+        for wrong in (
+            lambda: log.append(b"x" * 11), lambda: log.append("text"), lambda: log.append(5),
+            lambda: log.append(b"", attributes={"a": 1}), lambda: log.append(b"", attributes={"a": "\ud800"}),
+            lambda: log.append(b"", attributes={"a": "x" * (1 << 20)}), lambda: log.append_batch([b"1", b"x" * 11]),
+            lambda: log.append_batch([b"1", "text"]), lambda: log.reader("newest"), lambda: log.reader(-1),
+            lambda: log.reader(True),
+        ):  # fmt: skip
+            with pytest.raises(WrongUse):
+                wrong()
+        assert log.current_offset() == 0
+        assert log.append_batch([]) == range(0)
+
+
+def test_memory_only_loses_what_was_evicted_and_says_so():
+    """Once, with the range; the reader goes on behind it."""
+    with TopicStore.open(settings={"wal": {"cache_capacity": 4}}, clock=ManualClock(), background=False) as store:
+        log = store.topic(TOPIC)
+        log.append_batch([b"x"] * 10)
+        with log.reader(0, follow=False) as reader:
+            with pytest.raises(DataLoss, match="messages 0 to 5 are lost"):
+                next(reader)
+            assert [message.offset for message in reader] == [6, 7, 8, 9]
+        assert log.reader("earliest").offset == 6
+
+
+def test_start_at_a_time():
+    """The first message published then or later, in whatever file it is."""
+    clock = ManualClock(now_ns=0)
+    files = CrashFileSystem()
+    with open_topics(files, clock=clock, rotate_max_bytes=300, cache_capacity=2) as store:
+        log = store.topic(TOPIC)
+        for _ in range(20):
+            log.append(b"x")
+            clock.advance(10)
+        for seconds in range(0, 200, 5):
+            when = datetime.fromtimestamp(seconds, tz=UTC)
+            assert log.reader(when).offset == (seconds + 9) // 10
+        assert log.reader(datetime.fromtimestamp(1000, tz=UTC)).offset == 20
+
+
+def test_a_start_beyond_the_tip_waits_for_that_message():
+    """What comes before it is not delivered, and nothing is lost."""
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        reader = log.reader(2)
+        log.append_batch([b"0", b"1"])
+        assert reader.poll() == []
+        log.append(b"2")
+        assert [message.payload for message in reader.poll()] == [b"2"]
+
+
+def test_following_across_eviction_rotation_and_release():
+    """A reader that is slower than everything else still sees each message once, in order."""
+    with open_topics(CrashFileSystem(), rotate_max_bytes=500, cache_capacity=3) as store:
+        log = store.topic(TOPIC)
+        reader = log.reader(0)
+        seen: list[int] = []
+        for number in range(200):
+            log.append(b"%d" % number)
+            if number % 7 == 0:
+                seen += [message.offset for message in reader.poll(2)]
+            if number % 31 == 0:
+                log.wal.release_below(reader.offset)
+        while found := reader.poll():
+            seen += [message.offset for message in found]
+        assert seen == list(range(200))
+        reader.close()
+
+
+def test_a_file_stays_while_it_is_read():
+    """Whoever releases it meanwhile is told that it is still there."""
+    with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
+        log = store.topic(TOPIC)
+        log.append_batch([b"x"] * 20)
+        log.wal.rotate()
+        log.append(b"y")
+        reader = log.reader(0)
+        assert [message.offset for message in reader.poll(1)] == [0]
+        assert log.wal.release_below(20) == ()
+        assert [message.offset for message in reader.poll(100)] == list(range(1, 20))
+        assert [message.offset for message in reader.poll(100)] == [20]
+        assert len(log.wal.release_below(20)) == 1
+        assert log.wal.start_offset == 20
+        with log.reader(0, follow=False) as late, pytest.raises(DataLoss, match="0 to 19"):
+            next(late)
+        with log.wal.hold(log.wal.files()[-1].path):
+            log.wal.rotate()
+            assert log.wal.release_below(21) == ()
+        assert len(log.wal.release_below(21)) == 1
+        reader.close()
+
+
+def test_a_reader_that_is_dropped_holds_nothing():
+    """Nobody has to close one for files to go."""
+    with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
+        log = store.topic(TOPIC)
+        log.append_batch([b"x"] * 20)
+        log.wal.rotate()
+        for message in log.reader(0):
+            assert message.offset == 0
+            break
+        gc.collect()
+        assert len(log.wal.release_below(20)) == 1
+
+
+def test_a_closed_reader_refuses():
+    """And closing twice is fine."""
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        log.append(b"1")
+        reader = log.reader(0)
+        reader.close()
+        reader.close()
+        with pytest.raises(StoreClosed):
+            next(reader)
+
+
+def test_threads_follow_while_others_append(tmp_path):
+    """Four readers, three writers, small memory, many files: each reader sees everything once, in order."""
+    settings = {"wal": {"rotate_max_bytes": 20_000, "cache_capacity": 50}}
+    with TopicStore.open(tmp_path / "topics", settings=settings) as store:
+        log = store.topic(TOPIC)
+        total, seen = 1500, [[] for _ in range(4)]
+
+        def follow(mine: list[int]) -> None:
+            with log.reader(0, stop=total) as reader:
+                mine.extend(message.offset for message in reader)
+
+        def append(number: int) -> None:
+            for turn in range(100):
+                log.append(b"%d %d" % (number, turn), durable=turn % 50 == 0)
+                log.append_batch([b"batch"] * 4)
+
+        threads = [threading.Thread(target=follow, args=(mine,)) for mine in seen]
+        threads += [threading.Thread(target=append, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert all(mine == list(range(total)) for mine in seen)
+
+
+def test_async_for(tmp_path):
+    """The same iterator on an event loop: what is there, and then what comes; it ends when the topic is unloaded."""
+    with TopicStore.open(tmp_path / "topics", settings={"wal": {"cache_capacity": 2}}) as store:
+        log = store.topic(TOPIC)
+        log.append_batch([b"x"] * 10)
+
+        async def follow() -> list[int]:
+            found = []
+            async for message in log.reader(0):
+                found.append(message.offset)
+                if message.offset == 9:
+                    asyncio.get_running_loop().run_in_executor(None, lambda: (log.append(b"y"), store.unload(TOPIC)))
+            return found
+
+        assert asyncio.run(asyncio.wait_for(follow(), 30)) == list(range(11))
+
+        async def two() -> list[int]:
+            reader = store.topic(TOPIC).reader(0, follow=False)
+            first = [(await anext(reader)).offset for _ in range(3)]
+            return first + [message.offset async for message in reader]
+
+        assert asyncio.run(two()) == list(range(11))
+
+
+def test_waiting_with_a_time_limit(tmp_path):
+    """False when nothing came."""
+    with TopicStore.open(tmp_path / "topics", clock=SYSTEM_CLOCK) as store:
+        log = store.topic(TOPIC)
+        reader = log.reader()
+        assert not reader.wait(0.01)
+        log.append(b"1")
+        assert reader.wait(0.01)
+        assert [message.payload for message in reader.poll()] == [b"1"]
+
+
+class Objects:
+    """A tier that has some ranges of a topic, and damage in some of them."""
+
+    def __init__(self, *ranges: tuple[int, int], damaged: tuple[int, int] | None = None) -> None:
+        self.ranges = ranges
+        self.damaged = damaged
+        self.codec = MessageCodec(TOPIC)
+        self.attached: list[str] = []
+        self.refusing = False
+
+    def next_offset_min(self, topic: str) -> int:
+        return max((end for _, end in self.ranges), default=0)
+
+    def attach(self, topic: str, wal: Any, confirmed: Any) -> None:
+        self.attached.append(topic)
+
+    def reader(self, topic: str) -> Objects:
+        return self
+
+    def take(self, offset: int, end: int) -> ColdPiece | ColdLost | None:
+        for first, behind in self.ranges:
+            if first <= offset < behind:
+                stop = min(behind, end, offset + 3)
+                if self.damaged is not None and self.damaged[0] < stop and offset < self.damaged[1]:
+                    if offset >= self.damaged[0]:
+                        return ColdLost(offset, self.damaged[1], "data-0-9.dnb1", 77, "its checksum differs")
+                    stop = self.damaged[0]
+                tail = self.codec.tail_of(None)
+                bodies = [self.codec.encode(at, b"cold %d" % at, at, tail) for at in range(offset, stop)]
+                return ColdPiece(offset, bodies)
+        return None
+
+    def next_offset(self, offset: int) -> int | None:
+        return min((max(first, offset) for first, behind in self.ranges if behind > offset), default=None)
+
+    def offset_at(self, time_ms: int) -> int | None:
+        return next((at for first, behind in self.ranges for at in range(first, behind) if at >= time_ms), None)
+
+    def maintain(self) -> None: ...
+
+    def detach(self, topic: str, *, sealed: bool) -> None:
+        if self.refusing:
+            raise AtCapacity("the object store is away")
+        self.attached.remove(topic)
+
+    def close(self) -> None: ...
+
+
+def test_objects_then_files_then_memory():
+    """One sequence, and the next offset is above what the objects have."""
+    with open_topics(CrashFileSystem(), cold=Objects((0, 10)), cache_capacity=2) as store:
+        log = store.topic(TOPIC)
+        assert log.append_batch([b"hot"] * 8) == range(10, 18)
+        assert offsets(log) == list(range(18))
+        assert payloads(log, 8) == [b"cold 8", b"cold 9", *[b"hot"] * 8]
+        assert log.start_offset() == 0
+        assert log.reader(datetime.fromtimestamp(0.004, tz=UTC)).offset == 4
+
+
+def test_unloading_is_tried_again_when_the_tier_could_not_finish():
+    """Nothing is taken meanwhile, what is there is read, and the second try ends it."""
+    objects = Objects()
+    with open_topics(CrashFileSystem(), cold=objects) as store:
+        log = store.topic(TOPIC)
+        log.append(b"0")
+        objects.refusing = True
+        with pytest.raises(AtCapacity):
+            store.unload(TOPIC)
+        with pytest.raises(StoreClosed):
+            store.topic(TOPIC).append(b"1")
+        assert payloads(log) == [b"0"]
+        objects.refusing = False
+        assert store.unload(TOPIC) == 1
+        assert store.topic(TOPIC).append(b"1") == 1
+
+
+def test_a_hole_between_objects_is_a_lost_range():
+    """Named, and the rest is read."""
+    with open_topics(CrashFileSystem(), cold=Objects((0, 4), (6, 10), damaged=(7, 9))) as store:
+        log = store.topic(TOPIC)
+        log.append(b"hot")
+        with log.reader(0, follow=False) as reader:
+            found = []
+            for words in ("messages 4 to 5", "data-0-9.dnb1 at byte 77: messages 7 to 8"):
+                with pytest.raises(DataLoss, match=words):
+                    found.extend(message.offset for message in iter(lambda: next(reader), None))
+            found.extend(message.offset for message in reader)
+        assert found == [0, 1, 2, 3, 6, 9, 10]
+
+
+def test_an_object_helps_out_where_a_file_is_damaged():
+    """The file was uploaded before it was damaged; nothing is lost."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 9)
+    file = files.open_write(f"{DIRECTORY}/wal.log")
+    file.pwrite(b"\xff" * 200, 300)
+    file.close()
+    with open_topics(files, cold=Objects((0, 9))) as store:
+        log = store.topic(TOPIC)
+        assert offsets(log) == list(range(9))
+        assert b"cold 4" in payloads(log)
+        assert payloads(log)[0] == b"x"
+
+
+def test_marks_are_found_whoever_added_them_and_when():
+    """The last one at or before an offset, in any order of adding; the file's beginning without one."""
+    marks = FileMarks()
+    for offset, byte in ((5200, 500), (2100, 200), (2200, 210), (9999, 900)):
+        marks.add(offset, byte)
+    expected = {50: (40, 0), 2099: (40, 0), 2100: (2100, 200), 5199: (2100, 200), 5200: (5200, 500), 9998: (5200, 500)}
+    assert {offset: marks.before(offset, 40) for offset in expected} == expected
+    assert marks.before(10_500, 40) == (9999, 900)

@@ -1,0 +1,153 @@
+"""
+What a `TopicStore` hands out, counts and closes; and a process that is killed while it appends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import pytest
+from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite
+
+from quiver.errors import DataLoss, StoreClosed, WrongUse
+from quiver.observe import InMemoryObserver
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.read import TopicFiles
+from quiver.topics.store import TopicStore
+
+
+def test_one_log_a_topic():
+    """The same for the same name, with or without a slash; topics know nothing of each other."""
+    with open_topics(CrashFileSystem()) as store:
+        first, second = store.topic("a/b"), store.topic("/a/c")
+        assert store.topic("/a/b") is first
+        first.append(b"1")
+        assert (first.current_offset(), second.current_offset()) == (1, 0)
+        assert store.topics() == ["a/b", "a/c"]
+
+
+def test_topics_are_found_again():
+    """Those that have files, whoever made other files beside them."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic("a/b").append(b"1")
+    files.make_dirs(f"{ROOT}/a/not a topic")
+    files.make_dirs(f"{ROOT}/a/empty")
+    with open_topics(files) as store:
+        assert store.topics() == ["a/b"]
+
+
+def test_a_closed_store_refuses():
+    """Its topics too; closing twice is fine."""
+    store = open_topics(CrashFileSystem())
+    log = store.topic(TOPIC)
+    log.append(b"1")
+    reader = log.reader()
+    store.shutdown()
+    store.close()
+    for attempt in (lambda: store.topic(TOPIC), lambda: log.append(b"2"), lambda: log.append_batch([b"2"])):
+        with pytest.raises(StoreClosed):
+            attempt()
+    log.flush()
+    assert list(reader) == []
+
+
+def test_metrics_have_the_documents_names():
+    """Bytes are counted once each, rotations and damage too."""
+    observer = InMemoryObserver()
+    files = CrashFileSystem()
+    with TopicStore.open(
+        ROOT, settings={"wal": {"rotate_max_bytes": 500}}, files=files, clock=ManualClock(), observer=observer,
+        background=False,
+    ) as store:  # fmt: skip
+        log = store.topic(TOPIC)
+        for _ in range(20):
+            log.append(b"x" * 50)
+        rotations = len(log.wal.sealed_ranges())
+        size = log.stats()["disk_bytes"]
+    assert observer.total("danube_wal_rotation_total") == rotations > 1
+    assert observer.total("danube_wal_bytes_written_total") == size
+
+
+def test_files_are_read_beside_a_live_writer():
+    """From another process's point of view: what was appended is there, damage and gaps are named."""
+    files = CrashFileSystem()
+    with open_topics(files, rotate_max_bytes=400) as store:
+        log = store.topic(TOPIC)
+        for number in range(12):
+            log.append(b"%d" % number)
+        source = TopicFiles(ROOT, TOPIC, files=files)
+        assert (source.start_offset(), source.next_offset()) == (0, 12)
+        assert [message.payload for message in source.read(3, 6)] == [b"3", b"4", b"5"]
+        log.append(b"live")
+        assert [message.offset for message in source.read(10)] == [10, 11, 12]
+    overwrite(files, f"{DIRECTORY}/wal.1.log", 130, b"\xff\xff\xff")
+    with pytest.raises(DataLoss, match="message"):
+        list(source.read())
+    kept = [message.offset for message in source.read(on_lost="skip")]
+    assert len(kept) == 12
+    files.remove(f"{DIRECTORY}/wal.1.log")
+    assert [message.offset for message in source.read(on_lost="skip")] == [at for at in range(13) if not 4 <= at < 8]
+    with pytest.raises(DataLoss, match="4 to 7"):
+        list(source.read(2))
+    with pytest.raises(WrongUse):
+        TopicFiles(ROOT, "a/none", files=files).next_offset()
+    assert pickle.loads(pickle.dumps(TopicFiles("/x", TOPIC))).topic == TOPIC
+
+
+def test_unloading_ends_readers_and_subscriptions():
+    """What they had is saved; the topic opens again where it ended."""
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        log.append_batch([b"x"] * 3)
+        reader = log.reader(1)
+        subscription = store.subscribe(TOPIC, "s", start="earliest")
+        consumer = subscription.consumer("a")
+        consumer.receive(0).ack()
+        assert store.unload(TOPIC) == 3
+        assert [message.offset for message in reader] == [1, 2]
+        with pytest.raises(StoreClosed):
+            consumer.receive(0)
+        again = store.topic(TOPIC)
+        assert again is not log
+        assert again.append(b"y") == 3
+        assert store.subscribe(TOPIC, "s").next_offset == 1
+        assert offsets(again) == [0, 1, 2, 3]
+
+
+CHILD = """
+import sys
+from quiver.topics import TopicStore
+store = TopicStore.open(sys.argv[1], settings={"wal": {"rotate_max_bytes": 5000, "fsync_interval_ms": 20}})
+log = store.topic("default/orders")
+number = log.current_offset()
+while True:
+    log.append(b"%d" % number, durable=number % 50 == 0)
+    print(number, flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.kill
+def test_a_killed_process_loses_nothing(tmp_path):
+    """Again and again: all that was confirmed is there, in order, and offsets go on."""
+    root = str(tmp_path / "topics")
+    confirmed = -1
+    for turn in range(6):
+        child = subprocess.Popen([sys.executable, "-c", CHILD, root], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        for _ in range(150 + 40 * turn):
+            confirmed = int(child.stdout.readline())
+        os.kill(child.pid, signal.SIGKILL)
+        rest = child.stdout.read().split("\n")
+        child.stdout.close()
+        child.wait()
+        confirmed = max([confirmed, *(int(line) for line in rest[:-1])])
+        found = [message.payload for message in TopicFiles(root, TOPIC).read()]
+        assert found == [b"%d" % number for number in range(len(found))]
+        assert len(found) > confirmed

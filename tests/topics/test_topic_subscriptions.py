@@ -1,0 +1,522 @@
+"""
+Subscriptions: who gets which message, until it is acknowledged, whatever stops in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from topic_disks import ROOT, TOPIC, open_topics, overwrite, payloads
+
+from quiver.errors import Damaged, DirectoryInUse, StoreClosed, WrongUse
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.dispatch.state import Confirmed
+from quiver.topics.settings import SubscriptionSettings, TopicSettings
+from quiver.topics.store import TopicStore
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Rig:
+    """A store on a disk in memory, and a clock to turn by hand."""
+
+    def __init__(self, files: CrashFileSystem | None = None, **settings: Any) -> None:
+        self.files = files or CrashFileSystem()
+        self.clock = ManualClock()
+        self.settings = settings
+        self.store = self._open()
+
+    def _open(self) -> TopicStore:
+        settings = TopicSettings(subscriptions=SubscriptionSettings(**self.settings))
+        return TopicStore.open(ROOT, settings=settings, files=self.files, clock=self.clock, background=False)
+
+    def reopen(self, files: CrashFileSystem | None = None) -> None:
+        if files is None:
+            self.store.close()
+        else:
+            self.files = files
+        self.store = self._open()
+
+    def fill(self, count: int, *, keys: int = 0) -> None:
+        log = self.store.topic(TOPIC)
+        for number in range(count):
+            log.append(b"%d" % number, key=str(number % keys) if keys else None)
+
+    def subscribe(self, kind: Any = "shared", start: Any = "earliest") -> Any:
+        return self.store.subscribe(TOPIC, "billing", kind=kind, start=start)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.store.close()
+
+
+def drain(consumer: Any, *, ack: bool = True) -> list[int]:
+    found = []
+    while (delivery := consumer.receive(0)) is not None:
+        found.append(delivery.offset)
+        if ack:
+            delivery.ack()
+    return found
+
+
+# ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_exclusive_has_one_consumer(rig):
+    """Another one is refused while somebody is there, and welcome when nobody is."""
+    rig.fill(3)
+    subscription = rig.subscribe("exclusive")
+    with subscription.consumer("a") as consumer:
+        with pytest.raises(DirectoryInUse, match="a"):
+            subscription.consumer("b")
+        assert drain(consumer) == [0, 1, 2]
+    with subscription.consumer("b") as consumer:
+        assert drain(consumer) == []
+
+
+def test_shared_gives_each_message_to_one(rig):
+    """Whoever asks; all under way at once."""
+    rig.fill(6)
+    subscription = rig.subscribe()
+    with subscription.consumer("a") as a, subscription.consumer("b") as b:
+        found = [(consumer.receive(0) or pytest.fail("nothing")).offset for consumer in (a, b, a, b, b, b)]
+        assert sorted(found) == list(range(6))
+        assert a.receive(0) is None
+        with pytest.raises(WrongUse):
+            subscription.consumer("a")
+
+
+def test_failover_promotes_the_next(rig):
+    """Standbys get nothing until those before them leave; what was not answered comes to them, in order."""
+    rig.fill(4)
+    subscription = rig.subscribe("failover")
+    first, second, third = (subscription.consumer(name) for name in "abc")
+    assert (first.active, second.active) == (True, False)
+    assert second.receive(0) is None
+    first.receive(0).ack()
+    assert first.receive(0).offset == 1
+    first.close()
+    assert (second.active, third.active) == (True, False)
+    assert third.receive(0) is None
+    assert drain(second) == [1, 2, 3]
+    with pytest.raises(StoreClosed):
+        first.receive(0)
+
+
+def test_key_shared_keeps_a_key_with_one_consumer_and_in_order(rig):
+    """Also when consumers come, and what a consumer left goes to another before what follows of that key."""
+    rig.fill(40, keys=8)
+    subscription = rig.subscribe("key_shared")
+    a, b = subscription.consumer("a"), subscription.consumer("b")
+    held = [a.receive(0) for _ in range(4)]
+    keys_of_a = {delivery.message.key for delivery in held}
+    c = subscription.consumer("c")
+    got_by_c = drain(c)
+    got_by_b = drain(b)
+    assert not {offset % 8 for offset in got_by_c} & {int(key) for key in keys_of_a}
+    assert not {offset % 8 for offset in got_by_b} & {offset % 8 for offset in got_by_c}
+    left = sorted(delivery.offset for delivery in held)
+    a.close()
+    rest = [consumer_offsets for consumer in (b, c) for consumer_offsets in [drain(consumer)]]
+    for key in range(8):
+        for offsets in (got_by_b + rest[0], got_by_c + rest[1]):
+            of_key = [offset for offset in offsets if offset % 8 == key]
+            assert of_key == sorted(of_key)
+    assert sorted(got_by_b + got_by_c + rest[0] + rest[1]) == list(range(40))
+    assert set(left) <= set(rest[0] + rest[1])
+
+
+def test_a_refused_message_of_a_key_holds_back_those_behind_it(rig):
+    """Order within a key is kept while the first of them waits."""
+    rig.fill(4, keys=2)
+    with rig.subscribe("key_shared").consumer("a") as consumer:
+        consumer.receive(0).nack(5)
+        assert drain(consumer) == [1, 3]
+        rig.clock.advance(6)
+        assert drain(consumer) == [0, 2]
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_refused_message_comes_again_after_its_delay(rig):
+    """The one given, or the setting's; the attempts are counted."""
+    rig.fill(1)
+    with rig.subscribe().consumer("a") as consumer:
+        first = consumer.receive(0)
+        first.nack(10)
+        assert consumer.receive(0) is None
+        rig.clock.advance(10.1)
+        second = consumer.receive(0)
+        assert (first.attempt, second.attempt, second.offset) == (1, 2, 0)
+        second.nack()
+        rig.clock.advance(0.9)
+        assert consumer.receive(0) is None
+        rig.clock.advance(0.2)
+        assert consumer.receive(0).attempt == 3
+
+
+def test_waiting_ends_when_a_message_is_due_again(rig):
+    """A consumer that waits gets it without a further message arriving."""
+    rig.fill(1)
+    with rig.subscribe().consumer("a") as consumer:
+        consumer.receive(0).nack(3)
+        assert consumer.receive(60).offset == 0
+
+
+def test_what_is_not_answered_in_time_comes_again(rig):
+    """After `ack_timeout_seconds`; a late answer still counts."""
+    rig.fill(2)
+    subscription = rig.subscribe()
+    with subscription.consumer("a") as a, subscription.consumer("b") as b:
+        late = a.receive(0)
+        rig.clock.advance(31)
+        again = b.receive(0)
+        assert (again.offset, again.attempt) == (late.offset, 2)
+        late.ack()
+        again.ack()
+        again.nack(0)
+        assert drain(b) == [1]
+        assert subscription.next_offset == 2
+
+
+def test_the_window_bounds_what_is_under_way():
+    """`max_unacked_messages`; what is refused counts until it is answered."""
+    rig = Rig(max_unacked_messages=3)
+    rig.fill(10)
+    subscription = rig.subscribe()
+    with subscription.consumer("a") as consumer:
+        held = [consumer.receive(0) for _ in range(3)]
+        assert consumer.receive(0) is None
+        held[1].nack(100)
+        assert consumer.receive(0) is None
+        held[0].ack()
+        assert consumer.receive(0).offset == 3
+        assert subscription.stats()["in_flight"] == 2
+    rig.store.close()
+
+
+def test_one_stuck_message_does_not_fill_memory():
+    """Reading ahead of it ends somewhere, and goes on when it is answered."""
+    rig = Rig(max_unacked_messages=2, ack_timeout_seconds=None)
+    rig.fill(3000)
+    subscription = rig.subscribe()
+    with subscription.consumer("a") as consumer:
+        stuck = consumer.receive(0)
+        found = drain(consumer)
+        assert 1000 < len(found) < 2000
+        stuck.ack()
+        found += drain(consumer)
+        while found[-1] < 2999:
+            found += drain(consumer)
+        assert found == list(range(1, 3000))
+        assert subscription.next_offset == 3000
+    rig.store.close()
+
+
+def test_dead_letters():
+    """After so many refusals a message goes to the topic's own dead letters, durably, with where it came from."""
+    rig = Rig(max_redelivery_count=2, redelivery_delay_seconds=0)
+    rig.fill(3)
+    subscription = rig.subscribe()
+    with subscription.consumer("a") as consumer:
+        for attempt in (1, 2, 3):
+            delivery = consumer.receive(0)
+            assert (delivery.offset, delivery.attempt) == (0, attempt)
+            delivery.nack()
+        assert drain(consumer) == [1, 2]
+    rig.reopen(rig.files.clone_after_crash(0))
+    dead = rig.store.topic(f"{TOPIC}-dead-letter")
+    (letter,) = dead.reader(0, follow=False)
+    assert letter.payload == b"0"
+    assert letter.attributes == {
+        "x-original-topic": f"/{TOPIC}", "x-original-subscription": "billing", "x-original-topic-offset": "0",
+        "x-delivery-attempt": "3",
+    }  # fmt: skip
+    rig.store.close()
+
+
+# ── progress ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_where_a_subscription_starts_is_durable_from_its_creation():
+    """A crash before the first acknowledgement does not move it to what is latest by then."""
+    rig = Rig()
+    rig.fill(3)
+    rig.subscribe(start="latest")
+    rig.fill(4)
+    rig.store.topic(TOPIC).flush()
+    rig.reopen(rig.files.clone_after_crash(0))
+    with rig.subscribe(start="latest").consumer("a") as consumer:
+        assert drain(consumer) == [3, 4, 5, 6]
+    rig.store.close()
+
+
+def test_holes_are_kept_across_restarts(rig):
+    """What was acknowledged out of order does not come again, what was not does, with its attempts."""
+    rig.fill(8)
+    with rig.subscribe().consumer("a") as consumer:
+        held = [consumer.receive(0) for _ in range(8)]
+        for number in (0, 1, 3, 4, 7):
+            held[number].ack()
+        held[2].nack(0)
+        assert consumer.receive(0).attempt == 2
+    rig.reopen()
+    with rig.subscribe().consumer("a") as consumer:
+        found = [consumer.receive(0) for _ in range(3)]
+        assert [(delivery.offset, delivery.attempt) for delivery in found] == [(2, 3), (5, 2), (6, 2)]
+        assert consumer.receive(0) is None
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_at_least_once_across_crashes(kill):
+    """At any step of saving, after a kill and after a power loss: what was not acknowledged comes, in order."""
+    rig = Rig(progress_flush_interval_seconds=0, progress_min_offset_delta=2)
+    rig.fill(9)
+    rig.store.topic(TOPIC).flush()
+    disks: list[tuple[int, CrashFileSystem]] = []
+    acked = 0
+
+    def crash(_op: str, _path: str) -> None:
+        disks.append((acked, rig.files.clone_after_kill() if kill else rig.files.clone_after_crash(len(disks))))
+
+    subscription = rig.subscribe()
+    rig.files.on_step = crash
+    with subscription.consumer("a") as consumer:
+        for _ in range(9):
+            delivery = consumer.receive(0)
+            acked += 1
+            delivery.ack()
+            subscription.upkeep()
+    rig.files.on_step = None
+    assert len(disks) > 10
+    for confirmed, disk in disks:
+        other = Rig(disk)
+        with other.subscribe().consumer("a") as consumer:
+            found = drain(consumer)
+            assert found == list(range(9 - len(found), 9))
+            assert len(found) >= 9 - confirmed
+        other.store.close()
+    rig.store.close()
+
+
+def test_progress_flush_interval():
+    """`progress_flush_interval_seconds`: also the last acknowledgement is saved in time, though no other follows."""
+    rig = Rig(progress_flush_interval_seconds=5)
+    rig.fill(3)
+    with rig.subscribe().consumer("a") as consumer:
+        drain(consumer)
+        rig.clock.advance(4)
+        rig.store.maintain()
+        assert rig.store.confirmed_offset(TOPIC) == 0
+        rig.clock.advance(2)
+        rig.store.maintain()
+        assert rig.store.confirmed_offset(TOPIC) == 3
+    rig.store.close()
+
+
+def test_progress_min_offset_delta():
+    """`progress_min_offset_delta`: so many acknowledgements are never lost at once."""
+    rig = Rig(progress_min_offset_delta=4)
+    rig.fill(10)
+    with rig.subscribe().consumer("a") as consumer:
+        saved = []
+        for _ in range(10):
+            consumer.receive(0).ack()
+            saved.append(rig.store.confirmed_offset(TOPIC))
+    assert saved == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8]
+    rig.store.close()
+
+
+def test_progress_is_never_ahead_of_what_is_synced():
+    """
+    A message that a power loss takes back was acknowledged before; the one that gets its offset is delivered.
+    """
+    rig = Rig(progress_flush_interval_seconds=0)
+    rig.fill(2)
+    subscription = rig.subscribe()
+    with subscription.consumer("a") as consumer:
+        drain(consumer)
+        subscription.upkeep()
+    rig.reopen(rig.files.clone_after_crash(0))
+    assert rig.store.topic(TOPIC).append(b"new") == 2
+    with rig.subscribe().consumer("a") as consumer:
+        assert drain(consumer) == [2]
+    rig.store.close()
+
+
+def test_seek(rig):
+    """Back and forward, durably; answers to what was delivered before no longer count."""
+    rig.fill(6)
+    subscription = rig.subscribe()
+    with subscription.consumer("a") as consumer:
+        assert drain(consumer) == list(range(6))
+        assert subscription.seek(2) == 2
+        old = consumer.receive(0)
+        assert old.offset == 2
+        assert subscription.seek("earliest") == 0
+        old.ack()
+        assert subscription.next_offset == 0
+        assert drain(consumer) == list(range(6))
+        assert subscription.seek(4) == 4
+        rig.reopen(rig.files.clone_after_crash(0))
+    with rig.subscribe().consumer("a") as consumer:
+        assert drain(consumer) == [4, 5]
+        assert rig.subscribe().seek("latest") == 6
+        assert consumer.receive(0) is None
+
+
+def test_two_subscriptions_are_independent(rig):
+    """Each has its own place; a third forgets its own."""
+    rig.fill(3)
+    first = rig.store.subscribe(TOPIC, "first", start="earliest")
+    second = rig.store.subscribe(TOPIC, "second", start=1)
+    with first.consumer("a") as a, second.consumer("a") as b:
+        assert drain(a) == [0, 1, 2]
+        assert drain(b) == [1, 2]
+    assert rig.store.subscriptions(TOPIC) == ["first", "second"]
+    rig.store.unsubscribe(TOPIC, "first")
+    assert rig.store.subscriptions(TOPIC) == ["second"]
+    with pytest.raises(StoreClosed):
+        first.consumer("b")
+    with rig.store.subscribe(TOPIC, "first", start="earliest").consumer("a") as again:
+        assert drain(again) == [0, 1, 2]
+
+
+def test_a_damaged_subscription_is_an_error_and_not_the_latest(rig):
+    """Nobody guesses where it stood."""
+    rig.fill(3)
+    rig.subscribe()
+    rig.store.close()
+    overwrite(rig.files, f"{ROOT}/{TOPIC}/subscriptions/billing.sub", 5, b"XX")
+    rig.reopen(rig.files)
+    with pytest.raises(Damaged, match="checksum"):
+        rig.subscribe()
+    assert rig.store.topic(TOPIC).append(b"goes on") == 3
+
+
+def test_lost_messages_do_not_stop_a_subscription(rig):
+    """They are counted and passed over; what is behind them comes."""
+    rig.fill(6)
+    rig.subscribe()
+    rig.store.close()
+    overwrite(rig.files, f"{ROOT}/{TOPIC}/wal.log", 240, b"\xff" * 10)
+    rig.reopen(rig.files)
+    subscription = rig.subscribe()
+    with subscription.consumer("a") as consumer:
+        assert drain(consumer) == [0, 1, 3, 4, 5]
+        assert subscription.next_offset == 6
+
+
+def test_ack_checkpoint(rig):
+    """Says durably what was handled, for those who delete; it never moves back, and never beyond the tip."""
+    rig.fill(5)
+    assert rig.store.confirmed_offset(TOPIC) is None
+    rig.store.ack_checkpoint(TOPIC, 2)
+    rig.store.ack_checkpoint(TOPIC, 1)
+    assert rig.store.confirmed_offset(TOPIC) == 3
+    with pytest.raises(WrongUse):
+        rig.store.ack_checkpoint(TOPIC, 5)
+    rig.subscribe(start=1)
+    assert rig.store.confirmed_offset(TOPIC) == 1
+    rig.reopen(rig.files.clone_after_crash(0))
+    assert rig.store.confirmed_offset(TOPIC) == 1
+
+
+def test_kinds_do_not_mix(rig):
+    """Neither of an open subscription nor of a topic."""
+    rig.fill(1)
+    rig.subscribe("shared")
+    with pytest.raises(WrongUse, match="open as shared"):
+        rig.subscribe("exclusive")
+    with pytest.raises(WrongUse, match="that is reliable"):
+        rig.store.topic(TOPIC, reliable=False)
+
+
+def test_topics_that_are_not_reliable(rig):
+    """No files; who listens gets each message once, who does not misses it."""
+    steps = rig.files.steps
+    log = rig.store.topic("default/news", reliable=False)
+    subscription = rig.store.subscribe("default/news", "ticker")
+    log.append(b"1")
+    with subscription.consumer("a") as consumer:
+        assert drain(consumer, ack=False) == [0]
+        log.append_batch([b"x"] * 3000)
+        assert drain(consumer, ack=False) == list(range(3001 - 986, 3001))
+    assert rig.files.steps == steps
+    assert rig.store.confirmed_offset("default/news") is None
+    with pytest.raises(WrongUse, match="that is not reliable"):
+        rig.store.topic("default/news")
+
+
+def test_threads_receive_while_others_append(tmp_path):
+    """Three consumers wait; each message is handled by one of them, and nothing is left."""
+    with TopicStore.open(tmp_path / "topics") as store:
+        log = store.topic(TOPIC)
+        subscription = store.subscribe(TOPIC, "billing")
+        handled: list[int] = []
+
+        def work(name: str) -> None:
+            with subscription.consumer(name) as consumer:
+                while (delivery := consumer.receive(10)) is not None and delivery.message.payload:
+                    handled.append(delivery.offset)
+                    delivery.ack()
+                delivery.ack()
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        for number in range(300):
+            log.append(b"%d" % number)
+        log.append_batch([b""] * 3)
+        for thread in threads:
+            thread.join(30)
+        assert sorted(handled) == list(range(300))
+        assert subscription.next_offset == 303
+
+
+# ── what is confirmed ────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.one_of(st.integers(0, 30), st.tuples(st.integers(0, 30), st.integers(0, 10))), max_size=30))
+def test_confirmed_against_a_set(steps):
+    """In any order, one by one and in ranges."""
+    confirmed, model = Confirmed(0), set()
+    for step in steps:
+        if isinstance(step, int):
+            confirmed.ack(step)
+            model.add(step)
+        else:
+            first, count = step
+            confirmed.pass_over(first, first + count)
+            model.update(range(first, first + count))
+        at = next(offset for offset in range(100) if offset not in model)
+        assert confirmed.next_offset == at
+        assert [offset for offset in range(50) if offset in confirmed] == sorted(model)
+        above = {offset for first, behind in confirmed.ranges() for offset in range(first, behind)}
+        assert above == {offset for offset in model if offset > at}
+        again = Confirmed(confirmed.next_offset, confirmed.ranges())
+        assert (again.next_offset, again.ranges()) == (confirmed.next_offset, confirmed.ranges())
+
+
+def test_payloads_of_the_rig(rig):
+    """What the tests above rely on."""
+    rig.fill(3)
+    assert payloads(rig.store.topic(TOPIC)) == [b"0", b"1", b"2"]
+    with open_topics(CrashFileSystem()) as store:
+        assert payloads(store.topic(TOPIC)) == []

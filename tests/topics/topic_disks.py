@@ -1,0 +1,48 @@
+"""
+What tests of topics share: a store on a disk in memory, and what is in its files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quiver.clock import Clock
+from quiver.primitives.files import FileSystem
+from quiver.testing.clock import ManualClock
+from quiver.topics.settings import TopicSettings, WalSettings
+from quiver.topics.store import TopicStore
+
+ROOT = "/topics"
+TOPIC = "default/orders"
+DIRECTORY = f"{ROOT}/{TOPIC}"
+
+
+def open_topics(files: FileSystem, *, clock: Clock | None = None, cold: Any = None, **wal: Any) -> TopicStore:
+    """Open the store without threads; nothing in it waits for real time."""
+    return TopicStore.open(
+        ROOT, settings=TopicSettings(wal=WalSettings(**wal)), files=files, clock=clock or ManualClock(), cold=cold,
+        background=False,
+    )  # fmt: skip
+
+
+def payloads(log: Any, start: Any = "earliest") -> list[bytes]:
+    """What is there from *start* on; lost ranges are passed over."""
+    with log.reader(start, follow=False, on_lost="skip") as reader:
+        return [message.payload for message in reader]
+
+
+def offsets(log: Any, start: Any = "earliest") -> list[int]:
+    with log.reader(start, follow=False, on_lost="skip") as reader:
+        return [message.offset for message in reader]
+
+
+def read_file(files: FileSystem, path: str) -> bytes:
+    return files.read_all(path, size_max=1 << 30)
+
+
+def overwrite(files: FileSystem, path: str, offset: int, data: bytes) -> None:
+    """Damage a file, durably."""
+    file = files.open_write(path)
+    file.pwrite(data, offset)
+    file.sync()
+    file.close()

@@ -1,0 +1,184 @@
+"""
+A topic with its cold tier, on disks and stores that crash, fail and go away when told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from quiver.metadata.memory import MemoryMetadata
+from quiver.objects.memory import MemoryObjects
+from quiver.observe import InMemoryObserver
+from quiver.primitives.files import FileSystem
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultmetadata import FaultMetadata
+from quiver.testing.faultobjects import FaultObjects
+from quiver.topics.format.names import objects_prefix
+from quiver.topics.log import TopicLog
+from quiver.topics.object_tier import ObjectColdTier
+from quiver.topics.settings import DeleterSettings, ObjectRetention, TopicSettings, UploaderSettings, WalSettings
+from quiver.topics.store import TopicStore
+
+TOPIC = "default/orders"
+PREFIX = objects_prefix(TOPIC)
+DESCRIPTORS = f"/danube/storage/topics/{TOPIC}/objects/"
+
+
+def settings(
+    *,
+    rotate: int | None = 400,
+    batch: int | None = None,
+    compression: Any = "none",
+    keep_minutes: int | None = 0,
+    keep_mb: int | None = None,
+    wait: bool = False,
+    retention: ObjectRetention | None = None,
+    cache: int = 2,
+) -> TopicSettings:
+    """Small files, next to no memory, and local files that go as soon as they may."""
+    return TopicSettings(
+        wal=WalSettings(rotate_max_bytes=rotate, cache_capacity=cache),
+        uploader=UploaderSettings(compression=compression, max_batch_bytes=batch),
+        deleter=DeleterSettings(
+            retention_time_minutes=keep_minutes, retention_size_mb=keep_mb, wait_for_subscriptions=wait
+        ),
+        objects=retention or ObjectRetention(),
+    )
+
+
+def payload(number: int) -> bytes:
+    """What message *number* says."""
+    return b"message %d " % number + b"." * (number % 7)
+
+
+@dataclass
+class Rig:
+    """One process: its disk, and the two stores that it shares with others."""
+
+    disk: FileSystem = field(default_factory=CrashFileSystem)
+    memory: Any = field(default_factory=MemoryObjects)
+    facts: MemoryMetadata = field(default_factory=MemoryMetadata)
+    clock: ManualClock = field(default_factory=ManualClock)
+    chosen: TopicSettings = field(default_factory=settings)
+    owner: str = "one"
+    patience_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.observer = InMemoryObserver()
+        self.objects = FaultObjects(self.memory, clock=self.clock)
+        self.metadata = FaultMetadata(self.facts)
+        self.store: TopicStore | None = None
+
+    def open(self) -> TopicLog:
+        """The topic, opened."""
+        self.tier = ObjectColdTier(
+            self.objects, self.metadata, settings=self.chosen, owner=self.owner, files=self.disk, clock=self.clock,
+            observer=self.observer, background=False, patience_s=self.patience_s,
+        )  # fmt: skip
+        self.store = TopicStore.open(
+            "/topics", settings=self.chosen, cold=self.tier, files=self.disk, clock=self.clock, observer=self.observer,
+            background=False,
+        )  # fmt: skip
+        return self.store.topic(TOPIC)
+
+    def close(self) -> None:
+        """Close it."""
+        if self.store is not None:
+            self.store.close()
+
+    @contextmanager
+    def opened(self) -> Iterator[TopicLog]:
+        """The topic, while it is open."""
+        log = self.open()
+        try:
+            yield log
+        finally:
+            self.close()
+
+    def keys(self) -> list[str]:
+        """The names of all objects of the topic."""
+        return [info.key.removeprefix(PREFIX) for info in self.memory.list_below(PREFIX)]
+
+    def named(self) -> list[str]:
+        """The names that the catalogue knows, in order."""
+        return [one.object_id for one in self.tier.catalogue(TOPIC).descriptors()]
+
+
+def append(log: TopicLog, count: int) -> None:
+    """The next *count* messages, each saying its own number."""
+    for _ in range(count):
+        number = log.wal.next_offset
+        if log.append(payload(number)) != number:
+            raise AssertionError("an offset that nobody expected")
+
+
+def read(log: TopicLog, start: int = 0) -> list[bytes]:
+    """Everything from *start* on; it must be in order."""
+    with log.reader(start=start, follow=False) as reader:
+        messages = list(reader)
+    if [one.offset for one in messages] != list(range(start, start + len(messages))):
+        raise AssertionError(f"offsets {[one.offset for one in messages]}")
+    return [one.payload for one in messages]
+
+
+def expected(count: int, start: int = 0) -> list[bytes]:
+    """What `read` must return."""
+    return [payload(number) for number in range(start, count)]
+
+
+def check_tidy(rig: Rig) -> None:
+    """After a whole cycle: every object is named, every name has its object, none overlap, none is missing between."""
+    catalogue = rig.tier.catalogue(TOPIC)
+    catalogue.refresh()
+    found = catalogue.descriptors()
+    if sorted(rig.keys()) != sorted(one.object_id for one in found):
+        raise AssertionError(f"objects {rig.keys()}, names {[one.object_id for one in found]}")
+    for before, after in itertools.pairwise(found):
+        if after.start_offset != before.end_offset + 1:
+            raise AssertionError(f"{before.object_id} and then {after.object_id}")
+    for one in found:
+        if rig.memory.head(PREFIX + one.object_id).size_bytes != one.size:
+            raise AssertionError(f"{one.object_id} is not what its descriptor says")
+
+
+@dataclass
+class Moment:
+    """What all disks and stores held at one step, had everything stopped there."""
+
+    label: str
+    promised: int
+    disks: list[CrashFileSystem]
+    memory: MemoryObjects
+    facts: MemoryMetadata
+
+
+def moments(rig: Rig, work: Callable[[TopicLog, Callable[[int], None]], None], *, kinds: int = 2) -> list[Moment]:
+    """Every step of *work*, which says with its second argument how many messages are promised from then on."""
+    found: list[Moment] = []
+    promised = [0]
+    disk = rig.disk
+    assert isinstance(disk, CrashFileSystem)
+
+    def snap(label: str) -> None:
+        disks = [disk.clone_after_kill(), *(disk.clone_after_crash(seed=len(found) * 7 + n) for n in range(kinds - 1))]
+        found.append(Moment(f"{len(found)}: {label}", promised[0], disks, rig.memory.clone(), rig.facts.clone()))
+
+    def promise(count: int) -> None:
+        promised[0] = count
+
+    log = rig.open()
+    disk.on_step = lambda op, path: snap(f"{op} {path}")
+    rig.objects.on_call = lambda op, key: snap(f"{op} {key}")
+    rig.metadata.on_call = snap
+    try:
+        work(log, promise)
+    finally:
+        disk.on_step = lambda _op, _path: None
+        rig.objects.on_call = lambda _op, _key: None
+        rig.metadata.on_call = lambda _op: None
+    return found

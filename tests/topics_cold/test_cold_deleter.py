@@ -1,0 +1,210 @@
+"""
+What goes, when, and never before it is safe.
+"""
+
+from __future__ import annotations
+
+import pytest
+from cold_rig import PREFIX, TOPIC, Rig, append, check_tidy, expected, read, settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.errors import ObjectsUnavailable
+from quiver.topics.deleter import expired_objects, files_to_release
+from quiver.topics.format.descriptor import ObjectDescriptor
+from quiver.topics.settings import DeleterSettings, ObjectRetention
+from quiver.topics.wal_files import WalFile
+
+MINUTE_NS = 60 * 10**9
+MIB = 1 << 20
+
+
+def file(seq, *, age_minutes=0.0, mib=1.0, sealed=True):
+    return WalFile(f"f{seq}", seq, seq * 10, seq * 10 + 10, int(mib * MIB), sealed, int(-age_minutes * MINUTE_NS))
+
+
+def going(files, *, minutes=None, mib=None):
+    chosen = DeleterSettings(retention_time_minutes=minutes, retention_size_mb=mib)
+    return [(one.seq, why) for one, why in files_to_release(files, chosen, now_ns=0)]
+
+
+def test_by_age():
+    """The oldest files, as long as each is old enough; never the active one."""
+    files = [file(0, age_minutes=30), file(1, age_minutes=20), file(2, age_minutes=5), file(3, age_minutes=40)]
+    active = file(4, age_minutes=99, sealed=False)
+
+    assert going([*files, active], minutes=20) == [(0, "time"), (1, "time")]
+    assert going([*files, active], minutes=31) == []
+    assert going([*files, active]) == []
+    assert going([active], minutes=0) == []
+
+
+def test_by_size():
+    """The oldest files, until what is left fits; the active one counts, and what age has taken is not taken twice."""
+    files = [file(0, mib=4, age_minutes=9), file(1, mib=3), file(2, mib=2), file(3, mib=1, sealed=False)]
+
+    assert going(files, mib=10) == []
+    assert going(files, mib=9) == [(0, "size")]
+    assert going(files, mib=3) == [(0, "size"), (1, "size")]
+    assert going(files, minutes=5, mib=6) == [(0, "time")]
+    assert going(files, minutes=5, mib=5) == [(0, "time"), (1, "size")]
+    assert going(files, mib=0) == [(0, "size"), (1, "size"), (2, "size")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=8), st.integers(0, 50), st.integers(0, 40))
+def test_never_more_than_needed(given_files, minutes, mib):
+    """What goes is the beginning; what stays is young and small, or its last file to go would have been needed."""
+    files = [file(seq, age_minutes=age, mib=size) for seq, (age, size) in enumerate(given_files)]
+    files.append(file(len(files), mib=1, sealed=False))
+
+    gone = going(files, minutes=minutes, mib=mib)
+
+    assert [seq for seq, _ in gone] == list(range(len(gone)))
+    left = sum(one.size_bytes for one in files[len(gone) :])
+    for seq, why in gone:
+        assert why == "time" or sum(one.size_bytes for one in files[seq:]) > mib * MIB
+    next_up = files[len(gone)]
+    if next_up.sealed:
+        assert left <= mib * MIB
+        assert -next_up.modified_ns < minutes * MINUTE_NS
+
+
+def descriptor(start, *, age_minutes=0, mib=1):
+    return ObjectDescriptor(f"data-{start}-{start + 9}.dnb1", start, start + 9, mib * MIB, None, -age_minutes * 60)
+
+
+def test_objects_by_age_and_size_but_never_the_newest():
+    """Separate from local files; the newest says how far the topic has come."""
+    objects = [
+        descriptor(0, age_minutes=60, mib=3),
+        descriptor(10, age_minutes=50, mib=3),
+        descriptor(20, age_minutes=99),
+    ]
+
+    def expired(**limits):
+        return [one.start_offset for one in expired_objects(objects, ObjectRetention(**limits), now_s=0)]
+
+    assert expired() == []
+    assert expired(retention_time_minutes=55) == [0]
+    assert expired(retention_time_minutes=1) == [0, 10]
+    assert expired(retention_size_mb=6) == [0]
+    assert expired(retention_size_mb=1) == [0, 10]
+
+
+def test_nothing_goes_that_is_not_uploaded():
+    """However old and large."""
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 20)
+        log.flush()
+        rig.objects.fail_on("put_parts", times=999)
+        with pytest.raises(ObjectsUnavailable):
+            rig.tier.maintain()
+        assert log.wal.start_offset == 0
+
+        rig.objects.heal()
+        rig.tier.maintain()
+        assert log.wal.start_offset > 0
+
+
+@pytest.mark.parametrize("trouble", ["missing", "shorter"])
+def test_nothing_goes_whose_object_is_not_there_any_more(trouble):
+    """It was verified when it was made; it is looked at again before the only other copy goes."""
+    rig = Rig(chosen=settings(keep_minutes=10))
+    with rig.opened() as log:
+        append(log, 20)
+        log.flush()
+        rig.tier.maintain()
+        first = rig.tier.catalogue(TOPIC).descriptors()[0]
+        if trouble == "missing":
+            rig.memory.delete([PREFIX + first.object_id])
+        else:
+            rig.memory.put(PREFIX + first.object_id, b"short")
+        rig.clock.advance(601.0)
+
+        rig.tier.maintain()
+
+        assert log.wal.start_offset == 0
+        assert rig.observer.total("danube_wal_delete_refused_total") == 1
+        assert read(log) == expected(20)
+
+
+def test_nothing_goes_that_a_subscription_has_not_confirmed():
+    """Where that is asked for; without subscriptions nobody is waited for."""
+    for confirmed, kept in ((0, True), (7, True), (99, False), (None, False)):
+        rig = Rig(chosen=settings(wait=True))
+        with rig.opened() as log:
+            rig.tier._find(TOPIC).deleter._confirmed = lambda confirmed=confirmed: confirmed
+            append(log, 20)
+            log.flush()
+            rig.tier.maintain()
+            last_sealed = log.wal.files()[-1].first_offset
+            assert (log.wal.start_offset < last_sealed) is kept
+            assert log.wal.start_offset <= (20 if confirmed is None else confirmed)
+
+
+def test_a_file_that_is_being_read_stays():
+    """And goes when the reader is through with it."""
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 20)
+        log.flush()
+        first = log.wal.files()[0]
+        with log.wal.hold(first.path):
+            rig.tier.maintain()
+            assert log.wal.start_offset == 0
+            assert rig.disk.exists(first.path)
+        rig.tier.maintain()
+        assert log.wal.start_offset > 0
+        assert not rig.disk.exists(first.path)
+
+
+def test_deletion_is_counted_by_its_reason():
+    """An operator sees which rule it was."""
+    rig = Rig(chosen=settings(keep_minutes=None, keep_mb=0))
+    with rig.opened() as log:
+        append(log, 20)
+        log.flush()
+        rig.tier.maintain()
+        assert rig.observer.counts["danube_wal_delete_total", (("reason", "size"),)] == len(rig.keys()) - 1
+
+
+def test_start_offset_survives_a_restart():
+    """It moved durably before the files went, and nothing moves it back."""
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 20)
+        log.flush()
+        rig.tier.maintain()
+        start = log.wal.start_offset
+        assert start > 0
+        append(log, 1)
+        log.flush()
+    again = Rig(disk=rig.disk, memory=rig.memory.clone(), facts=rig.facts, chosen=rig.chosen)
+    with again.opened() as log:
+        assert log.wal.start_offset == start
+        log.flush()
+        assert log.wal.start_offset == start
+        assert read(log) == expected(21)
+
+
+def test_objects_expire_by_their_own_policy():
+    """Descriptor first; a reader from the beginning is told that it is gone, and goes on behind it."""
+    rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
+    with rig.opened() as log:
+        append(log, 10)
+        log.flush()
+        rig.tier.maintain()
+        rig.clock.advance(3601.0)
+        rig.tier.maintain()
+        append(log, 10)
+        log.flush()
+        rig.tier.maintain()
+        rig.tier.maintain()
+        check_tidy(rig)
+        start = rig.tier.catalogue(TOPIC).start_offset
+        assert start >= 7
+        assert rig.observer.total("danube_cloud_objects_expired_total") > 0
+        with log.reader(start=0, follow=False, on_lost="skip") as reader:
+            assert [message.payload for message in reader] == expected(20, start)
+            assert reader.lost == [(0, start)]

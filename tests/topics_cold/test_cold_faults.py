@@ -1,0 +1,285 @@
+"""
+Stores that fail, lose answers, cut short, deliver twice and go away: nothing is lost, and appends go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from cold_rig import Rig, append, check_tidy, expected, read, settings
+
+from quiver.errors import Damaged, MetadataUnavailable, ObjectsUnavailable, QuiverError
+from quiver.testing.faultfs import FaultFileSystem
+from quiver.topics import object_source
+from quiver.topics.format.checkpoint import UploaderCheckpoint, encode_uploader_checkpoint
+
+OBJECT_CALLS = ["put_parts", "copy", "head", "get_range", "list", "delete"]
+
+
+def work(rig, log):
+    for _ in range(3):
+        append(log, 5)
+        log.flush()
+        with contextlib.suppress(QuiverError):
+            rig.store.maintain()
+
+
+def healthy_calls():
+    rig = Rig()
+    with rig.opened() as log:
+        before = rig.objects.calls.copy()
+        work(rig, log)
+        return {name: rig.objects.calls[name] - before[name] for name in OBJECT_CALLS}
+
+
+def mend_and_check(rig, log):
+    rig.objects.heal()
+    rig.metadata.heal()
+    rig.store.maintain()
+    rig.store.maintain()
+    check_tidy(rig)
+    assert read(log) == expected(15)
+    assert rig.tier.catalogue("default/orders").next_offset == 15
+
+
+@pytest.mark.parametrize("how", ["fail", "lose_answer", "truncate", "repeat", "slow"])
+@pytest.mark.parametrize("operation", OBJECT_CALLS)
+def test_each_call_of_the_object_store_goes_wrong(operation, how):
+    """Whichever call it is: the next cycle makes it good, and the whole sequence is there."""
+    calls = healthy_calls()[operation]
+    assert calls
+
+    for nth in range(1, calls + 1):
+        rig = Rig()
+        with rig.opened() as log:
+            rig.objects.fail_on(operation, nth, how=how)
+            work(rig, log)
+            mend_and_check(rig, log)
+
+
+@pytest.mark.parametrize("operation", OBJECT_CALLS)
+def test_an_object_store_that_stays_away_costs_only_disk(operation):
+    """Appends and reads go on, no local file goes, and all is made good afterwards."""
+    rig = Rig()
+    with rig.opened() as log:
+        rig.objects.fail_on(operation, times=10_000)
+        work(rig, log)
+        assert read(log) == expected(15)
+        if operation != "delete":
+            assert log.wal.start_offset == 0
+        mend_and_check(rig, log)
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+@pytest.mark.parametrize("kind", ["get", "range", "commit", "lose_answer"])
+def test_each_call_of_the_metadata_store_goes_wrong(kind, nth):
+    """A commit whose answer was lost did happen, or did not: the catalogue is read again before anything else."""
+    rig = Rig()
+    with rig.opened() as log:
+        if kind == "lose_answer":
+            rig.metadata.lose_answer(nth)
+        else:
+            rig.metadata.fail_on(kind, nth)
+        work(rig, log)
+        mend_and_check(rig, log)
+
+
+def test_a_metadata_outage_of_minutes():
+    """Appends go on for four minutes, local files stay, and everything is uploaded when it is back."""
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 5)
+        rig.metadata.is_away = True
+        for _ in range(24):
+            rig.clock.advance(10.0)
+            append(log, 1)
+            log.flush()
+            with pytest.raises(MetadataUnavailable):
+                rig.tier.maintain()
+        assert rig.clock.monotonic() >= 240.0
+        assert log.wal.start_offset == 0
+        assert read(log) == expected(29)
+
+        rig.metadata.is_away = False
+        rig.store.maintain()
+        check_tidy(rig)
+        assert read(log) == expected(29)
+
+
+def test_an_object_that_came_out_different_is_not_published():
+    """What is read back is compared with what was read from the log; the local file stays, and it goes again."""
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 5)
+        log.flush()
+        whole_copy = rig.memory.copy
+
+        def bad_copy(source, target, *, if_absent=False):
+            whole_copy(source, target, if_absent=if_absent)
+            data = bytearray(rig.memory.get(target, size_max=1 << 20))
+            data[20] ^= 1
+            return rig.memory.put(target, bytes(data))
+
+        rig.memory.copy = bad_copy
+        with pytest.raises(Damaged, match="something else than was sent"):
+            rig.tier.maintain()
+        assert rig.named() == []
+        assert log.wal.start_offset == 0
+
+        rig.memory.copy = whole_copy
+        rig.store.maintain()
+        check_tidy(rig)
+        assert read(log) == expected(5)
+
+
+def test_a_failing_disk_does_not_stop_the_upload():
+    """The checkpoint is a hint: without it the catalogue says where to go on."""
+    rig = Rig()
+    rig.disk = FaultFileSystem(rig.disk, {"pwrite": 1}, path_part="uploader.ckpt", forever=True)
+    with rig.opened() as log:
+        append(log, 9)
+        log.flush()
+        rig.tier.maintain()
+        check_tidy(rig)
+        assert rig.tier.catalogue("default/orders").next_offset == 9
+
+
+def test_a_wrong_checkpoint_is_found_out():
+    """It is only a hint: one that leads into the middle of a message is dropped for the log's own marks."""
+    rig = Rig(chosen=settings(rotate=100_000))
+    with rig.opened() as log:
+        append(log, 5)
+        log.flush()
+        rig.tier.maintain()
+        append(log, 5)
+        log.flush()
+    lie = UploaderCheckpoint(4, 0, 33, "data-0-4.dnb1", 0)
+    file = rig.disk.create_or_truncate("/topics/default/orders/uploader.ckpt")
+    file.pwrite(encode_uploader_checkpoint(lie), 0)
+    file.close()
+
+    again = Rig(disk=rig.disk, memory=rig.memory.clone(), facts=rig.facts, chosen=rig.chosen)
+    with again.opened() as log:
+        again.tier.maintain()
+        check_tidy(again)
+        assert again.named() == ["data-0-4.dnb1", "data-5-9.dnb1"]
+        assert again.observer.total("danube_uploader_errors_total") == 0
+        assert read(log) == expected(10)
+
+
+def test_an_upload_goes_on_at_the_byte_where_it_ended():
+    """Not at the beginning of the file: the checkpoint names the file and the byte, also after a restart."""
+    rig = Rig(chosen=settings(rotate=100_000, keep_minutes=None))
+    reads = []
+    with rig.opened() as log:
+        append(log, 5)
+        log.flush()
+        rig.tier.maintain()
+        size = log.wal.files()[0].size_bytes
+        append(log, 5)
+        log.flush()
+    disk = rig.disk
+    again = Rig(disk=disk, memory=rig.memory.clone(), facts=rig.facts, chosen=rig.chosen)
+    with again.opened() as log:
+        scanner = object_source.FrameScanner
+
+        class Watched(scanner):
+            def __init__(self, *args, **keywords):
+                reads.append(keywords["position"])
+                super().__init__(*args, **keywords)
+
+        object_source.FrameScanner = Watched
+        try:
+            again.tier.maintain()
+        finally:
+            object_source.FrameScanner = scanner
+        assert reads == [size]
+        assert again.named() == ["data-0-4.dnb1", "data-5-9.dnb1"]
+
+
+def test_a_frame_that_is_not_synced_is_not_uploaded():
+    """After a power cut its offset may belong to another message: the object would say something else than the log."""
+    rig = Rig(chosen=settings(rotate=100_000))
+    with rig.opened() as log:
+        append(log, 3)
+        log.flush()
+        append(log, 3)
+
+        rig.tier.maintain()
+
+        assert rig.named() == ["data-0-2.dnb1"]
+
+
+def test_damage_in_the_log_is_stepped_over_and_told():
+    """The object ends before it, the next one begins behind it; the file goes when it has nothing else to give."""
+    rig = Rig(chosen=settings(rotate=100_000))
+    with rig.opened() as log:
+        append(log, 9)
+        log.flush()
+        log.wal.rotate()
+        path = log.wal.files()[0].path
+        file = rig.disk.open_write(path)
+        frame = log.wal.files()[0].size_bytes // 9
+        byte = file.pread(1, 4 * frame + 60)
+        file.pwrite(bytes([byte[0] ^ 0xFF]), 4 * frame + 60)
+        file.close()
+
+        rig.tier.maintain()
+
+        names = rig.named()
+        assert len(names) == 2
+        hole = rig.tier.catalogue("default/orders").is_covered(0, 9)
+        assert hole is not None
+        assert hole[1] - hole[0] == 1
+        assert log.wal.start_offset == 9  # all that the file could give is in objects
+        with log.reader(start=0, follow=False, on_lost="skip") as reader:
+            assert [one.offset for one in reader] == [n for n in range(9) if n != hole[0]]
+            assert reader.lost == [hole]
+
+
+def test_reading_through_an_outage_of_the_object_store():
+    """The reader says that it could not, and the same reader goes on where it was."""
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 9)
+        log.flush()
+        rig.store.maintain()
+        with log.reader(start=0, follow=False) as reader:
+            rig.objects.fail_on("get_range")
+            with pytest.raises(ObjectsUnavailable):
+                next(iter(reader))
+            assert [one.payload for one in reader] == expected(9)
+
+
+def test_a_truncated_answer_is_not_taken_for_a_truncated_object():
+    """The object is there in full: the reader asks again instead of calling messages lost."""
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 9)
+        log.flush()
+        rig.store.maintain()
+        with log.reader(start=0, follow=False) as reader:
+            rig.objects.fail_on("get_range", how="truncate")
+            with pytest.raises(ObjectsUnavailable, match="were asked for"):
+                next(iter(reader))
+            assert [one.payload for one in reader] == expected(9)
+
+
+def test_closing_does_not_wait_for_a_backlog():
+    """The cycle that runs ends with the object that it is at; the rest goes up after the next opening."""
+    rig = Rig(chosen=settings(rotate=300, keep_minutes=None))
+    log = rig.open()
+    append(log, 40)
+    log.flush()
+    uploader = rig.tier._find("default/orders").uploader
+    rig.objects.on_call = lambda operation, key: uploader.stop() if operation == "copy" else None
+    rig.tier.maintain()
+    assert len(rig.named()) == 1
+    rig.close()
+
+    again = Rig(disk=rig.disk, memory=rig.memory.clone(), facts=rig.facts, chosen=rig.chosen)
+    with again.opened() as log:
+        again.tier.maintain()
+        check_tidy(again)
+        assert read(log) == expected(40)

@@ -1,0 +1,250 @@
+"""
+Two processes never both write a topic; moving one loses and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cold_rig import DESCRIPTORS, PREFIX, TOPIC, Rig, append, check_tidy, expected, read, settings
+
+from quiver.errors import DirectoryInUse, Fenced, MetadataUnavailable, ObjectsUnavailable, QuiverError
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+
+def other(rig, **changed):
+    """Another process, with a disk and a clock of its own, and the same two stores."""
+    options = {"disk": CrashFileSystem(), "clock": ManualClock(), "owner": "two", **changed}
+    return Rig(memory=rig.memory, facts=rig.facts, chosen=rig.chosen, **options)
+
+
+def test_a_second_process_is_refused():
+    """While the first one lives; it is told who that is."""
+    one = Rig()
+    with one.opened() as log:
+        append(log, 3)
+        two = other(one)
+        with pytest.raises(DirectoryInUse, match="one"):
+            two.open()
+        two.close()
+        append(log, 1)
+
+
+def test_moving_a_topic_loses_and_repeats_nothing():
+    """Sealed here, opened there: the same sequence, and the next offset is the next one."""
+    one = Rig()
+    log = one.open()
+    append(log, 10)
+    assert one.store.unload(TOPIC) == 10
+    one.close()
+
+    two = other(one)
+    with two.opened() as log:
+        assert log.wal.next_offset == 10
+        assert read(log) == expected(10)
+        append(log, 5)
+        log.flush()
+        two.store.maintain()
+        assert read(log) == expected(15)
+        check_tidy(two)
+        assert two.store.unload(TOPIC) == 15
+
+    three = Rig(disk=one.disk, memory=one.memory, facts=one.facts)  # and back to the first
+    with three.opened() as log:
+        assert read(log) == expected(15)
+        append(log, 1)
+        assert log.wal.next_offset == 16
+
+
+def test_the_state_is_the_documents():
+    """Key and JSON; the next owner takes back that the topic is sealed, and not how far it came."""
+    one = Rig()
+    log = one.open()
+    append(log, 4)
+    one.store.unload(TOPIC)
+    key = f"/danube/storage/topics/{TOPIC}/state"
+
+    state = json.loads(one.facts.get(key).value)
+    assert state == {"sealed": True, "last_committed_offset": 3, "broker_id": "one", "timestamp": 1_700_000_000}
+    one.close()
+    two = other(one)
+    with two.opened():
+        assert json.loads(one.facts.get(key).value)["sealed"] is False
+        assert json.loads(one.facts.get(key).value)["last_committed_offset"] == 3
+
+
+def test_an_empty_topic_moves_too():
+    """It begins at offset 0 there, not at 1."""
+    one = Rig()
+    one.open()
+    one.store.unload(TOPIC)
+    one.close()
+
+    two = other(one)
+    with two.opened() as log:
+        assert log.wal.next_offset == 0
+
+
+def test_a_topic_whose_upload_fails_is_not_given_up():
+    """It is sealed and still ours: unloading it again, when the store is back, succeeds."""
+    one = Rig()
+    with one.opened() as log:
+        append(log, 4)
+        one.objects.fail_on("put_parts", times=99)
+        with pytest.raises(ObjectsUnavailable):
+            one.store.unload(TOPIC)
+        assert one.facts.get(f"/danube/storage/topics/{TOPIC}/state") is None
+        two = other(one)
+        with pytest.raises(DirectoryInUse):
+            two.open()
+        two.close()
+        one.objects.heal()
+        assert one.store.unload(TOPIC) == 4
+    with other(one).opened() as log:
+        assert read(log) == expected(4)
+
+
+def test_the_loser_is_fenced_and_told_so():
+    """It was away for so long that another took over: it appends nothing, publishes nothing, deletes nothing."""
+    one = Rig(chosen=settings(keep_minutes=None))
+    log = one.open()
+    append(log, 5)
+    log.flush()
+    one.tier.maintain()
+    append(log, 2)  # on its own disk only
+    log.flush()
+    two = other(one, patience_s=301.0)
+    with two.opened() as theirs:
+        assert theirs.wal.next_offset == 5
+        append(theirs, 4)
+        theirs.flush()
+        two.tier.maintain()
+        before = one.keys()
+
+        with pytest.raises(Fenced, match="two"):
+            one.tier.maintain()
+        with pytest.raises(Fenced, match="epoch 1 was fenced by two, which has epoch 2"):
+            append(log, 1)
+
+        assert one.keys() == before
+        assert read(theirs) == expected(9)
+        check_tidy(two)
+
+
+def test_an_owner_that_cannot_renew_stops_before_another_begins():
+    """Its own clock says when; while nobody can take over it goes on as soon as it can renew."""
+    one = Rig()
+    with one.opened() as log:
+        append(log, 1)
+        one.metadata.is_away = True
+        one.clock.advance(269.0)
+        append(log, 1)
+        one.clock.advance(2.0)
+        with pytest.raises(MetadataUnavailable, match="could not be renewed"):
+            append(log, 1)
+        with pytest.raises(MetadataUnavailable):
+            log.append_batch([b"x"])
+
+        one.metadata.is_away = False
+        one.store.maintain()
+        append(log, 1)
+        assert read(log) == expected(3)
+
+
+@pytest.mark.parametrize("step", ["put_parts", "copy", "head", "get_range", "commit"])
+def test_a_fenced_upload_in_the_middle_changes_nothing(step):
+    """Whatever the step at which another takes over: the former owner's descriptor does not go through."""
+    one = Rig(chosen=settings(keep_minutes=None))
+    log = one.open()
+    append(log, 3)
+    log.flush()
+    two = other(one, patience_s=301.0)
+
+    def take_over(operation, key=""):
+        if operation == step and two.store is None:
+            theirs = two.open()
+            append(theirs, 5)
+            theirs.flush()
+            two.tier.maintain()
+
+    one.tier._renew = lambda owned: None
+    one.objects.on_call = one.metadata.on_call = take_over
+    with pytest.raises(QuiverError):
+        one.tier.maintain()
+    one.objects.on_call = one.metadata.on_call = lambda *_: None
+    del one.tier._renew
+    with pytest.raises(Fenced):
+        one.tier.maintain()
+
+    two.store.maintain()
+    assert read(two.store.topic(TOPIC)) == expected(5)
+    two.store.unload(TOPIC)
+    two.close()
+    three = other(one, owner="three")
+    with three.opened() as theirs:
+        assert read(theirs) == expected(5)
+        three.store.maintain()
+        check_tidy(three)
+
+
+def test_a_restart_after_a_kill_does_not_wait():
+    """The same directory is the same owner: its lock says that the former process is gone."""
+    one = Rig()
+    log = one.open()
+    append(log, 5)
+    log.flush()
+    one.tier.maintain()
+
+    again = Rig(disk=one.disk.clone_after_kill(), memory=one.memory, facts=one.facts, clock=one.clock)
+    with again.opened() as log:
+        assert log.wal.next_offset == 5
+        assert one.clock.monotonic() == 0.0
+        append(log, 1)
+
+
+def test_offsets_never_go_back():
+    """Local files lost, metadata there: the next offset is above every object's."""
+    one = Rig()
+    with one.opened() as log:
+        append(log, 6)
+        log.flush()
+        one.tier.maintain()
+
+    again = Rig(memory=one.memory, facts=one.facts)
+    with again.opened() as log:
+        assert log.wal.next_offset == 6
+        assert read(log) == expected(6)
+
+
+def test_nobody_who_may_own_it_means_nobody_opens_it():
+    """The metadata store does not answer at open: offsets could be given out twice."""
+    one = Rig()
+    with one.opened() as log:
+        append(log, 1)
+    again = Rig(disk=one.disk, memory=one.memory, facts=one.facts)
+    again.metadata.is_away = True
+    with pytest.raises(MetadataUnavailable):
+        again.open()
+    again.close()
+
+
+def test_keys_are_the_documents():
+    """Descriptors under twenty digits, and the pointer to the newest."""
+    one = Rig()
+    with one.opened() as log:
+        append(log, 9)
+        log.flush()
+        one.tier.maintain()
+    keys = [entry.key for entry in one.facts.range(DESCRIPTORS)]
+
+    assert keys[0] == f"{DESCRIPTORS}00000000000000000000"
+    assert keys[-1] == f"{DESCRIPTORS}cur"
+    newest = one.facts.get(keys[-2])
+    assert json.loads(one.facts.get(keys[-1]).value) == {"start": keys[-2].removeprefix(DESCRIPTORS)}
+    fields = json.loads(newest.value)
+    assert list(fields) == [
+        "object_id", "start_offset", "end_offset", "size", "etag", "created_at", "completed", "offset_index",
+    ]  # fmt: skip
+    assert one.memory.head(PREFIX + fields["object_id"]).size_bytes == fields["size"]

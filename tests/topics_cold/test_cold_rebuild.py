@@ -1,0 +1,191 @@
+"""
+The catalogue made anew from the objects alone.
+"""
+
+from __future__ import annotations
+
+import pytest
+from cold_rig import PREFIX, TOPIC, Rig, append, expected, read, settings
+
+from quiver.errors import Damaged
+from quiver.metadata import acquire
+from quiver.metadata.memory import MemoryMetadata
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.catalogue_rebuild import rebuild_catalogue, topics_with_objects
+from quiver.topics.format.descriptor import decode_descriptor, encode_descriptor
+
+
+def made(compression="none", count=40, rotate=600):
+    rig = Rig(chosen=settings(rotate=rotate, compression=compression))
+    with rig.opened() as log:
+        append(log, count)
+        log.wal.rotate()
+        rig.store.maintain()
+        rig.before = rig.tier.catalogue(TOPIC).descriptors()
+    return rig
+
+
+def rebuilt(rig, facts=None):
+    facts = facts or MemoryMetadata()
+    catalogue = ObjectCatalogue(facts, root="/danube", topic=TOPIC, commits=facts)
+    return facts, catalogue, rebuild_catalogue(rig.memory, catalogue)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
+@pytest.mark.parametrize(("count", "rotate"), [(40, 600), (3500, 10**8), (1, 600)])
+def test_all_of_it_comes_back(compression, count, rotate):
+    """Every field but the second of its making; the topic is read and appended to as before."""
+    rig = made(compression, count, rotate)
+
+    facts, catalogue, report = rebuilt(rig)
+
+    assert [(one.object_id, one.offset_index, one.size, one.etag) for one in catalogue.descriptors()] == [
+        (one.object_id, one.offset_index, one.size, one.etag) for one in rig.before
+    ]
+    assert (report.damaged, report.left_out, report.holes) == ([], [], [])
+    again = Rig(memory=rig.memory, facts=facts, chosen=rig.chosen)
+    with again.opened() as log:
+        assert read(log) == expected(count)
+        append(log, 1)
+        assert log.wal.next_offset == count + 1
+
+
+def test_leftovers_and_strangers_are_left_out():
+    """Pending objects, objects that another has the messages of, and files that are not ours."""
+    rig = made()
+    first, second = rig.before[:2]
+    rig.memory.put(f"{PREFIX}data-40-pending.dnb1", b"half")
+    rig.memory.put(f"{PREFIX}README", b"by hand")
+    joined = b"".join(rig.memory.get(PREFIX + one.object_id, size_max=1 << 20) for one in (first, second))
+    rig.memory.put(f"{PREFIX}data-0-{second.end_offset}.dnb1", joined)
+
+    _, catalogue, report = rebuilt(rig)
+
+    assert sorted(report.left_out) == sorted(
+        PREFIX + name for name in ("data-40-pending.dnb1", "README", first.object_id, second.object_id)
+    )
+    assert catalogue.is_covered(0, 40) is None
+
+
+def test_what_the_catalogue_said_wrongly_is_corrected():
+    """Names without objects go, and so does what is no descriptor."""
+    rig = made()
+    facts = MemoryMetadata()
+    facts.commit(
+        {
+            f"/danube/storage/topics/{TOPIC}/objects/00000000000000000099": b"{}",
+            f"/danube/storage/topics/{TOPIC}/objects/00000000000000000000": b"not json",
+        }
+    )
+    broken = ObjectCatalogue(facts, root="/danube", topic=TOPIC, commits=facts)
+    with pytest.raises(Damaged, match="rebuild-catalogue"):
+        broken.descriptors()
+
+    _, catalogue, _ = rebuilt(rig, facts)
+
+    assert [one.object_id for one in catalogue.descriptors()] == [one.object_id for one in rig.before]
+    assert len(facts.range("/danube/")) == len(rig.before) + 1
+
+
+def test_holes_are_reported():
+    """An object is gone: the range of its offsets is said."""
+    rig = made()
+    gone = rig.before[1]
+    rig.memory.delete([PREFIX + gone.object_id])
+
+    _, _, report = rebuilt(rig)
+
+    assert report.holes == [(gone.start_offset, gone.end_offset + 1)]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_damaged_object_still_gives_the_rest(compression):
+    """It is named, and reported with the byte; a reader loses what is damaged and no more."""
+    rig = made(compression, 3500, 10**8)
+    (one,) = rig.before
+    data = bytearray(rig.memory.get(PREFIX + one.object_id, size_max=1 << 30))
+    data[one.offset_index[2][1] + 20] ^= 0xFF
+    rig.memory.put(PREFIX + one.object_id, bytes(data))
+
+    facts, catalogue, report = rebuilt(rig)
+
+    assert [found.object_id for found in catalogue.descriptors()] == [one.object_id]
+    assert [found.path for found in report.damaged] == [PREFIX + one.object_id]
+    assert report.damaged[0].offset >= one.offset_index[1][1]
+    again = Rig(memory=rig.memory, facts=facts, chosen=rig.chosen)
+    with again.opened() as log:
+        with log.reader(start=0, follow=False, on_lost="skip") as reader:
+            seen = [message.offset for message in reader]
+        assert len(seen) >= 2000
+
+
+@pytest.mark.parametrize("content", [b"", b"something else entirely, and long enough", bytes(100)])
+def test_what_is_no_object_is_not_named(content):
+    """A name alone makes none."""
+    rig = made()
+    rig.memory.put(f"{PREFIX}data-40-49.dnb1", content)
+    rig.memory.put(f"{PREFIX}data-50-59.dnb1.zst", content)
+
+    _, catalogue, report = rebuilt(rig)
+
+    assert catalogue.next_offset == 40
+    assert set(report.left_out) == {f"{PREFIX}data-40-49.dnb1", f"{PREFIX}data-50-59.dnb1.zst"}
+    assert len(report.damaged) == 2
+
+
+def test_an_object_of_other_offsets_is_not_named():
+    """Renamed by hand: its messages say otherwise."""
+    rig = made()
+    rig.memory.copy(PREFIX + rig.before[0].object_id, f"{PREFIX}data-40-43.dnb1")
+
+    _, catalogue, report = rebuilt(rig)
+
+    assert catalogue.next_offset == 40
+    assert "its messages are not 40" in str(report.damaged[0])
+
+
+def test_doing_it_twice_changes_nothing():
+    """Not one key is written again."""
+    rig = made()
+    facts, _, _ = rebuilt(rig)
+    before = facts.range("/")
+
+    rebuilt(rig, facts)
+
+    assert facts.range("/") == before
+
+
+def test_the_topics_of_an_object_store():
+    """By the names of their folders."""
+    rig = made()
+    rig.memory.put("storage/topics/other/topic.a/objects/data-0-0.dnb1", b"")
+    rig.memory.put("storage/topics/stray", b"")
+    rig.memory.put("elsewhere/x/y", b"")
+
+    assert topics_with_objects(rig.memory) == [TOPIC, "other/topic.a"]
+
+
+def test_descriptors_survive_their_encoding():
+    """What was published is what is read."""
+    for compression in ("none", "lz4"):
+        for one in made(compression).before:
+            assert decode_descriptor(encode_descriptor(one)).value == one
+
+
+def test_a_damaged_descriptor_refuses_the_topic_until_it_is_rebuilt():
+    """Nobody guesses what it said; it is named, with what to do, and the topic is left free for that."""
+    rig = made()
+    key = f"/danube/storage/topics/{TOPIC}/objects/{rig.before[1].start_offset:020d}"
+    rig.facts.commit({key: b"{}"})
+    again = Rig(disk=rig.disk, memory=rig.memory, facts=rig.facts, chosen=rig.chosen)
+    with pytest.raises(Damaged, match="rebuild-catalogue") as raised:
+        again.open()
+    assert raised.value.path == key
+    again.close()
+
+    acquire(rig.facts, f"/danube/storage/topics/{TOPIC}/owner", owner="repair", ttl_s=60.0, clock=rig.clock).release()
+    rebuilt(rig, rig.facts)
+
+    again = Rig(disk=rig.disk, memory=rig.memory, facts=rig.facts, chosen=rig.chosen)
+    with again.opened() as log:
+        assert read(log) == expected(40)

@@ -1,0 +1,246 @@
+"""
+The whole tier on real stores: a directory and a file by default, a bucket of a real S3 server, a real etcd.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+
+import pytest
+from cold_rig import append, expected, read, settings
+
+from etcd_server import etcd_binary, start_etcd, two_urls
+from quiver.clock import SYSTEM_CLOCK
+from quiver.errors import AccessRefused, DirectoryInUse, MetadataUnavailable, ObjectsUnavailable, SettingsInvalid
+from quiver.objects import ObjectLocation, open_objects
+from quiver.observe import InMemoryObserver
+from quiver.primitives.real_files import REAL_FILES
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.object_opening import open_cold_tier, owner_of
+from quiver.topics.settings import TopicSettings
+from quiver.topics.store import TopicStore
+from s3_server import S3Server, prepare_weed, start_weed, stop
+
+NAME = "default/orders"
+
+
+def through(store_of, *, check_keys=None):
+    """Append, upload, delete, read; close, open, go on; hand over to another directory."""
+    with store_of("one") as store:
+        log = store.topic(NAME)
+        append(log, 30)
+        log.flush()
+        store.maintain()
+        assert log.wal.start_offset > 0
+        assert read(log) == expected(30)
+    with store_of("one") as store:
+        log = store.topic(NAME)
+        append(log, 30)
+        log.flush()
+        store.maintain()
+        assert read(log) == expected(60)
+        assert read(log, 17) == expected(60, 17)
+        with store_of("two") as other, pytest.raises(DirectoryInUse):
+            other.topic(NAME)
+        store.unload(NAME)
+        with store_of("two") as other:
+            log = other.topic(NAME)
+            assert read(log) == expected(60)
+            append(log, 10)
+            log.flush()
+            other.maintain()
+            assert read(log) == expected(70)
+
+
+def test_a_directory_and_a_file(tmp_path):
+    """The names that people type: both optional, the metadata beside the topics."""
+
+    def store_of(name):
+        return TopicStore.open(
+            tmp_path / name, objects=f"file://{tmp_path}/cold", metadata=f"sqlite://{tmp_path}/shared.db",
+            settings=settings(rotate=600), background=False,
+        )  # fmt: skip
+
+    through(store_of)
+    assert (tmp_path / "cold/storage/topics/default/orders/objects").is_dir()
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_bucket_and_a_file(tmp_path, s3_server: S3Server, compression):
+    """As the broker's file says it, against a real S3 server."""
+    url = s3_server.url()
+    chosen = settings(rotate=600, compression=compression)
+    location = {"backend": "s3", "root": url, "options": s3_server.options()}
+
+    def store_of(name):
+        return TopicStore.open(
+            tmp_path / name, objects=location, metadata=f"sqlite://{tmp_path}/shared.db", settings=chosen,
+            background=False,
+        )  # fmt: skip
+
+    through(store_of)
+    tier = open_objects(ObjectLocation.from_mapping(location), writable=False)
+    keys = [info.key for info in tier.list_below("")]
+    assert all(key.startswith("storage/topics/default/orders/objects/data-") for key in keys)
+    assert not [key for key in keys if "pending" in key]
+
+
+def test_a_bucket_and_an_etcd(tmp_path, s3_server: S3Server, etcd_server: str):
+    """Where an etcd is found."""
+    url = s3_server.url()
+    namespace = f"/{secrets.token_hex(4)}"
+    chosen = TopicSettings.from_mapping(
+        {
+            "storage": {
+                "wal": {"rotate_max_bytes": 600, "cache_capacity": 2},
+                "deleter": {"retention_time_minutes": 0},
+                "cloud": {"backend": "s3", "root": url, "options": s3_server.options()},
+                "metadata": {"endpoint": etcd_server.replace("http://", "etcd://"), "namespace": namespace},
+            }
+        }
+    )
+
+    through(lambda name: TopicStore.open(tmp_path / name, settings=chosen, background=False))
+
+
+@pytest.mark.slow
+def test_the_death_of_a_real_s3_server(tmp_path):
+    """Killed between two uploads: appends and local reads go on, nothing local goes; all is made good afterwards."""
+    folder = tmp_path / "s3"
+    binary, server, ports = prepare_weed(folder)
+    location = {"backend": "s3", "root": "s3://quiver-test/x", "options": server.options(timeout_s="2")}
+    process = start_weed(binary, folder, server, ports)
+    try:
+        with TopicStore.open(
+            tmp_path / "t", objects=location, settings=settings(rotate=600), clock=ManualClock(), background=False
+        ) as store:
+            log = store.topic(NAME)
+            append(log, 20)
+            log.flush()
+            store.maintain()
+            start = log.wal.start_offset
+            assert start > 0
+            stop(process)
+
+            append(log, 20)
+            log.flush()
+            with pytest.raises(ObjectsUnavailable) as raised:
+                store.maintain()
+            assert server.secret_key not in str(raised.value)
+            assert log.wal.start_offset == start
+            assert read(log, start) == expected(40, start)
+            with log.reader(start=0, follow=False) as reader, pytest.raises(ObjectsUnavailable):
+                next(reader)
+
+            process = start_weed(binary, folder, server, ports)
+            store.maintain()
+            assert log.wal.start_offset > start
+            assert read(log) == expected(40)
+    finally:
+        stop(process)
+
+
+@pytest.mark.etcd
+def test_the_death_of_a_real_etcd(tmp_path):
+    """Killed: appends go on, nothing is published and nothing goes; back with its data, all is made good."""
+    binary = etcd_binary()
+    assert binary is not None
+    client, peer = two_urls()
+    process = start_etcd(binary, tmp_path, client, peer)
+    try:
+        with TopicStore.open(
+            tmp_path / "t", objects=str(tmp_path / "cold"), metadata=client.replace("http://", "etcd://"),
+            settings=settings(rotate=600), clock=ManualClock(), background=False,
+        ) as store:  # fmt: skip
+            log = store.topic(NAME)
+            append(log, 20)
+            log.flush()
+            store.maintain()
+            start = log.wal.start_offset
+            stop(process)
+
+            append(log, 20)
+            log.flush()
+            with pytest.raises(MetadataUnavailable):
+                store.maintain()
+            assert log.wal.start_offset == start
+            assert read(log) == expected(40)
+
+            process = start_etcd(binary, tmp_path, client, peer)
+            store.maintain()
+            assert log.wal.start_offset > start
+            assert read(log) == expected(40)
+    finally:
+        stop(process)
+
+
+def test_many_topics_share_two_threads(tmp_path):
+    """Everything by itself: uploaded and released in the background, however many topics."""
+    chosen = settings(rotate=600)
+    observer = InMemoryObserver()
+    before = threading.active_count()
+    tier_done = threading.Event()
+    wanted = 20
+
+    class Counting(InMemoryObserver):
+        def count(self, name, amount=1, **attributes):
+            super().count(name, amount, **attributes)
+            if name == "danube_uploader_objects_created_total" and self.total(name) >= wanted:
+                tier_done.set()
+
+    observer = Counting()
+    with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold"), settings=chosen, observer=observer) as store:
+        for number in range(wanted):
+            log = store.topic(f"default/t{number}")
+            log.append(b"x")
+            log.flush()
+        assert threading.active_count() <= before + 3  # the store's, and the tier's two
+        for number in range(wanted):
+            store._cold._find(f"default/t{number}").upload_at = 0.0
+        store._cold._notify()
+        assert tier_done.wait(timeout=30)
+    assert threading.active_count() == before
+
+
+def test_credentials_are_proved_when_the_topics_are_opened(tmp_path, s3_server: S3Server):
+    """Not five minutes later by a thread that has nobody to tell; the directory is free again."""
+    wrong = {"backend": "s3", "root": s3_server.url(), "options": s3_server.options(secret_key="wrong")}
+    with pytest.raises(AccessRefused):
+        TopicStore.open(tmp_path / "t", objects=wrong)
+    TopicStore.open(tmp_path / "t", background=False).close()
+
+
+def test_no_place_for_objects_is_an_error():
+    """A tier is asked for, and nothing says where it is."""
+    disk = CrashFileSystem()
+    disk.make_dirs("/topics")
+    with pytest.raises(SettingsInvalid, match="backend is one of"):
+        open_cold_tier(
+            "/topics", TopicSettings(), files=disk, clock=SYSTEM_CLOCK, observer=InMemoryObserver(), background=False
+        )
+
+
+def test_a_directory_keeps_its_name():
+    """Made up once; a restart finds it, a power cut does not take it."""
+    disk = CrashFileSystem()
+    disk.make_dirs("/topics")
+    name = owner_of(disk, "/topics")
+
+    assert owner_of(disk, "/topics") == name
+    assert owner_of(disk.clone_after_crash(seed=1), "/topics") == name
+    assert len(name) == 16
+
+
+def test_a_catalogue_that_only_reads_writes_nothing(tmp_path):
+    """Who does not own a topic cannot change what is said of it."""
+    from quiver.errors import Fenced
+    from quiver.metadata import open_metadata
+
+    catalogue = ObjectCatalogue(open_metadata("memory://"), root="/danube", topic=NAME)
+
+    with pytest.raises(Fenced):
+        catalogue.withdraw([])
+    assert REAL_FILES
