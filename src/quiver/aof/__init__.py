@@ -1,0 +1,56 @@
+"""
+AOF2: a segmented append-only log with ids for its records, for one writing process.
+
+::
+
+    append_record ──▶ tail (memory, mapped) ──▶ flush (sync) ──▶ seal (footer, pointer) ──▶ retention
+                        │                          │                 │
+                        └── readers see it         └── durable       └── the catalogue of sealed segments
+
+=================  ==========================================================================
+file               purpose
+=================  ==========================================================================
+`manager.py`       the directory of logs, its lock, and the threads that all logs share
+`log.py`           one log: what programs call
+`tail.py`          where records go: the active segment, those that wait, spares; back-pressure
+`segment.py`       one mapped segment that is being written
+`reservation.py`   room at the end that the caller fills in place
+`flush.py`         one sync for all who wait; retries; the failure flag
+`upkeep.py`        seal, make spares, note durability, retire
+`workers.py`       the threads, and whose turn it is
+`notify.py`        who waits for what
+`catalog.py`       the sealed segments, and maps of them
+`reader.py`        records in order, one by id, and as they come
+`batch.py`         many records at once, as columns and one buffer
+`source.py`        a segment as a reader sees it
+`recovery.py`      opening what a crash left, in a listed order of steps
+`retention.py`     which segments leave                                              (pure)
+`sizing.py`        how large the next segment is                                     (pure)
+`config.py`        the settings
+`snapshots.py`     what a log says of itself
+`format/`          the bytes                                                         (pure)
+=================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from quiver.aof.config import AofConfig, FlushConfig, Retention
+from quiver.aof.log import Aof
+from quiver.aof.manager import AofManager
+from quiver.aof.reader import Reader, Record, TailFollower
+from quiver.aof.reservation import Reservation
+from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
+
+__all__ = [
+    "Aof",
+    "AofConfig",
+    "AofManager",
+    "FlushConfig",
+    "LogSnapshot",
+    "Reader",
+    "Record",
+    "Reservation",
+    "Retention",
+    "SegmentSnapshot",
+    "TailFollower",
+]

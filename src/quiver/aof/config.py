@@ -1,0 +1,128 @@
+"""
+Settings of a log: the document's keys, frozen, checked and rounded when they are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from quiver.errors import SettingsInvalid
+from quiver.settings import GIB, KIB, MIB
+
+__all__ = ["AofConfig", "FlushConfig", "Retention"]
+
+RetentionPolicy = Literal["keep_all", "time", "size"]
+RetentionAction = Literal["archive", "expire"]
+
+_DEFAULT_MIN = 64 * KIB
+_DEFAULT_MAX = 1 * GIB
+_DEFAULT_TARGET = 64 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class FlushConfig:
+    """
+    When data is synced without being asked, and how much may wait for it.
+
+    Attributes:
+        flush_watermark_bytes: a flush begins when this much is not yet durable; 0 begins one for every append.
+        flush_interval_ms: nothing waits longer than this for its flush; 0 is no timer.
+        max_unflushed_bytes: what would exceed it is refused with `WouldBlock("flush")`; 0 is no limit.
+        max_concurrent_flushes: threads of the manager that flush, for all its logs together.
+        retries_max: failures in a row after which producers are refused until a flush succeeds.
+
+    Raises:
+        SettingsInvalid: out of range.
+    """
+
+    flush_watermark_bytes: int = 8 * MIB
+    flush_interval_ms: float = 5
+    max_unflushed_bytes: int = 64 * MIB
+    max_concurrent_flushes: int = 1
+    retries_max: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("flush_watermark_bytes", "flush_interval_ms", "max_unflushed_bytes", "retries_max"):
+            if getattr(self, name) < 0:
+                raise SettingsInvalid(f"flush.{name} must not be negative")
+        if not 1 <= self.max_concurrent_flushes <= 64:
+            raise SettingsInvalid("flush.max_concurrent_flushes must be 1 to 64")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """
+    Which sealed segments leave `segments/`, and where to. The newest sealed segment always stays.
+
+    Attributes:
+        policy: `keep_all` keeps everything; `time` what was sealed less than *ttl_s* ago; `size` the newest segments
+            up to *max_total_bytes*.
+        action: `archive` moves a segment to `archive/`, `expire` deletes it.
+
+    Raises:
+        SettingsInvalid: a policy without its limit.
+    """
+
+    policy: RetentionPolicy = "keep_all"
+    ttl_s: float | None = None
+    max_total_bytes: int | None = None
+    action: RetentionAction = "archive"
+
+    def __post_init__(self) -> None:
+        if self.policy == "time" and not (self.ttl_s or 0) > 0:
+            raise SettingsInvalid("retention by time needs ttl_s above 0")
+        if self.policy == "size" and not (self.max_total_bytes or 0) > 0:
+            raise SettingsInvalid("retention by size needs max_total_bytes above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class AofConfig:
+    """
+    How one log behaves.
+
+    The sizes are rounded to the nearest power of two (the lower of two equally near ones) and kept in order:
+    min ≤ target ≤ max. 0 stands for the default.
+
+    Attributes:
+        root_dir: the directory of the log.
+        segment_min_bytes: no segment is smaller.
+        segment_max_bytes: no segment is larger, and so no record that would not fit into one.
+        segment_target_bytes: the size of the first segment. From then on sizes slide: segments that fill within
+            moments are followed by larger ones, segments that take minutes by smaller ones.
+        preallocate_segments: segments made ahead, so that the writer need not wait for one.
+        retention: which sealed segments leave, and where to.
+        flush: when data is synced, and how much may wait for it.
+
+    Raises:
+        SettingsInvalid: out of range.
+    """
+
+    segment_floor_bytes: ClassVar[int] = 64 * KIB
+    segment_ceiling_bytes: ClassVar[int] = 2 * GIB
+
+    root_dir: str = "./data/aof"
+    segment_min_bytes: int = _DEFAULT_MIN
+    segment_max_bytes: int = _DEFAULT_MAX
+    segment_target_bytes: int = _DEFAULT_TARGET
+    preallocate_segments: int = 1
+    retention: Retention = field(default_factory=Retention)
+    flush: FlushConfig = field(default_factory=FlushConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.preallocate_segments <= 16:
+            raise SettingsInvalid("preallocate_segments must be 0 to 16")
+        smallest = self._rounded("segment_min_bytes", _DEFAULT_MIN)
+        target = max(smallest, self._rounded("segment_target_bytes", _DEFAULT_TARGET))
+        largest = max(smallest, self._rounded("segment_max_bytes", _DEFAULT_MAX))
+        object.__setattr__(self, "segment_min_bytes", smallest)
+        object.__setattr__(self, "segment_max_bytes", largest)
+        object.__setattr__(self, "segment_target_bytes", min(target, largest))
+
+    def _rounded(self, name: str, default: int) -> int:
+        value = getattr(self, name) or default
+        if not isinstance(value, int) or value < 0:
+            raise SettingsInvalid(f"{name} must be a number of bytes, not {value!r}")
+        below = 1 << (value.bit_length() - 1)
+        nearest = below if value - below <= 2 * below - value else 2 * below
+        return min(max(nearest, self.segment_floor_bytes), self.segment_ceiling_bytes)

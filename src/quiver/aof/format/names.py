@@ -1,0 +1,151 @@
+"""
+Names of the files of a log, made and parsed in one place. A name that this code would not make is somebody else's.
+
+::
+
+    <root>/
+      aof.id                                                  the stream's number, as text
+      segments/<segment_id>_<base_offset>_<created_at>.seg    a segment; each number has 20 digits
+      segments/<number>.spare                                 room for a segment to come, or one not yet named
+      segments/current.sealed                                 the newest sealed segment
+      archive/<segment_id>_<sealed_at>.seg                    a sealed segment that retention moved away
+      quarantine/…                                            damaged files, as they were found
+      manifest/<stream_id>/<chunk_index>.mlog                 the MAN1 manifest log
+      warm/durability/<stream_id>.json                        how far each segment was synced
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = [
+    "ARCHIVE",
+    "DURABILITY",
+    "IDENTITY_NAME",
+    "LOCK_NAME",
+    "MANIFEST",
+    "POINTER_NAME",
+    "QUARANTINE",
+    "SEGMENTS",
+    "SegmentName",
+    "archive_name",
+    "chunk_name",
+    "durability_name",
+    "is_stream_name",
+    "parse_archive_name",
+    "parse_chunk_name",
+    "parse_segment_name",
+    "parse_spare_name",
+    "spare_name",
+    "stream_folder",
+]
+
+SEGMENTS = "segments"
+ARCHIVE = "archive"
+MANIFEST = "manifest"
+QUARANTINE = "quarantine"
+DURABILITY = "warm/durability"
+POINTER_NAME = "current.sealed"
+IDENTITY_NAME = "aof.id"
+LOCK_NAME = "aof.lock"
+
+_U64_MAX = (1 << 64) - 1
+_I64_MAX = (1 << 63) - 1
+_SEGMENT = re.compile(r"([0-9]{20})_([0-9]{20})_(-?[0-9]{19,20})\.seg")
+_ARCHIVED = re.compile(r"([0-9]{20})_([0-9]{20})\.seg")
+_SPARE = re.compile(r"([0-9]{20})\.spare")
+_CHUNK = re.compile(r"([0-9]{20})\.mlog")
+_STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """
+    What the name of a segment says. `str` of it is the name.
+    """
+
+    segment_id: int
+    base_offset: int
+    created_at: int
+
+    def __str__(self) -> str:
+        return f"{self.segment_id:020}_{self.base_offset:020}_{self.created_at:020}.seg"
+
+
+def parse_segment_name(name: str) -> SegmentName | None:
+    """
+    Return what the name of a segment file says, or None when it is not one.
+    """
+    match = _SEGMENT.fullmatch(name)
+    if match is None:
+        return None
+    parsed = SegmentName(*map(int, match.groups()))
+    fits = parsed.segment_id <= _U64_MAX and parsed.base_offset <= _U64_MAX and abs(parsed.created_at) <= _I64_MAX
+    return parsed if fits and str(parsed) == name else None
+
+
+def archive_name(segment_id: int, sealed_at: int) -> str:
+    """
+    Return the name of a sealed segment in the archive.
+    """
+    return f"{segment_id:020}_{sealed_at:020}.seg"
+
+
+def parse_archive_name(name: str) -> tuple[int, int] | None:
+    """
+    Return segment id and time of sealing, or None when it is no name of an archived segment.
+    """
+    match = _ARCHIVED.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def spare_name(number: int) -> str:
+    """
+    Return the name of a file that waits to become a segment; the number only tells spares apart.
+    """
+    return f"{number:020}.spare"
+
+
+def parse_spare_name(name: str) -> int | None:
+    """
+    Return the number of a spare file, or None when it is none.
+    """
+    match = _SPARE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def stream_folder(stream_id: int) -> str:
+    """
+    Return the folder of a stream's manifest chunks.
+    """
+    return f"{MANIFEST}/{stream_id:020}"
+
+
+def chunk_name(chunk_index: int) -> str:
+    """
+    Return the name of a manifest chunk.
+    """
+    return f"{chunk_index:020}.mlog"
+
+
+def parse_chunk_name(name: str) -> int | None:
+    """
+    Return the index of a manifest chunk, or None when it is none.
+    """
+    match = _CHUNK.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def durability_name(stream_id: int) -> str:
+    """
+    Return the name of the durability snapshot of a stream.
+    """
+    return f"{stream_id:020}.json"
+
+
+def is_stream_name(name: str) -> bool:
+    """
+    Say whether a stream may be called *name*: it becomes a directory.
+    """
+    return _STREAM.fullmatch(name) is not None

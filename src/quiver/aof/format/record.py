@@ -1,0 +1,164 @@
+"""
+One record entry of a segment, its id, and the walk from one to the next. Bytes only.
+
+::
+
+    0   u32  payload length   never 0: zeros behind the last record end the walk
+    4   u32  checksum         CRC-64/NVME of the payload, its halves folded by xor
+    8   u64  timestamp        wall clock, nanoseconds
+    16  u64  ext_id
+    24       payload          as many bytes as the length says; no padding behind it
+
+The id of a record is not stored: it is the segment's index in the high half and the record's offset in the file in the
+low half. The checksum covers the payload alone; of a flipped bit in timestamp or ext_id the format cannot know.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quiver.primitives.checksum import crc64_nvme, fold64to32
+from quiver.primitives.files import Buffer
+from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+
+__all__ = [
+    "RECORD_HEAD",
+    "RECORD_HEAD_BYTES",
+    "RecordEntry",
+    "RecordScan",
+    "checksum_of",
+    "decode_record",
+    "encode_record",
+    "entries",
+    "join_record_id",
+    "scan_records",
+    "split_record_id",
+]
+
+RECORD_HEAD = struct.Struct("<IIQQ")
+RECORD_HEAD_BYTES = RECORD_HEAD.size
+_OFFSET_MASK = 0xFFFF_FFFF
+
+
+class RecordEntry(NamedTuple):
+    """
+    A record as it lies in its segment; the payload is a view of it.
+    """
+
+    offset: int
+    timestamp: int
+    ext_id: int
+    payload: memoryview
+
+
+def join_record_id(segment_index: int, segment_offset: int) -> int:
+    """
+    Return the id of the record at *segment_offset* of segment *segment_index*; both have 32 bits.
+    """
+    return segment_index << 32 | segment_offset
+
+
+def split_record_id(record_id: int) -> tuple[int, int]:
+    """
+    Return segment index and offset of a record.
+    """
+    return record_id >> 32, record_id & _OFFSET_MASK
+
+
+def checksum_of(payload: Buffer) -> int:
+    """
+    Return the checksum of a payload: its CRC-64/NVME folded to 32 bits.
+    """
+    return fold64to32(crc64_nvme(payload))
+
+
+def encode_record(payload: Buffer, *, timestamp: int, ext_id: int = 0) -> bytes:
+    """
+    Return the bytes of a record; *payload* has 1 to 2^32 - 1 bytes.
+    """
+    return RECORD_HEAD.pack(len(payload), checksum_of(payload), timestamp, ext_id) + bytes(payload)
+
+
+def decode_record(view: memoryview, offset: int, limit: int) -> Answer[RecordEntry]:
+    """
+    Decode the record at *offset*; neither it nor anything of it lies at or behind *limit*, which `view` reaches.
+
+    A length of zero is `NeedMore`: nothing was written there. So is a head that begins too close to *limit*.
+    """
+    start = offset + RECORD_HEAD_BYTES
+    if start > limit:
+        return NeedMore(start - limit)
+    length, checksum, timestamp, ext_id = RECORD_HEAD.unpack_from(view, offset)
+    if length == 0:
+        return NeedMore(RECORD_HEAD_BYTES + 1)
+    end = start + length
+    if end > limit:
+        return Damage(offset, f"a record of {length} bytes would end {end - limit} bytes too late")
+    payload = view[start:end]
+    if checksum_of(payload) != checksum:
+        return Damage(offset, f"checksum mismatch in a record of {length} bytes")
+    return Frame(RecordEntry(offset, timestamp, ext_id, payload), end)
+
+
+def entries(view: memoryview, offset: int, limit: int) -> Iterator[RecordEntry | Damage]:
+    """
+    Yield the records from *offset* to *limit*; a `Damage` is the last thing.
+    """
+    while True:
+        answer = decode_record(view, offset, limit)
+        if isinstance(answer, NeedMore):
+            return
+        if isinstance(answer, Damage):
+            yield answer
+            return
+        yield answer.value
+        offset = answer.end
+
+
+@dataclass(slots=True)
+class RecordScan:
+    """
+    What a walk over a segment's records found, up to the first thing that is not a whole record.
+
+    Attributes:
+        end: the offset behind the last whole record.
+        record_count: whole records.
+        last_offset: where the last of them begins; the start of the walk when there is none.
+        last_timestamp: its timestamp; 0 when there is none.
+        crc64: CRC-64/NVME of all payloads, one behind the other.
+        damage: what ended the walk, or None when the records just end.
+    """
+
+    end: int
+    last_offset: int
+    record_count: int = 0
+    last_timestamp: int = 0
+    crc64: int = 0
+    damage: Damage | None = None
+
+    @property
+    def checksum(self) -> int:
+        """
+        The checksum that a footer has of these payloads.
+        """
+        return fold64to32(self.crc64)
+
+
+def scan_records(view: memoryview, offset: int, limit: int) -> RecordScan:
+    """
+    Walk over the records from *offset* to *limit* and verify each.
+    """
+    found = RecordScan(offset, offset)
+    for entry in entries(view, offset, limit):
+        if isinstance(entry, Damage):
+            found.damage = entry
+            break
+        found.record_count += 1
+        found.last_offset = entry.offset
+        found.last_timestamp = entry.timestamp
+        found.crc64 = crc64_nvme(entry.payload, found.crc64)
+        found.end = entry.offset + RECORD_HEAD_BYTES + len(entry.payload)
+    return found

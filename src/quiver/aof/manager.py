@@ -1,0 +1,203 @@
+"""
+The manager: one directory of logs, one process, and the threads that all its logs share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from types import TracebackType
+from typing import Self
+
+from quiver.aof.config import AofConfig
+from quiver.aof.format.names import (
+    ARCHIVE,
+    DURABILITY,
+    IDENTITY_NAME,
+    LOCK_NAME,
+    SEGMENTS,
+    is_stream_name,
+)
+from quiver.aof.log import Aof
+from quiver.aof.recovery import recover
+from quiver.aof.snapshots import LogSnapshot
+from quiver.aof.workers import Workers
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import Damaged, QuiverError, StoreClosed, WrongUse
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+
+__all__ = ["AofManager"]
+
+_IDENTITY_BYTES_MAX = 64
+
+
+class AofManager:
+    """
+    The logs below one directory, each in a directory of its own name. Thread-safe.
+
+    Made by `open`. Its threads flush, seal, make segments ahead and retire old ones, for all logs together.
+    """
+
+    def __init__(
+        self, path: str, config: AofConfig, *, files: FileSystem, clock: Clock, observer: Observer, background: bool
+    ) -> None:
+        self.path = path.rstrip("/") or "/"
+        self.config = config
+        self._files = files
+        self._clock = clock
+        self._observer = observer
+        self._logs: dict[str, Aof] = {}
+        self._guard = threading.RLock()
+        self._closed = False
+        files.make_dirs(self.path)
+        self._lock = hold(files, f"{self.path}/{LOCK_NAME}", owner="quiver aof")
+        threads = config.flush.max_concurrent_flushes if background else 0
+        self._workers = Workers(self.path, clock=clock, observer=observer, flush_threads=threads)
+        self._workers.start()
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        config: AofConfig | None = None,
+        *,
+        files: FileSystem = REAL_FILES,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
+        background: bool = True,
+    ) -> AofManager:
+        """
+        Open the directory *path*, created when missing; no other process may have it open.
+
+        Args:
+            path: the directory; each log has a directory in it.
+            config: for logs that are opened without one of their own; `root_dir` is set for each log.
+            files: the file system.
+            clock: the time.
+            observer: where counts and events go.
+            background: with False there are no threads, and `maintain` does their work.
+
+        Raises:
+            DirectoryInUse: another process has it open.
+            OSError: the disk refused.
+        """
+        return cls(
+            path,
+            config or AofConfig(),
+            files=files,
+            clock=clock,
+            observer=observer or InMemoryObserver(),
+            background=background,
+        )
+
+    def log(self, name: str, config: AofConfig | None = None) -> Aof:
+        """
+        Return the log *name*, opened or created; the same object until it is closed.
+
+        Raises:
+            WrongUse: a log cannot have that name.
+            StoreClosed: the manager was closed.
+            OSError: the disk refused.
+        """
+        if not is_stream_name(name):
+            raise WrongUse(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
+        with self._guard:
+            if self._closed:
+                raise StoreClosed(f"{self.path} was closed")
+            log = self._logs.get(name)
+            if log is None or log.closed:
+                log = self._logs[name] = self._open(name, config or self.config)
+            return log
+
+    def _open(self, name: str, config: AofConfig) -> Aof:
+        root = f"{self.path}/{name}"
+        for folder in (SEGMENTS, ARCHIVE, DURABILITY):
+            self._files.make_dirs(f"{root}/{folder}")
+        stream_id = self._identity(f"{root}/{IDENTITY_NAME}")
+        recovered = recover(
+            self._files, root, stream_id=stream_id, clock=self._clock, observer=self._observer,
+            now_s=self._clock.monotonic(),
+        )  # fmt: skip
+        return Aof(
+            name, dataclasses.replace(config, root_dir=root), recovered, stream_id=stream_id, fs=self._files,
+            clock=self._clock, observer=self._observer, workers=self._workers,
+        )  # fmt: skip
+
+    def _identity(self, path: str) -> int:
+        """
+        Return the number of the log, which it keeps for ever: names of files and objects are made of it.
+        """
+        if self._files.exists(path):
+            file = self._files.open_read(path)
+            try:
+                text = file.pread(_IDENTITY_BYTES_MAX, 0).decode("ascii", "replace").strip()
+            finally:
+                file.close()
+            if not (text.isascii() and text.isdecimal()):
+                raise Damaged(path, 0, f"{text[:20]!r} is not the number of a log")
+            return int(text)
+        # Nanoseconds of its creation: unlike a counter they differ between managers whose objects share a bucket.
+        number = self._clock.now_ns()
+        taken = {log.stream_id for log in self._logs.values()}
+        while number in taken:
+            number += 1
+        replace_file(self._files, path, f"{number}\n".encode())
+        return number
+
+    def logs(self) -> list[str]:
+        """
+        Return the names of all logs in the directory, open or not.
+        """
+        names = self._files.list_dir(self.path)
+        return [name for name in names if self._files.exists(f"{self.path}/{name}/{SEGMENTS}")]
+
+    def snapshot(self) -> tuple[LogSnapshot, ...]:
+        """
+        Return what each open log says of itself.
+        """
+        with self._guard:
+            return tuple(log.snapshot() for log in self._logs.values() if not log.closed)
+
+    def maintain(self) -> None:
+        """
+        Do by hand, in this thread, what the threads would do now: flush what is due, seal, make segments, retire.
+        """
+        with self._guard:
+            logs = [log for log in self._logs.values() if not log.closed]
+        for log in logs:
+            self._workers.ask_upkeep(log)
+        self._workers.run_pending()
+
+    def close(self) -> None:
+        """
+        Close all logs, end the threads and let the directory go. Idempotent.
+
+        Raises:
+            QuiverError, OSError: of the first log that could not be closed cleanly; all are closed.
+        """
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            failure: BaseException | None = None
+            for log in self._logs.values():
+                try:
+                    log.close()
+                except (OSError, QuiverError) as error:
+                    failure = failure or error
+            self._workers.stop()
+            self._lock.release()
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

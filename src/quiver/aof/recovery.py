@@ -1,0 +1,430 @@
+"""
+Opening a log that exists, in a listed order of steps. Recovering twice equals recovering once.
+
+1. `load_pointer`: the newest segment that is known to be sealed.
+2. `settle_names`: leftovers go; a spare that was written to gets its name; names are made durable.
+3. `inspect`: each segment's header and footer; the rest of the file is read only where they do not settle it.
+4. `settle`: a segment whose footer counts is taken as it is. One whose records end before its footer says so, or whose
+   header is damaged, is kept in `quarantine/`. Unsealed ones are cut behind their last whole record, written again
+   and synced; all but the newest are sealed, the newest goes on as the tail.
+
+Nothing of what a file holds makes opening fail: an empty, short, header-less or foreign file is removed if there is
+nothing in it, and moved aside or left alone if there is. Only a disk that does not work makes it fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+
+from quiver.aof.catalog import SealedSegment
+from quiver.aof.format.durability import DURABILITY_BYTES_MAX, decode_durability
+from quiver.aof.format.names import (
+    ARCHIVE,
+    DURABILITY,
+    POINTER_NAME,
+    QUARANTINE,
+    SEGMENTS,
+    SegmentName,
+    durability_name,
+    parse_archive_name,
+    parse_segment_name,
+    parse_spare_name,
+)
+from quiver.aof.format.record import RecordScan, join_record_id, scan_records
+from quiver.aof.format.sealed_pointer import POINTER_BYTES, SealedPointer, decode_pointer, encode_pointer
+from quiver.aof.format.segment_file import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    SegmentFooter,
+    SegmentHeader,
+    agrees_with,
+    decode_footer,
+    decode_header,
+    encode_footer,
+)
+from quiver.aof.segment import Segment
+from quiver.clock import Clock
+from quiver.observe import Observer
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.copying import copy_file
+from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.files import File, FileSystem
+from quiver.primitives.prealloc import reserve_blocks
+from quiver.primitives.scan import Frame, is_zero
+
+__all__ = ["Recovered", "recover"]
+
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Recovered:
+    """
+    What a log is after recovery: all of it is durable.
+
+    Attributes:
+        tail: the segment that goes on; None when the log ends with a sealed one.
+        pointer: what `current.sealed` said.
+        coordinator_watermark: the highest of pointer and footers.
+        truncated_bytes: how much was cut off behind the last whole records.
+        quarantined: files that were moved or copied aside.
+    """
+
+    sealed: list[SealedSegment] = field(default_factory=list)
+    tail: Segment | None = None
+    pointer: SealedPointer | None = None
+    next_segment_id: int = 0
+    next_base_offset: int = 0
+    next_base_record_count: int = 0
+    coordinator_watermark: int = 0
+    ext_id: int = 0
+    last_timestamp: int = 0
+    truncated_bytes: int = 0
+    quarantined: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Found:
+    """
+    A segment file: its header, its footer when there is one that fits, and whether that settles it.
+    """
+
+    path: str
+    name: SegmentName
+    header: SegmentHeader
+    footer: SegmentFooter | None
+    size_bytes: int
+    trusted: bool
+
+
+def recover(fs: FileSystem, root: str, *, stream_id: int, clock: Clock, observer: Observer, now_s: float) -> Recovered:
+    """
+    Bring the log in *root* to a state that one more crash would not change, and return it.
+
+    Raises:
+        OSError: the disk does not work, or has no room for a footer.
+    """
+    work = _Recovery(fs, root, stream_id, clock, observer)
+    work.load_pointer()
+    work.settle_names()
+    unsealed = [found for found in work.inspect() if not work.settle_sealed(found)]
+    for found in unsealed:
+        is_last = found is unsealed[-1] and all(found.name.segment_id > one.segment_id for one in work.result.sealed)
+        work.settle_unsealed(found, is_last=is_last, now_s=now_s)
+    work.count_on()
+    return work.result
+
+
+class _Recovery:
+    def __init__(self, fs: FileSystem, root: str, stream_id: int, clock: Clock, observer: Observer) -> None:
+        self._fs = fs
+        self._segments = f"{root}/{SEGMENTS}"
+        self._quarantine = f"{root}/{QUARANTINE}"
+        self._archive = f"{root}/{ARCHIVE}"
+        self._snapshot = f"{root}/{DURABILITY}/{durability_name(stream_id)}"
+        self._clock = clock
+        self._observer = observer
+        self._highest_id = -1
+        self._durable: dict[int, int] = {}
+        self.result = Recovered()
+
+    def _tell(self, event: str, path: str, reason: str) -> None:
+        self._observer.count("aof_recovery_findings_total", kind=event)
+        self._observer.event(f"aof.recovery.{event}", level=logging.WARNING, path=path, reason=reason)
+
+    # ---- 1
+
+    def load_pointer(self) -> None:
+        path = f"{self._segments}/{POINTER_NAME}"
+        if self._fs.exists(path):
+            answer = decode_pointer(memoryview(self._first_bytes(path, POINTER_BYTES)))
+            if isinstance(answer, Frame):
+                self.result.pointer = answer.value
+                self._highest_id = answer.value.segment_id
+                self.result.coordinator_watermark = answer.value.coordinator_watermark
+            else:
+                self._tell("pointer", path, "damaged or short; the segments say what it said")
+        if self._fs.exists(self._snapshot):
+            snapshot = decode_durability(memoryview(self._first_bytes(self._snapshot, DURABILITY_BYTES_MAX)))
+            if isinstance(snapshot, Frame):
+                self._durable = {one.segment_id: one.durable_bytes for one in snapshot.value}
+
+    # ---- 2
+
+    def settle_names(self) -> None:
+        gone: list[str] = []
+        archived = self._archived()
+        for name in self._fs.list_dir(self._segments):
+            path = f"{self._segments}/{name}"
+            parsed = parse_segment_name(name)
+            if parsed is not None and archived.get(parsed.segment_id) == self._fs.stat(path).inode:
+                gone.append(path)  # it was moved, and only its new name had reached the disk for certain
+            elif name.endswith(TEMPORARY_SUFFIX):
+                gone.append(path)
+            elif parse_spare_name(name) is not None:
+                answer = self._header(path)
+                if not isinstance(answer, SegmentHeader):
+                    gone.append(path)  # never written to, or lost in the power cut with all that was in it
+                    continue
+                proper = SegmentName(answer.segment_index, answer.base_offset, answer.created_at)
+                self._fs.rename(path, f"{self._segments}/{proper}")
+        # Also when nothing was found: an earlier run may have been killed between a rename and its sync.
+        remove_durably(self._fs, gone)
+        self._fs.sync_dir(self._segments)
+
+    def _archived(self) -> dict[int, int]:
+        """
+        Return the inode of each segment that is in the archive.
+        """
+        inodes: dict[int, int] = {}
+        for name in self._fs.list_dir(self._archive):
+            parsed = parse_archive_name(name)
+            if parsed is not None:
+                inodes[parsed[0]] = self._fs.stat(f"{self._archive}/{name}").inode
+                self._highest_id = max(self._highest_id, parsed[0])
+        return inodes
+
+    def _first_bytes(self, path: str, size: int) -> bytes:
+        file = self._fs.open_read(path)
+        try:
+            return file.pread(size, 0)
+        finally:
+            file.close()
+
+    def _header(self, path: str) -> SegmentHeader | str:
+        head = self._first_bytes(path, HEADER_BYTES)
+        answer = decode_header(memoryview(head))
+        if isinstance(answer, Frame):
+            return answer.value
+        return "the file is too short" if len(head) < HEADER_BYTES else getattr(answer, "reason", "too short")
+
+    # ---- 3
+
+    def inspect(self) -> list[_Found]:
+        found = []
+        for name in self._fs.list_dir(self._segments):
+            parsed = parse_segment_name(name)
+            if parsed is None:
+                continue
+            self._highest_id = max(self._highest_id, parsed.segment_id)
+            path = f"{self._segments}/{name}"
+            header = self._header(path)
+            if isinstance(header, SegmentHeader) and (header.segment_index, header.base_offset) != (
+                parsed.segment_id & 0xFFFF_FFFF,
+                parsed.base_offset,
+            ):
+                header = "its header belongs to another segment than its name"
+            if isinstance(header, str):
+                self._set_aside(path, header)
+                continue
+            size = self._fs.stat(path).size_bytes
+            header = self._with_size(path, header, size)
+            footer = self._footer(path, header, size)
+            pointer = self.result.pointer
+            trusted = footer is not None and pointer is not None and parsed.segment_id <= pointer.segment_id
+            found.append(_Found(path, parsed, header, footer, size, trusted))
+        return self._each_id_once(found)
+
+    def _each_id_once(self, found: list[_Found]) -> list[_Found]:
+        # Two files of one id are never ours. A sealed one is more likely to be what readers know.
+        kept: dict[int, _Found] = {}
+        for one in sorted(found, key=lambda one: (one.footer is None, one.name)):
+            if one.name.segment_id in kept:
+                self._set_aside(one.path, f"segment {one.name.segment_id} is there twice")
+            else:
+                kept[one.name.segment_id] = one
+        return sorted(kept.values(), key=lambda one: one.name)
+
+    def _with_size(self, path: str, header: SegmentHeader, size: int) -> SegmentHeader:
+        # The header has no checksum. Where it and the length of the file differ, a footer that fits decides.
+        actual = dataclasses.replace(header, max_size=size)
+        if size == header.max_size or self._footer(path, actual, size) is None:
+            return header
+        self._tell("header", path, f"it says {header.max_size} bytes, the footer is where {size} would have it")
+        return actual
+
+    def _footer(self, path: str, header: SegmentHeader, size: int) -> SegmentFooter | None:
+        if not HEADER_BYTES + FOOTER_BYTES < header.max_size <= size:
+            return None
+        file = self._fs.open_read(path)
+        try:
+            answer = decode_footer(memoryview(file.pread(FOOTER_BYTES, header.max_size - FOOTER_BYTES)))
+        finally:
+            file.close()
+        if not isinstance(answer, Frame) or agrees_with(answer.value, header) is not None:
+            return None
+        return answer.value
+
+    def _set_aside(self, path: str, reason: str) -> None:
+        """
+        Remove a file with nothing in it; move any other to the quarantine.
+        """
+        if is_zero(self._fs.map_read(path).view()):
+            remove_durably(self._fs, [path])
+            return
+        self._tell("quarantined", path, reason)
+        self._fs.make_dirs(self._quarantine)
+        target = self._free_name(path)
+        self._fs.rename(path, target)
+        self._fs.sync_dir(self._quarantine)
+        self._fs.sync_dir(self._segments)
+        self.result.quarantined.append(target)
+
+    def _keep_copy(self, path: str, reason: str) -> None:
+        self._tell("damaged", path, reason)
+        self._fs.make_dirs(self._quarantine)
+        target = self._free_name(path)
+        copy_file(self._fs, path, target)
+        self._fs.sync_dir(self._quarantine)
+        self.result.quarantined.append(target)
+
+    def _free_name(self, path: str) -> str:
+        name = path.rpartition("/")[2]
+        number = 0
+        while self._fs.exists(f"{self._quarantine}/{name}.{number}"):
+            number += 1
+        return f"{self._quarantine}/{name}.{number}"
+
+    # ---- 4
+
+    def settle_sealed(self, found: _Found) -> bool:
+        """
+        Take a segment as sealed if its footer counts; False when its records must decide.
+        """
+        footer = found.footer
+        if footer is None:
+            return False
+        if not found.trusted:
+            records = self._scan(found)
+            last = join_record_id(found.header.segment_index, records.last_offset)
+            end = footer.durable_bytes - found.header.base_offset
+            facts = (records.end, records.record_count, last, records.checksum)
+            if facts != (end, footer.record_count, footer.last_record_id, footer.checksum):
+                self._keep_copy(found.path, f"the records end at {records.end}, the footer says {end}")
+                return False
+            # It was sealed, but the pointer never said so: nobody knows whether its last sync succeeded.
+            self._write_again(found, end)
+        self._add_sealed(found.path, found.header, footer)
+        return True
+
+    def _scan(self, found: _Found) -> RecordScan:
+        view = self._fs.map_read(found.path).view()
+        limit = min(len(view), found.header.max_size - FOOTER_BYTES)
+        return scan_records(view, HEADER_BYTES, max(limit, HEADER_BYTES))
+
+    def _write_again(self, found: _Found, end: int) -> None:
+        """
+        Write what is there once more and sync it, from where it is not known to be durable.
+        """
+        file = self._fs.open_write(found.path)
+        try:
+            _rewrite(file, min(self._durable.get(found.name.segment_id, 0), end), end)
+            _rewrite(file, found.header.max_size - FOOTER_BYTES, found.header.max_size)
+            file.sync_data()
+        finally:
+            file.close()
+
+    def _add_sealed(self, path: str, header: SegmentHeader, footer: SegmentFooter) -> None:
+        result = self.result
+        result.sealed.append(SealedSegment(path, header, footer))
+        result.sealed.sort(key=lambda one: one.segment_id)
+        result.coordinator_watermark = max(result.coordinator_watermark, footer.coordinator_watermark)
+        result.last_timestamp = max(result.last_timestamp, footer.last_timestamp)
+        result.ext_id = result.sealed[-1].header.ext_id
+        pointer = result.pointer
+        if pointer is None or header.segment_index > pointer.segment_id:
+            pointer = SealedPointer(header.segment_index, result.coordinator_watermark, footer.durable_bytes)
+            replace_file(self._fs, f"{self._segments}/{POINTER_NAME}", encode_pointer(pointer))
+            result.pointer = pointer
+
+    def settle_unsealed(self, found: _Found, *, is_last: bool, now_s: float) -> None:
+        """
+        Cut a segment behind its last whole record. The last segment of all goes on as the tail, others are sealed.
+        """
+        records = self._scan(found)
+        pointer = self.result.pointer
+        was_durable = self._durable.get(found.name.segment_id, 0)
+        was_sealed = pointer is not None and found.name.segment_id <= pointer.segment_id
+        if records.end < was_durable or (was_sealed and records.damage is not None):
+            reason = records.damage.reason if records.damage else "zeros"
+            self._keep_copy(found.path, f"the records end at {records.end}: {reason}")
+        self.result.truncated_bytes += self._garbage(found, records)
+        if not records.record_count and not is_last:
+            remove_durably(self._fs, [found.path])
+            return
+        file = self._fs.open_write(found.path)
+        try:
+            _rewrite(file, min(was_durable, records.end), records.end)
+            file.truncate(records.end)
+            if is_last and not was_sealed and self._reserved(file, found, records):
+                file.sync_data()
+                self.result.tail = Segment(file, found.header.max_size)
+                self.result.tail.restore(found.header, records, now_s=now_s)
+                self.result.ext_id = found.header.ext_id
+                self.result.last_timestamp = max(self.result.last_timestamp, records.last_timestamp)
+                return
+            footer = self._seal(file, found.header, records)
+        except OSError:
+            file.close()
+            raise
+        file.close()
+        self._add_sealed(found.path, found.header, footer)
+
+    def _garbage(self, found: _Found, records: RecordScan) -> int:
+        return 0 if records.damage is None else max(0, found.size_bytes - records.end)
+
+    def _reserved(self, file: File, found: _Found, records: RecordScan) -> bool:
+        # Cut and reserved anew: what stands there now is zeros, and none of it had to be read.
+        try:
+            reserve_blocks(file, records.end, found.header.max_size - records.end, on_unsupported="zeros")
+        except OSError as error:
+            if not is_full_disk(error) or not records.record_count:
+                raise
+            return False  # no room to go on in it: it is sealed, and a later segment takes what comes
+        return True
+
+    def _seal(self, file: File, header: SegmentHeader, records: RecordScan) -> SegmentFooter:
+        footer = SegmentFooter(
+            segment_index=header.segment_index,
+            base_record_count=header.base_record_count,
+            record_count=records.record_count,
+            durable_bytes=header.base_offset + records.end,
+            last_record_id=join_record_id(header.segment_index, records.last_offset),
+            last_timestamp=records.last_timestamp,
+            sealed_at=self._clock.now_ns(),
+            checksum=records.checksum,
+            ext_id=header.ext_id,
+            coordinator_watermark=self.result.coordinator_watermark,
+        )
+        file.truncate(records.end)
+        file.truncate(header.max_size)
+        file.sync_data()  # the records before the footer that vouches for them
+        file.pwrite(encode_footer(footer), header.max_size - FOOTER_BYTES)
+        file.sync_data()
+        return footer
+
+    def count_on(self) -> None:
+        """
+        Say where the next segment goes: ids and offsets are never used twice.
+        """
+        result = self.result
+        result.next_segment_id = self._highest_id + 1
+        if result.sealed:
+            newest = result.sealed[-1]
+            result.next_base_offset = newest.next_base_offset
+            result.next_base_record_count = newest.next_base_record_count
+        elif result.pointer is not None:
+            result.next_base_offset = result.pointer.durable_bytes + FOOTER_BYTES
+
+
+def _rewrite(file: File, start: int, end: int) -> None:
+    # After a sync that failed the kernel may take pages for clean that the disk never got: reading them back and
+    # syncing would show nothing wrong. What is written again reaches the disk.
+    while start < end:
+        piece = file.pread(min(_COPY_BYTES, end - start), start)
+        if not piece:
+            return
+        file.pwrite(piece, start)
+        start += len(piece)

@@ -1,0 +1,70 @@
+"""
+Room at the end of a log that the caller fills in place.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from quiver.aof.format.record import RECORD_HEAD_BYTES
+from quiver.aof.tail import Tail
+
+__all__ = ["Reservation"]
+
+
+class Reservation:
+    """
+    A record to be: fill `payload`, then `commit`, or `cancel`. Nobody else appends meanwhile; they are refused with
+    `WouldBlock("tail")`.
+
+    As a context it commits at the end, and cancels when an error leaves it. A crash before `commit` leaves nothing.
+
+    Attributes:
+        payload: the writable memory of the record, in the mapped segment.
+        record_id: the id, once it is committed.
+    """
+
+    def __init__(self, tail: Tail, size: int) -> None:
+        segment, offset = tail.reserve(size)
+        start = offset + RECORD_HEAD_BYTES
+        self._tail = tail
+        self._size = size
+        self._open = True
+        self.payload = segment.view[start : start + size]
+        self.record_id: int | None = None
+
+    def commit(self, size: int | None = None, *, ext_id: int | None = None) -> int:
+        """
+        Make the first *size* bytes (None: all) a record; return its id. It is written, not yet durable.
+
+        Raises:
+            RecordInvalid: it was committed or cancelled before, or *size* is not 1 to what was reserved.
+        """
+        kept = self._size if size is None else size
+        self.record_id = self._tail.complete(kept, self._size, ext_id)
+        self._close()
+        return self.record_id
+
+    def cancel(self) -> None:
+        """
+        Give the room back. Idempotent, and nothing happens after `commit`.
+        """
+        if self._open:
+            self._close()
+            self._tail.cancel(self._size)
+
+    def _close(self) -> None:
+        self._open = False
+        self.payload.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.cancel()
+        elif self._open:
+            self.commit()

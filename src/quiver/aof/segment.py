@@ -1,0 +1,212 @@
+"""
+One segment that is being written: a reserved, mapped file, and what is known of the records in it.
+
+::
+
+    spare ──activate──▶ active ──retire──▶ pending ──seal──▶ sealed (a file in the catalogue, mapped when it is read)
+
+Two threads touch it: the writer, under the lock of the tail, stores records and moves `size`; the flusher, under its
+own, moves `durable` up to a `size` that it saw before the sync. A reader may read up to either without any lock.
+"""
+
+from __future__ import annotations
+
+from quiver.aof.format.names import SegmentName
+from quiver.aof.format.record import RecordScan, join_record_id, scan_records
+from quiver.aof.format.segment_file import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    SegmentFooter,
+    SegmentHeader,
+    encode_footer,
+    encode_header,
+)
+from quiver.errors import Damaged
+from quiver.primitives.checksum import fold64to32
+from quiver.primitives.files import File, FileSystem
+from quiver.primitives.prealloc import reserve_blocks
+
+__all__ = ["Segment", "allocate"]
+
+
+class Segment:
+    """
+    A mapped segment file. Made by `allocate`, or by recovery from a file that was not sealed.
+
+    Attributes:
+        size: the offset behind the last record: what a reader may read.
+        durable: the offset behind the last record that is synced.
+        usable: the offset that no record may pass; the footer comes behind it.
+        limit: the smaller of `usable` and where too much would be unsynced; kept by the tail.
+        flush_at: the size at which the tail looks after flushing; kept by the tail.
+        named: whether the file has its final name, durably.
+    """
+
+    __slots__ = (
+        "_file", "_mapping", "_suspect", "activated_s", "base_offset", "base_record_count", "base_timestamp", "crc64",
+        "created_at", "durable", "ext_id", "flush_at", "id_base", "last_offset", "last_timestamp", "limit", "max_size",
+        "named", "path", "record_count", "segment_id", "size", "usable", "view",
+    )  # fmt: skip
+
+    def __init__(self, file: File, max_size: int) -> None:
+        self.path = file.path
+        self._file = file
+        self._mapping = file.map_write()
+        self.view = self._mapping.view()
+        self._suspect = False
+        self.max_size = max_size
+        self.usable = max_size - FOOTER_BYTES
+        self.limit = self.usable
+        self.flush_at = 0
+        self.size = HEADER_BYTES
+        self.durable = 0
+        self.record_count = 0
+        self.last_offset = HEADER_BYTES
+        self.last_timestamp = 0
+        self.crc64 = 0
+        self.segment_id = self.id_base = -1
+        self.base_offset = self.base_record_count = self.created_at = self.base_timestamp = self.ext_id = 0
+        self.activated_s = 0.0
+        self.named = False
+
+    def activate(self, header: SegmentHeader, *, now_s: float) -> None:
+        """
+        Make a spare the segment that *header* describes. Nothing is written before the first record.
+        """
+        self.segment_id = header.segment_index
+        self.id_base = join_record_id(header.segment_index, 0)
+        self.base_offset = header.base_offset
+        self.base_record_count = header.base_record_count
+        self.created_at = header.created_at
+        self.base_timestamp = header.base_timestamp
+        self.ext_id = header.ext_id
+        self.activated_s = now_s
+
+    def restore(self, header: SegmentHeader, found: RecordScan, *, now_s: float) -> None:
+        """
+        Go on behind what recovery *found* and made durable in a file that was not sealed.
+        """
+        self.activate(header, now_s=now_s)
+        self.size = self.durable = found.end
+        self.record_count = found.record_count
+        self.last_offset = found.last_offset
+        self.last_timestamp = found.last_timestamp
+        self.crc64 = found.crc64
+        self.named = True
+
+    @property
+    def backlog(self) -> int:
+        """
+        Bytes that are written and not yet synced.
+        """
+        return self.size - self.durable if self.record_count else 0
+
+    @property
+    def header(self) -> SegmentHeader:
+        """
+        What its first 64 bytes say, or will say.
+        """
+        return SegmentHeader(
+            self.segment_id, self.base_record_count, self.base_offset, self.max_size, self.created_at,
+            self.base_timestamp, self.ext_id,
+        )  # fmt: skip
+
+    def write_header(self, timestamp: int) -> None:
+        """
+        Store the header: *timestamp* is that of the first record, which is stored next.
+        """
+        self.base_timestamp = timestamp
+        self.view[:HEADER_BYTES] = encode_header(self.header)
+
+    def zero(self, start: int, end: int) -> None:
+        """
+        Store zeros from *start* to *end*: nothing behind the last record may ever parse as one.
+        """
+        self.view[start:end] = bytes(end - start)
+
+    # ---- making durable: one thread at a time, by the flusher's lock
+
+    def sync(self, fs: FileSystem, directory: str) -> int:
+        """
+        Make every record that is there on entry durable, under the segment's own name; return the bytes that became so.
+
+        Raises:
+            OSError: it is unknown what is durable. The next call stores everything again first.
+            Damaged: what was stored is no longer what is read back: the kernel gave up pages after an earlier error.
+        """
+        end = self.size
+        if self._suspect:
+            self._store_again(end)
+        self._suspect = True
+        self._mapping.sync()
+        if not self.named:
+            # In this order a segment's name never leads to a file without a header.
+            target = f"{directory}/{SegmentName(self.segment_id, self.base_offset, self.created_at)}"
+            if self.path != target:
+                fs.rename(self.path, target)
+                self.path = target
+            fs.sync_dir(directory)
+            self.named = True
+        self._suspect = False
+        gained, self.durable = end - self.durable, end
+        return gained
+
+    def _store_again(self, end: int) -> None:
+        # 1. A sync fails; the kernel marks the pages clean although the disk never got them. 2. A second sync finds
+        # nothing to do and succeeds. So the pages are made dirty first; and as the kernel may have dropped some in
+        # between and read the old ones back, the records are verified before anybody is told that they are durable.
+        start = max(self.durable, HEADER_BYTES)
+        found = scan_records(self.view, start, end)
+        if found.end != end:
+            reason = found.damage.reason if found.damage else "records are gone"
+            raise Damaged(self.path, found.end, f"after a failed sync: {reason}")
+        self._mapping.touch(self.durable, end)
+
+    def seal(self, *, sealed_at: int, watermark: int, flush_failure: bool) -> SegmentFooter:
+        """
+        Store the footer behind records that are all durable, and make it so.
+
+        Raises:
+            OSError: the footer may or may not be there; call it again.
+        """
+        footer = SegmentFooter(
+            segment_index=self.segment_id,
+            base_record_count=self.base_record_count,
+            record_count=self.record_count,
+            durable_bytes=self.base_offset + self.durable,
+            last_record_id=self.id_base | self.last_offset,
+            last_timestamp=self.last_timestamp,
+            sealed_at=sealed_at,
+            checksum=fold64to32(self.crc64),
+            ext_id=self.ext_id,
+            coordinator_watermark=watermark,
+            flush_failure=flush_failure,
+        )
+        self.view[self.usable :] = encode_footer(footer)
+        self._mapping.touch(self.usable, self.max_size)
+        self._mapping.sync()
+        return footer
+
+    def close(self) -> None:
+        """
+        Let go of the file. Readers that hold a view of it go on. Makes nothing durable.
+        """
+        self._mapping.close()
+        self._file.close()
+
+
+def allocate(fs: FileSystem, path: str, size: int) -> Segment:
+    """
+    Create a spare of *size* bytes at *path*: its blocks are there, all zero. Its name is durable only when it is used.
+
+    Raises:
+        OSError: no room, or the disk refused. Nothing is left behind, as far as the disk allows.
+    """
+    file = fs.create(path)
+    try:
+        reserve_blocks(file, 0, size, on_unsupported="zeros")
+        return Segment(file, size)
+    except OSError:
+        file.close()
+        fs.remove(path)
+        raise

@@ -1,0 +1,47 @@
+"""
+How large the next segment should be. Pure: times are handed in.
+
+A segment that filled within moments costs more in sealing than in writing, so its successor is larger; one that took
+minutes keeps blocks of the disk that nobody uses, so its successor is smaller. A new stream begins at the target:
+a hundred quiet streams reserve a hundred small files.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Sizing"]
+
+_MOMENT_S = 0.25
+_SHORT_S = 2.0
+_LONG_S = 120.0
+
+
+class Sizing:
+    """
+    The size of the next segment: a power of two between two others, which slides with how fast segments fill.
+    """
+
+    def __init__(self, *, bytes_min: int, bytes_max: int, bytes_first: int) -> None:
+        self._bytes_min = bytes_min
+        self._bytes_max = bytes_max
+        self.next_bytes = bytes_first
+
+    def filled(self, size: int, fill_s: float) -> None:
+        """
+        Take into account that a segment of *size* bytes was full after *fill_s* seconds.
+        """
+        if fill_s < _MOMENT_S:
+            wanted = max(self.next_bytes, size * 4)
+        elif fill_s < _SHORT_S:
+            wanted = max(self.next_bytes, size * 2)
+        elif fill_s > _LONG_S:
+            wanted = size // 2
+        else:
+            wanted = size
+        self.next_bytes = min(max(wanted, self._bytes_min), self._bytes_max)
+
+    def for_record(self, need: int, overhead: int) -> int:
+        """
+        Return the size of a segment that has room for *need* bytes beside *overhead*; at least the next size.
+        """
+        fitting = 1 << (need + overhead - 1).bit_length()
+        return min(max(self.next_bytes, fitting), self._bytes_max)

@@ -1,0 +1,526 @@
+"""
+The end of a log: the segment that takes records, those that wait to be sealed, and the spares that come next.
+
+Everything here is memory: the lock is never held while the disk works, so an append never waits for it. What the disk
+has to do is asked for (`Ask`) and done by `upkeep` and `flush`.
+
+One comparison guards an append. `gated` is set by anything that forbids appending (closed, failed, a rollover that was
+asked for, flushes that fail, an open reservation), and `Segment.limit` is where either the segment or what may be
+unsynced ends; only behind that comparison is looked at why.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain, repeat
+from typing import Protocol
+
+from quiver.aof.config import AofConfig
+from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
+from quiver.aof.notify import Notifier
+from quiver.aof.segment import Segment
+from quiver.aof.sizing import Sizing
+from quiver.clock import Clock
+from quiver.errors import QuiverError, RecordInvalid, WouldBlock
+from quiver.primitives.checksum import crc64_nvme, crc64_nvme_function
+from quiver.primitives.files import Buffer
+
+__all__ = ["Ask", "Rollover", "Tail"]
+
+_OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
+_PENDING_MAX = 1
+"""With the active segment that makes two that are not finalized."""
+
+_LARGE_BYTES = 2048
+_NEVER = 1 << 62
+_HALF = 0xFFFF_FFFF
+
+
+class Ask(Protocol):
+    """
+    How the tail asks for work on the disk. Called with the tail's lock held; must only note it down.
+    """
+
+    def flush(self, *, now: bool) -> None:
+        """
+        Flush at once, or when the flush interval has passed.
+        """
+
+    def upkeep(self) -> None:
+        """
+        Seal what waits, and make spares.
+        """
+
+
+class Rollover:
+    """
+    A rollover that was asked for: requested → (sealing) → done, or failed with a reason.
+    """
+
+    __slots__ = ("done", "error", "segment_id")
+
+    def __init__(self, segment_id: int) -> None:
+        self.segment_id = segment_id
+        self.done = False
+        self.error: str | None = None
+
+
+class Tail:
+    """
+    Where records go. Thread-safe: many threads may append, each record is whole and ids only grow.
+
+    Attributes:
+        segment: the one that takes records, if any.
+        pending: full ones that are not sealed yet, oldest first.
+        spares: empty ones that were made ahead.
+        discards: spares that turned out too small, to be removed.
+    """
+
+    def __init__(self, config: AofConfig, clock: Clock, notifier: Notifier, ask: Ask) -> None:
+        self.lock = threading.Lock()
+        self.notifier = notifier
+        self.segment: Segment | None = None
+        self.pending: list[Segment] = []
+        self.spares: deque[Segment] = deque()
+        self.discards: list[Segment] = []
+        self.next_segment_id = 0
+        self.next_base_offset = 0
+        self.next_base_record_count = 0
+        self.last_timestamp = 0
+        self.ext_id = 0
+        self.flush_failed = False
+        self.refusal: Callable[[], QuiverError] | None = None
+        self.rollover: Rollover | None = None
+        self.watched = False
+        self.sizing = Sizing(
+            bytes_min=config.segment_min_bytes,
+            bytes_max=config.segment_max_bytes,
+            bytes_first=config.segment_target_bytes,
+        )
+        self.need_bytes = 0
+        self.would_block: dict[str, int] = {}
+        self._reserved: Segment | None = None
+        self._gated = False
+        self._clock = clock
+        self._now_ns = clock.now_ns
+        self._ask = ask
+        self._crc = crc64_nvme_function()
+        self._record_bytes_max = config.segment_max_bytes - _OVERHEAD_BYTES
+        self._watermark = config.flush.flush_watermark_bytes
+        self._unflushed_max = config.flush.max_unflushed_bytes or _NEVER
+
+    # ---- appending
+
+    def append(self, payload: Buffer, ext_id: int | None) -> int:
+        """
+        Store one record and return its id.
+
+        Raises:
+            WouldBlock, RecordInvalid: nothing was written.
+            StoreClosed, StoreFailed: nothing was written, and nothing will be.
+        """
+        crc = self._crc
+        checksum = crc(payload)
+        size = len(payload)
+        with self.lock:
+            segment = self.segment
+            if self._gated or not size or segment is None or segment.size + size + RECORD_HEAD_BYTES > segment.limit:
+                segment = self._admit(size + RECORD_HEAD_BYTES)
+            now = self._now_ns()
+            if now > self.last_timestamp:
+                self.last_timestamp = now
+            else:
+                now = self.last_timestamp
+            if not segment.record_count:
+                segment.write_header(now)
+            offset = segment.size
+            start = offset + RECORD_HEAD_BYTES
+            end = start + size
+            view = segment.view
+            view[start:end] = payload
+            # The head last: until its length is there, nothing begins here.
+            RECORD_HEAD.pack_into(
+                view,
+                offset,
+                size,
+                (checksum >> 32) ^ (checksum & _HALF),
+                now,
+                self.ext_id if ext_id is None else ext_id,
+            )
+            segment.crc64 = crc(payload, segment.crc64)
+            segment.record_count += 1
+            segment.last_offset = offset
+            segment.last_timestamp = now
+            segment.size = end
+            if end >= segment.flush_at:
+                self._schedule(segment)
+            if self.watched:
+                self.notifier.notify("records")
+            return segment.id_base | offset
+
+    def append_many(self, payloads: Sequence[Buffer], ext_id: int | None) -> list[int]:
+        """
+        Store all of *payloads*, one behind the other in one segment, or none; return their ids.
+
+        Raises:
+            WouldBlock, RecordInvalid: nothing was written.
+            StoreClosed, StoreFailed: nothing was written, and nothing will be.
+        """
+        sizes = list(map(len, payloads))
+        if not sizes:
+            return []
+        if 0 in sizes:
+            raise RecordInvalid("a record needs at least one byte: its length of zero would end the log")
+        checksums = [(one >> 32) ^ (one & _HALF) for one in map(self._crc, payloads)]
+        need = sum(sizes) + len(sizes) * RECORD_HEAD_BYTES
+        with self.lock:
+            segment = self.segment
+            if self._gated or segment is None or segment.size + need > segment.limit:
+                segment = self._admit(need)
+            now = max(self._now_ns(), self.last_timestamp)
+            self.last_timestamp = now
+            if not segment.record_count:
+                segment.write_header(now)
+            offset = segment.size
+            end = offset + need
+            mark = self.ext_id if ext_id is None else ext_id
+            heads = map(RECORD_HEAD.pack, sizes, checksums, repeat(now), repeat(mark))
+            if need > len(sizes) * _LARGE_BYTES:
+                self._store_each(segment, heads, payloads)
+            else:
+                segment.view[offset:end] = b"".join(chain.from_iterable(zip(heads, payloads, strict=True)))
+                segment.crc64 = self._crc(b"".join(payloads), segment.crc64)
+            segment.record_count += len(sizes)
+            segment.last_offset = end - sizes[-1] - RECORD_HEAD_BYTES
+            segment.last_timestamp = now
+            segment.size = end
+            if end >= segment.flush_at:
+                self._schedule(segment)
+            if self.watched:
+                self.notifier.notify("records")
+            first = segment.id_base | offset
+        ids = list(accumulate([size + RECORD_HEAD_BYTES for size in sizes], initial=first))
+        ids.pop()
+        return ids
+
+    def _store_each(self, segment: Segment, heads: Iterable[bytes], payloads: Sequence[Buffer]) -> None:
+        # Long payloads are copied once, to where they belong; for short ones joining costs less than storing each.
+        view, start, crc64 = segment.view, segment.size, segment.crc64
+        try:
+            for head, payload in zip(heads, payloads, strict=True):
+                end = start + RECORD_HEAD_BYTES + len(payload)
+                view[start + RECORD_HEAD_BYTES : end] = payload
+                view[start : start + RECORD_HEAD_BYTES] = head
+                crc64 = self._crc(payload, crc64)
+                start = end
+        except BaseException:
+            # Whole records may stand there by now, of which the caller is told that nothing was written.
+            segment.zero(segment.size, end)
+            raise
+        segment.crc64 = crc64
+
+    def _admit(self, need: int) -> Segment:
+        """
+        Return the segment that takes *need* bytes, heads included, or say why there is none.
+        """
+        if self.refusal is not None:
+            raise self.refusal()
+        if need <= RECORD_HEAD_BYTES:
+            raise RecordInvalid("a record needs at least one byte: its length of zero would end the log")
+        if need > self._record_bytes_max:
+            raise RecordInvalid(
+                f"{need} bytes with their heads do not fit into the largest segment, which has room for "
+                f"{self._record_bytes_max}; raise segment_max_bytes"
+            )
+        if self._reserved is not None:
+            raise self._blocked("tail", "a reservation is open")
+        if self.rollover is not None and not self.rollover.done:
+            raise self._blocked("rollover", f"segment {self.rollover.segment_id} is being sealed")
+        if self.flush_failed:
+            self._ask.flush(now=True)
+            raise self._blocked("flush", "the last flushes failed")
+        backlog = self.backlog
+        if backlog and backlog + need > self._unflushed_max:
+            self._ask.flush(now=True)
+            raise self._blocked("flush", f"{backlog} bytes are not yet durable")
+        segment = self.segment
+        if segment is not None and segment.size + need > segment.usable:
+            self.retire()
+            segment = None
+        if segment is None:
+            segment = self._activate(need)
+        if segment is None:
+            self._ask.upkeep()
+            raise self._blocked("admission", "there is no writable segment yet")
+        return segment
+
+    def require_writable(self) -> None:
+        """
+        Return when one more record would be taken.
+
+        Raises:
+            WouldBlock, StoreClosed, StoreFailed: as `append` would.
+        """
+        with self.lock:
+            self._admit(RECORD_HEAD_BYTES + 1)
+
+    def _blocked(self, kind: str, reason: str) -> WouldBlock:
+        self.would_block[kind] = self.would_block.get(kind, 0) + 1
+        return WouldBlock(kind, reason)
+
+    # ---- reserving
+
+    def reserve(self, size: int) -> tuple[Segment, int]:
+        """
+        Keep room for one record of *size* bytes at the end; nobody else appends until `complete` or `cancel`.
+
+        Raises:
+            WouldBlock, RecordInvalid: nothing was reserved.
+            StoreClosed, StoreFailed: nothing was reserved, and nothing will be.
+        """
+        need = size + RECORD_HEAD_BYTES
+        with self.lock:
+            segment = self.segment
+            if self._gated or not size or segment is None or segment.size + need > segment.limit:
+                segment = self._admit(need)
+            self._reserved = segment
+            self._gated = True
+            return segment, segment.size
+
+    def complete(self, size: int, reserved: int, ext_id: int | None) -> int:
+        """
+        Turn the open reservation of *reserved* bytes into a record of its first *size* bytes and return its id.
+
+        Raises:
+            RecordInvalid: no reservation is open, or *size* is not 1 to *reserved*.
+            StoreClosed, StoreFailed: the log took nothing more meanwhile.
+        """
+        with self.lock:
+            segment = self._reserved
+            if self.refusal is not None:
+                raise self.refusal()
+            if segment is None or not 0 < size <= reserved:
+                raise RecordInvalid("no reservation is open, or the record is empty or larger than what was reserved")
+            # What was reserved and is not used must be zero: it is where the next record begins.
+            segment.zero(segment.size + RECORD_HEAD_BYTES + size, segment.size + RECORD_HEAD_BYTES + reserved)
+            now = self.last_timestamp = max(self._now_ns(), self.last_timestamp)
+            if not segment.record_count:
+                segment.write_header(now)
+            offset = segment.size
+            end = offset + RECORD_HEAD_BYTES + size
+            payload = segment.view[offset + RECORD_HEAD_BYTES : end]
+            checksum = crc64_nvme(payload)
+            RECORD_HEAD.pack_into(
+                segment.view, offset, size, (checksum >> 32) ^ (checksum & _HALF), now,
+                self.ext_id if ext_id is None else ext_id,
+            )  # fmt: skip
+            segment.crc64 = crc64_nvme(payload, segment.crc64)
+            segment.record_count += 1
+            segment.last_offset = offset
+            segment.last_timestamp = now
+            segment.size = end
+            self._reserved = None
+            self._regate()
+            if end >= segment.flush_at:
+                self._schedule(segment)
+            record_id = segment.id_base | offset
+        self.notifier.notify("tail", "records")
+        return record_id
+
+    def cancel(self, size: int) -> None:
+        """
+        Give the open reservation of *size* bytes back: its room is zero again and the next record takes it.
+        """
+        with self.lock:
+            segment = self._reserved
+            if segment is None:
+                return
+            segment.zero(segment.size, segment.size + RECORD_HEAD_BYTES + size)
+            self._reserved = None
+            self._regate()
+        self.notifier.notify("tail")
+
+    # ---- segments come and go; all with the lock held
+
+    def _activate(self, need: int) -> Segment | None:
+        if len(self.pending) > _PENDING_MAX:
+            return None  # two are not finalized; a third would let the writer outrun the disk for ever
+        while self.spares:
+            spare = self.spares.popleft()
+            if spare.usable - HEADER_BYTES < need:
+                self.discards.append(spare)
+                continue
+            header = SegmentHeader(
+                self.next_segment_id, self.next_base_record_count, self.next_base_offset, spare.max_size,
+                self._now_ns(), 0, self.ext_id,
+            )  # fmt: skip
+            spare.activate(header, now_s=self._clock.monotonic())
+            self.next_segment_id += 1
+            self.segment = spare
+            self.set_limits()
+            self._ask.upkeep()
+            return spare
+        self.need_bytes = max(self.need_bytes, need)
+        return None
+
+    def retire(self) -> Segment | None:
+        """
+        Take the segment out of use: one with records waits to be sealed and is returned, an empty one is thrown away.
+        """
+        segment, self.segment = self.segment, None
+        if segment is None:
+            return None
+        self._ask.upkeep()
+        if not segment.record_count:
+            self.next_segment_id = segment.segment_id
+            self.discards.append(segment)
+            return None
+        self.pending.append(segment)
+        self.next_base_offset = segment.base_offset + segment.size + FOOTER_BYTES
+        self.next_base_record_count = segment.base_record_count + segment.record_count
+        self.sizing.filled(segment.max_size, self._clock.monotonic() - segment.activated_s)
+        return segment
+
+    def adopt(self, segment: Segment) -> None:
+        """
+        Take the unsealed segment that recovery found, which ends the log, as the one that takes records.
+        """
+        self.segment = segment
+        self.next_segment_id = segment.segment_id + 1
+        self.ext_id = segment.ext_id
+        self.set_limits()
+
+    def unsealed(self) -> list[Segment]:
+        """
+        Return the segments that are not sealed, oldest first; with the lock held.
+        """
+        return self.pending if self.segment is None else [*self.pending, self.segment]
+
+    def end_id(self) -> int:
+        """
+        Return the id that the next record has, if it goes into the segment that takes records now.
+        """
+        with self.lock:
+            if self.segment is not None:
+                return self.segment.id_base | self.segment.size
+            return self.next_segment_id << 32
+
+    @property
+    def backlog(self) -> int:
+        """
+        Bytes that are written and not yet durable.
+        """
+        return sum(one.backlog for one in self.unsealed())
+
+    def set_limits(self) -> None:
+        """
+        Work out anew how far the segment may be filled, and at which size it is to be flushed.
+        """
+        segment = self.segment
+        if segment is None:
+            return
+        others = sum(one.backlog for one in self.pending)
+        segment.limit = min(segment.usable, segment.durable + self._unflushed_max - others)
+        segment.flush_at = 0 if segment.backlog == 0 else segment.durable + self._watermark
+
+    def _schedule(self, segment: Segment) -> None:
+        # Called when `size` reaches `flush_at`: first for anything unsynced at all, then at the watermark.
+        due = segment.durable + self._watermark
+        now = segment.size >= due
+        segment.flush_at = _NEVER if now else due
+        self._ask.flush(now=now)
+
+    def _regate(self) -> None:
+        rolling = self.rollover is not None and not self.rollover.done
+        self._gated = self.refusal is not None or rolling or self.flush_failed or self._reserved is not None
+
+    # ---- told by those who work on the disk
+
+    def flushed(self) -> None:
+        """
+        Take note that what could be synced is: producers that were refused for it may go on.
+        """
+        with self.lock:
+            self.flush_failed = False
+            self._regate()
+            self.set_limits()
+            if self.segment is not None and self.segment.backlog:
+                self._schedule(self.segment)
+        self.notifier.notify("flush", "records")
+
+    def flush_keeps_failing(self) -> None:
+        """
+        Refuse producers until a flush succeeds.
+        """
+        with self.lock:
+            self.flush_failed = True
+            self._regate()
+
+    def add_spare(self, spare: Segment) -> None:
+        """
+        Take a spare that was made.
+        """
+        with self.lock:
+            self.spares.append(spare)
+        self.notifier.notify("admission")
+
+    def finalized(self, segment: Segment) -> None:
+        """
+        Take note that *segment* is sealed: the next may be activated, and a rollover that waited for it is answered.
+        """
+        with self.lock:
+            self.pending.remove(segment)
+            rolled = self.rollover is not None and self.rollover.segment_id == segment.segment_id
+            if self.rollover is not None and rolled:
+                self.rollover.done = True
+                self._regate()
+            self.set_limits()
+        self.notifier.notify("admission", "rollover", "records")
+
+    def seal_failed(self, segment: Segment, reason: str) -> None:
+        """
+        Answer the rollover that waits for *segment*, if any, with an error; sealing is tried again all the same.
+        """
+        with self.lock:
+            if self.rollover is not None and self.rollover.segment_id == segment.segment_id:
+                self.rollover.error = reason
+                self.rollover.done = True
+                self._regate()
+        self.notifier.notify("admission", "rollover")
+
+    def ask_rollover(self) -> Rollover | None:
+        """
+        Return the rollover that is under way or was answered, or begin one; None when there is nothing to seal.
+        """
+        with self.lock:
+            if self.refusal is not None:
+                raise self.refusal()
+            if self.rollover is None:
+                if self._reserved is not None:
+                    raise self._blocked("tail", "a reservation is open")
+                retired = self.retire() if self.segment is not None and self.segment.record_count else None
+                if retired is None:
+                    return None
+                self.rollover = Rollover(retired.segment_id)
+                self._regate()
+            return self.rollover
+
+    def forget_rollover(self, rollover: Rollover) -> None:
+        """
+        Take note that its answer was collected.
+        """
+        with self.lock:
+            if self.rollover is rollover:
+                self.rollover = None
+
+    def refuse(self, refusal: Callable[[], QuiverError]) -> None:
+        """
+        Take nothing from now on; the first reason stays.
+        """
+        with self.lock:
+            self.refusal = self.refusal or refusal
+            self._regate()
+        self.notifier.notify_all()

@@ -1,0 +1,271 @@
+"""
+What the disk has to do for one log beside flushing, in this order: seal what is full, throw away and make spares, note
+how far things are durable, retire old segments. One thread at a time; every step may fail and is tried again later.
+
+Sealing, and what a crash in between leaves::
+
+    1 sync the records        records without a footer: sealed by recovery
+    2 store the footer, sync  a footer that the pointer does not vouch for: verified record by record at recovery
+    3 replace the pointer     temporary file, sync, rename, sync of the directory: the old pointer or the new one
+    4 let the next one in     the segment is finalized
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from quiver.aof.catalog import Catalog, SealedSegment
+from quiver.aof.config import AofConfig
+from quiver.aof.flush import Flusher
+from quiver.aof.format.durability import SegmentDurability, encode_durability
+from quiver.aof.format.names import (
+    ARCHIVE,
+    DURABILITY,
+    POINTER_NAME,
+    SEGMENTS,
+    archive_name,
+    durability_name,
+    spare_name,
+)
+from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
+from quiver.aof.retention import Held, choose_leaving
+from quiver.aof.segment import Segment, allocate
+from quiver.aof.tail import Tail
+from quiver.clock import Clock
+from quiver.errors import StoreFailed
+from quiver.observe import Observer
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.files import FileSystem
+
+__all__ = ["NOTE_AFTER_S", "Upkeep"]
+
+_AGAIN_S = 1.0
+NOTE_AFTER_S = 1.0
+"""How far the durability snapshot may lag behind."""
+
+
+class Upkeep:
+    """
+    Seals, makes spares and retires, for one log.
+
+    Args:
+        again: called with the seconds after which this should be tried again.
+        poison: makes the log refuse everything from now on, and returns the error that says so.
+    """
+
+    def __init__(
+        self,
+        tail: Tail,
+        flusher: Flusher,
+        catalog: Catalog,
+        fs: FileSystem,
+        config: AofConfig,
+        *,
+        stream_id: int,
+        clock: Clock,
+        observer: Observer,
+        again: Callable[[float], None],
+        poison: Callable[[str], StoreFailed],
+    ) -> None:
+        self.coordinator_watermark = 0
+        self.seals = 0
+        self._tail = tail
+        self._flusher = flusher
+        self._catalog = catalog
+        self._fs = fs
+        self._config = config
+        self._segments = f"{config.root_dir}/{SEGMENTS}"
+        self._archive = f"{config.root_dir}/{ARCHIVE}"
+        self._snapshot_path = f"{config.root_dir}/{DURABILITY}/{durability_name(stream_id)}"
+        self._clock = clock
+        self._observer = observer
+        self._again = again
+        self._poison = poison
+        self._lock = threading.RLock()
+        self._spare_number = 0
+        self._snapshot: bytes | None = None
+        self._snapshot_failed = False
+        self._snapshot_at_s = float("-inf")
+
+    def run(self) -> None:
+        """
+        Do all that is due. What the disk refuses for lack of room is tried again in a second.
+
+        Raises:
+            StoreFailed: the log cannot go on.
+        """
+        with self._lock:
+            if self._tail.refusal is not None:
+                return
+            # Spares before seals: a seal takes two syncs, and the writer may be waiting for a segment meanwhile.
+            steps = (self._throw_away, self.make_spares, self.seal_pending, self._note_durability, self._retire_old)
+            for step in steps:
+                if not self._done(step):
+                    self._again(_AGAIN_S)
+            if self._config.retention.policy == "time":
+                self._again(_AGAIN_S)  # segments grow old by themselves
+
+    def _done(self, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except OSError as error:
+            self._observer.count("aof_upkeep_failed_total")
+            self._observer.event("aof.upkeep.failed", level=logging.WARNING, problem=str(error))
+            return False
+        return True
+
+    def seal_pending(self) -> None:
+        """
+        Seal every segment that waits for it, in order.
+
+        Raises:
+            OSError: it waits on; try again.
+            StoreFailed: the log cannot go on.
+        """
+        with self._lock:
+            while self._tail.pending:
+                segment = self._tail.pending[0]
+                try:
+                    sealed = self._seal(segment)
+                except OSError as error:
+                    self._tail.seal_failed(segment, str(error))
+                    raise
+                self._catalog.add(sealed)
+                self._tail.finalized(segment)
+                segment.close()
+                self.seals += 1
+                self._observer.event("aof.segment.sealed", level=logging.DEBUG, segment=segment.segment_id)
+
+    def _seal(self, segment: Segment) -> SealedSegment:
+        self._flusher.sync_segment(segment)
+        watermark = self.coordinator_watermark
+        footer = segment.seal(
+            sealed_at=self._clock.now_ns(), watermark=watermark, flush_failure=self._tail.flush_failed
+        )
+        pointer = SealedPointer(segment.segment_id, watermark, footer.durable_bytes)
+        try:
+            replace_file(self._fs, f"{self._segments}/{POINTER_NAME}", encode_pointer(pointer))
+        except OSError as error:
+            if is_full_disk(error):
+                raise
+            # The rename may have happened and its sync may not: nobody knows which pointer the disk has.
+            raise self._poison(f"the pointer to segment {segment.segment_id} could not be written: {error}") from error
+        return SealedSegment(segment.path, segment.header, footer)
+
+    def _throw_away(self) -> None:
+        with self._tail.lock:
+            unwanted, self._tail.discards = self._tail.discards, []
+        for spare in unwanted:
+            spare.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(spare.path)
+
+    def make_spares(self) -> None:
+        """
+        Make the spares that are missing: one at least while nothing takes records.
+
+        Raises:
+            OSError: no room, or the disk refused; try again.
+        """
+        while True:
+            with self._tail.lock:
+                if self._tail.refusal is not None:
+                    return
+                wanted = max(self._config.preallocate_segments, self._tail.segment is None)
+                need = self._tail.need_bytes
+                fits = any(one.usable - HEADER_BYTES >= need for one in self._tail.spares)
+                if (fits and len(self._tail.spares) >= wanted) or not wanted:
+                    self._tail.need_bytes = 0
+                    return
+                size = self._tail.sizing.for_record(need, HEADER_BYTES + FOOTER_BYTES)
+                if len(self._tail.spares) >= wanted:
+                    self._tail.discards.append(self._tail.spares.popleft())
+            self._spare_number += 1
+            path = f"{self._segments}/{spare_name(self._spare_number)}"
+            self._tail.add_spare(allocate(self._fs, path, size))
+
+    def _note_durability(self, *, force: bool = False) -> None:
+        now_s = self._clock.monotonic()
+        if not force and now_s - self._snapshot_at_s < NOTE_AFTER_S:
+            return
+        with self._tail.lock:
+            unsealed = list(self._tail.unsealed())
+            rows = [SegmentDurability(one.segment_id, one.size, one.durable) for one in unsealed if one.record_count]
+        snapshot = encode_durability(rows)
+        if snapshot != self._snapshot:
+            self._write_snapshot(snapshot)
+        self._snapshot_at_s = now_s
+
+    def _write_snapshot(self, snapshot: bytes) -> None:
+        metrics = self._flusher.metrics
+        if self._snapshot_failed:
+            metrics.metadata_retry_attempts += 1
+            self._observer.count("aof_flush_metadata_retry_attempts_total")
+        self._snapshot_failed = True
+        try:
+            replace_file(self._fs, self._snapshot_path, snapshot)
+        except OSError:
+            metrics.metadata_failures += 1
+            self._observer.count("aof_flush_metadata_failures_total")
+            raise
+        self._snapshot_failed = False
+        self._snapshot = snapshot
+
+    def _retire_old(self) -> None:
+        retention = self._config.retention
+        if retention.policy == "keep_all":
+            return
+        segments = self._catalog.all()
+        held = [Held(one.segment_id, one.footer.sealed_at, one.header.max_size) for one in segments]
+        leaving = set(choose_leaving(retention, held, self._clock.now_ns()))
+        for segment in segments:
+            if segment.segment_id not in leaving:
+                continue
+            if retention.action == "archive":
+                name = archive_name(segment.segment_id, segment.footer.sealed_at)
+                with contextlib.suppress(FileNotFoundError):  # moved by a pass that could not sync
+                    self._fs.rename(segment.path, f"{self._archive}/{name}")
+                self._fs.sync_dir(self._archive)
+                self._fs.sync_dir(self._segments)
+            else:
+                remove_durably(self._fs, [segment.path])
+            self._catalog.remove(segment.segment_id)
+            self._observer.count("aof_retention_retired_total", action=retention.action)
+
+    def close(self) -> None:
+        """
+        Seal what is full, note what is durable, and remove the spares. The tail stays as it is: it goes on later.
+
+        All of that recovery can do as well; what the disk refuses here is told to the observer alone.
+
+        Raises:
+            StoreFailed: the pointer to a sealed segment could not be written.
+        """
+        with self._lock:
+            self._done(self.seal_pending)
+            self._done(lambda: self._note_durability(force=True))
+            self._done(lambda: self.release(remove=True))
+
+    def release(self, *, remove: bool) -> None:
+        """
+        Let go of all files; with *remove* the empty ones are deleted.
+        """
+        with self._lock:
+            with self._tail.lock:
+                tail = self._tail
+                empty = [*tail.spares, *tail.discards]
+                used = list(tail.unsealed())
+                if tail.segment is not None and not tail.segment.record_count:
+                    used.remove(tail.segment)
+                    empty.append(tail.segment)
+                tail.spares.clear()
+                tail.discards, tail.pending, tail.segment = [], [], None
+            for segment in (*empty, *used):
+                segment.close()
+            if remove and empty:
+                remove_durably(self._fs, [segment.path for segment in empty])

@@ -1,0 +1,186 @@
+"""
+The threads of a manager, shared by all its logs: some flush, one does upkeep. Bounded by the number of logs.
+
+A log is noted at most once for each kind of work, so asking again costs nothing. Without threads the same work is done
+by `run_pending`, in the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from quiver.clock import Clock
+from quiver.errors import QuiverError
+from quiver.observe import Observer
+
+__all__ = ["Worked", "Workers"]
+
+
+class Worked(Protocol):
+    """
+    What the threads do for a log.
+    """
+
+    name: str
+
+    def run_flush(self) -> None:
+        """
+        Make durable what is written.
+        """
+
+    def run_upkeep(self) -> None:
+        """
+        Seal, make spares, retire.
+        """
+
+
+class _Lane:
+    """
+    Logs and when their turn is; threads that take them one by one, none twice at once.
+    """
+
+    def __init__(self, clock: Clock, work: Callable[[Worked], None]) -> None:
+        self._clock = clock
+        self._work = work
+        self._changed = threading.Condition()
+        self._due: dict[Worked, float] = {}
+        self._running: set[Worked] = set()
+        self._stopping = False
+
+    def ask(self, log: Worked, due_s: float) -> None:
+        with self._changed:
+            if due_s < self._due.get(log, float("inf")):
+                self._due[log] = due_s
+                self._changed.notify()
+
+    def forget(self, log: Worked) -> None:
+        """
+        Take *log* off, and return when nobody works on it any more.
+        """
+        with self._changed:
+            self._due.pop(log, None)
+            while log in self._running:
+                self._clock.wait(self._changed, None)
+
+    def take(self) -> Worked | None:
+        """
+        Return a log whose turn is now, without waiting.
+        """
+        with self._changed:
+            ready = [(due, log) for log, due in self._due.items() if log not in self._running]
+            first = min(ready, key=lambda one: one[0], default=None)
+            if first is None or first[0] > self._clock.monotonic():
+                return None
+            del self._due[first[1]]
+            self._running.add(first[1])
+            return first[1]
+
+    def do(self, log: Worked) -> None:
+        try:
+            self._work(log)
+        finally:
+            with self._changed:
+                self._running.discard(log)
+                self._changed.notify_all()
+
+    def run(self) -> None:
+        while True:
+            log = self.take()
+            if log is not None:
+                self.do(log)
+                continue
+            with self._changed:
+                if self._stopping:
+                    return
+                dues = [due for waiting, due in self._due.items() if waiting not in self._running]
+                left = min(dues) - self._clock.monotonic() if dues else None
+                if left is None or left > 0:
+                    self._clock.wait(self._changed, left)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+
+class Workers:
+    """
+    Threads that flush and threads that do upkeep, for all logs that ask.
+
+    Args:
+        flush_threads: how many logs are flushed at the same time; 0 starts no thread at all.
+    """
+
+    def __init__(self, name: str, *, clock: Clock, observer: Observer, flush_threads: int) -> None:
+        self.threaded = flush_threads > 0
+        self._clock = clock
+        self._observer = observer
+        self._flush = _Lane(clock, self._guarded("flush"))
+        self._upkeep = _Lane(clock, self._guarded("upkeep"))
+        self._threads = [
+            threading.Thread(target=self._flush.run, name=f"aof-flush-{number} {name}", daemon=True)
+            for number in range(flush_threads)
+        ]
+        if self.threaded:
+            self._threads.append(threading.Thread(target=self._upkeep.run, name=f"aof-upkeep {name}", daemon=True))
+
+    def _guarded(self, kind: str) -> Callable[[Worked], None]:
+        def work(log: Worked) -> None:
+            try:
+                (log.run_flush if kind == "flush" else log.run_upkeep)()
+            except (QuiverError, OSError) as error:
+                # The log knows and refuses whoever comes next; this thread has nobody to tell.
+                self._observer.event(f"aof.{kind}", level=logging.ERROR, log=log.name, problem=str(error))
+
+        return work
+
+    def start(self) -> None:
+        """
+        Start the threads.
+        """
+        for thread in self._threads:
+            thread.start()
+
+    def ask_flush(self, log: Worked, after_s: float) -> None:
+        """
+        Flush *log* when *after_s* seconds have passed, or earlier if that was asked for.
+        """
+        self._flush.ask(log, self._clock.monotonic() + after_s)
+
+    def ask_upkeep(self, log: Worked, after_s: float = 0.0) -> None:
+        """
+        Do the upkeep of *log* when *after_s* seconds have passed, or earlier if that was asked for.
+        """
+        self._upkeep.ask(log, self._clock.monotonic() + after_s)
+
+    def run_pending(self) -> None:
+        """
+        Do in this thread what is due now. For managers without threads; beside them it only helps.
+        """
+        for lane in (self._flush, self._upkeep):
+            done: set[int] = set()
+            while (log := lane.take()) is not None:
+                lane.do(log)
+                if id(log) in done:
+                    break
+                done.add(id(log))
+
+    def forget(self, log: Worked) -> None:
+        """
+        Do nothing more for *log*; on return nobody works on it.
+        """
+        self._flush.forget(log)
+        self._upkeep.forget(log)
+
+    def stop(self) -> None:
+        """
+        End the threads and wait for them. Idempotent.
+        """
+        self._flush.stop()
+        self._upkeep.stop()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()

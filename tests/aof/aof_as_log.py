@@ -1,0 +1,93 @@
+"""
+An AOF2 log behind the interface of the append-log contract, and settings small enough to meet every case.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from quiver.aof.config import AofConfig
+from quiver.aof.format.names import parse_segment_name
+from quiver.aof.format.record import scan_records
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.log import Aof
+from quiver.aof.manager import AofManager
+from quiver.errors import AtCapacity, RolloverFailed, WouldBlock
+from quiver.primitives.files import FileSystem
+from quiver.testing.clock import ManualClock
+
+ROOT = "/aof"
+SEGMENTS = f"{ROOT}/orders/segments"
+
+
+class TinyConfig(AofConfig):
+    """Segments of 16 KiB, below what a user may ask for: a handful of records fills one."""
+
+    segment_floor_bytes = 16 * 1024
+
+
+def tiny(**changes) -> TinyConfig:
+    """One size of segment, unless *changes* say otherwise."""
+    sizes = {"segment_min_bytes": 1, "segment_target_bytes": 1, "segment_max_bytes": 1}
+    return TinyConfig(**{**sizes, **changes})
+
+
+def open_manager(files: FileSystem, config: AofConfig | None = None, clock: ManualClock | None = None) -> AofManager:
+    """A manager without threads, on time that tests let pass."""
+    return AofManager.open(ROOT, config or tiny(), files=files, clock=clock or ManualClock(), background=False)
+
+
+def payloads(log: Aof) -> list[bytes]:
+    """Every record of an open log."""
+    return [bytes(record.payload) for record in log.open_reader()]
+
+
+def segment_files(files: FileSystem) -> list[str]:
+    """Paths of the segments, oldest first."""
+    return [f"{SEGMENTS}/{name}" for name in files.list_dir(SEGMENTS) if parse_segment_name(name) is not None]
+
+
+class AofAsLog:
+    """One log of a manager that is opened and closed with it."""
+
+    def __init__(self, files: FileSystem, *, rolls: bool, config: AofConfig | None = None) -> None:
+        self._rolls = rolls
+        self._clock = ManualClock()
+        self.manager = open_manager(files, config, self._clock)
+        try:
+            self.log = self.manager.log("orders")
+        except BaseException:
+            self.manager.close()
+            raise
+
+    def append(self, record: bytes, *, durable: bool) -> int:
+        try:
+            record_id = self.log.append_record_with_timeout(record, 10)
+        except WouldBlock as blocked:
+            raise AtCapacity(str(blocked)) from blocked
+        if durable:
+            self.log.flush_until(record_id)
+        return record_id
+
+    def sync(self) -> None:
+        self.log.flush()
+
+    def upkeep(self) -> None:
+        self._clock.advance(10)
+        self.manager.maintain()
+        if self._rolls:
+            with suppress(RolloverFailed, WouldBlock):
+                self.log.force_rollover(timeout_s=10)
+
+    def read(self) -> list[bytes]:
+        return payloads(self.log)
+
+    def close(self) -> None:
+        self.manager.close()
+
+
+def tail_of(files: FileSystem) -> tuple[str, int]:
+    """The file of the last record, and the offset behind it."""
+    path = segment_files(files)[-1]
+    view = files.map_read(path).view()
+    return path, scan_records(view, HEADER_BYTES, len(view)).end

@@ -1,0 +1,89 @@
+"""
+Names are made and parsed in one place; a name that would not be made is somebody else's. And the durability snapshot.
+"""
+
+import pytest
+
+from quiver.aof.format.durability import SegmentDurability, decode_durability, encode_durability
+from quiver.aof.format.names import (
+    SegmentName,
+    archive_name,
+    chunk_name,
+    is_stream_name,
+    parse_archive_name,
+    parse_chunk_name,
+    parse_segment_name,
+    parse_spare_name,
+    spare_name,
+)
+from quiver.primitives.scan import Damage, Frame
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        SegmentName(0, 0, 0),
+        SegmentName(7, 4096, 123),
+        SegmentName(2**64 - 1, 2**64 - 1, 2**63 - 1),
+        SegmentName(1, 2, -5),
+    ],
+)
+def test_segment_names_come_back(name):
+    """Three numbers of twenty digits; lexical order is numerical order."""
+    assert parse_segment_name(str(name)) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "a.seg", "current.sealed", "00000000000000000007_00000000000000004096.seg",
+        "7_4096_123.seg", "00000000000000000007_00000000000000004096_00000000000000000123.SEG",
+        "00000000000000000007_00000000000000004096_00000000000000000123_1.seg",
+        "99999999999999999999_00000000000000000000_00000000000000000000.seg",
+        "00000000000000000007_00000000000000004096_99999999999999999999.seg",
+        "\u0660" * 20 + "_00000000000000000000_00000000000000000000.seg",
+    ],
+)  # fmt: skip
+def test_other_names_are_nobodys(name):
+    """Too few parts, other digits, numbers that do not fit."""
+    assert parse_segment_name(name) is None
+
+
+def test_the_other_names():
+    """Archive, spares, chunks."""
+    assert parse_archive_name(archive_name(7, 456)) == (7, 456)
+    assert parse_spare_name(spare_name(3)) == 3
+    assert parse_chunk_name(chunk_name(9)) == 9
+    for parse in (parse_archive_name, parse_spare_name, parse_chunk_name):
+        assert parse("x") is None
+
+
+@pytest.mark.parametrize("name", ["orders", "a.b-c_D9", "a" * 64])
+def test_good_stream_names(name):
+    """They become directories."""
+    assert is_stream_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "a" * 65, "\u00e4", "a b", "a\n"])
+def test_bad_stream_names(name):
+    """Nothing that leads elsewhere, hides, or is written differently elsewhere."""
+    assert not is_stream_name(name)
+
+
+def test_durability_comes_back():
+    """The text is compact and stays readable for the original."""
+    rows = (SegmentDurability(0, 1024, 1000), SegmentDurability(1, 64, 0))
+    data = encode_durability(rows)
+    assert data.startswith(b'[{"segment_id":0,"requested_bytes":1024,"durable_bytes":1000},')
+    assert decode_durability(memoryview(data)) == Frame(rows, len(data))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "{}", "[1]", "[{}]", '[{"segment_id":-1,"requested_bytes":1,"durable_bytes":1}]', "\xff",
+     '[{"segment_id":true,"requested_bytes":1,"durable_bytes":1}]', "[" * 100_000,
+     '[{"segment_id":0,"requested_bytes":1,"durable_bytes":2}]'],
+)  # fmt: skip
+def test_other_texts_are_damage(text):
+    """Whatever it is, it does not raise."""
+    assert isinstance(decode_durability(memoryview(text.encode("latin-1"))), Damage)

@@ -1,0 +1,138 @@
+"""
+The pages in docs/formats/aof-*.md say what the code does: offsets, sizes, types, limits, kinds, examples.
+"""
+
+import dataclasses
+import importlib
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.aof.format.durability import decode_durability, encode_durability
+from quiver.aof.format.manifest_chunk import decode_chunk
+from quiver.aof.format.manifest_record import LAYOUTS, Event
+from quiver.aof.format.record import entries
+from quiver.aof.format.sealed_pointer import decode_pointer
+from quiver.aof.format.segment_file import decode_footer, decode_header
+from quiver.primitives.scan import Frame
+
+PAGES = Path(__file__).parents[3] / "docs" / "formats"
+CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
+STRUCTS = {
+    "aof-segment": ["SEGMENT_HEADER", "RECORD_HEAD", "SEGMENT_FOOTER"],
+    "aof-pointer": ["SEALED_POINTER"],
+    "aof-manifest": ["CHUNK_HEADER", "MANIFEST_RECORD_HEAD"],
+}
+MAGICS = {
+    "segment_file.SEGMENT_MAGIC": "aof-segment",
+    "segment_file.FOOTER_MAGIC": "aof-segment",
+    "sealed_pointer.POINTER_MAGIC": "aof-pointer",
+    "manifest_chunk.CHUNK_MAGIC": "aof-manifest",
+}
+
+
+def page_of(kind: str) -> str:
+    return (PAGES / f"{kind}.md").read_text(encoding="utf-8")
+
+
+def code_of(dotted: str) -> Any:
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def examples_of(kind: str) -> dict[str, tuple[bytes, Any]]:
+    found = re.findall(r"^```hex (\w+)\n(.*?)```\n\n```json\n(.*?)```", page_of(kind), re.MULTILINE | re.DOTALL)
+    return {name: (bytes.fromhex(text), json.loads(said)) for name, text, said in found}
+
+
+def value_of(answer: Any) -> Any:
+    assert isinstance(answer, Frame), answer
+    return answer.value
+
+
+@pytest.mark.parametrize("kind", STRUCTS)
+def test_field_tables(kind):
+    """Each table is that of a Struct in the code: offsets without gaps, and the very same format."""
+    found = []
+    pattern = r"^Struct `([\w.]+)`\n\n\| offset \| size \| type \| field \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)"
+    for dotted, table in re.findall(pattern, page_of(kind), re.MULTILINE):
+        expected = code_of(dotted)
+        found.append(dotted.rpartition(".")[2])
+        fmt, at = "<", 0
+        for line in table.splitlines():
+            offset, size, type_name, _, meaning = (cell.strip() for cell in line.strip("|").split(" | "))
+            zeros = re.fullmatch(r"zeros\[(\d+)\]", type_name)
+            code = f"{zeros[1]}x" if zeros else CODES[type_name]
+            assert (int(offset), int(size)) == (at, struct.calcsize(f"<{code}")), line
+            assert meaning
+            fmt, at = fmt + code, at + int(size)
+        assert (fmt, at) == (expected.format, expected.size)
+    assert found == STRUCTS[kind]
+
+
+@pytest.mark.parametrize("dotted", MAGICS)
+def test_magics(dotted):
+    """The magic on the page is the one in the code."""
+    assert f"| magic | `0x{code_of(f'quiver.aof.format.{dotted}'):X}` |" in page_of(MAGICS[dotted])
+
+
+@pytest.mark.parametrize("kind", ["aof-segment", "aof-manifest"])
+def test_limits(kind):
+    """Each limit is the constant that is named beside it."""
+    rows = re.findall(r"^\| [\w ]+ \| (\d+) \| `([\w.]+)` \|$", page_of(kind), re.MULTILINE)
+    assert len(rows) == 1
+    for value, dotted in rows:
+        assert int(value) == code_of(dotted)
+
+
+def test_manifest_kinds():
+    """Every kind is on the page with its number, and with as many fields as its layout has."""
+    rows = re.findall(r"^\| (\d+) \| ([A-Z]\w+) \| (.*) \|$", page_of("aof-manifest"), re.MULTILINE)
+    assert [(int(number), name) for number, name, _ in rows] == [(event.value, event.name) for event in Event]
+    for number, _, said in rows:
+        layout = LAYOUTS[Event(int(number))]
+        widths = re.findall(r"\bu(8|16|32|64)\b", said)
+        plain = [{"8": "B", "16": "H", "32": "I", "64": "Q"}[width] for width in widths]
+        if set(layout) <= set("BHIQ"):
+            assert plain == list(layout), said
+
+
+def test_segment_example():
+    """Header, records and footer decode to the values beside them."""
+    found = examples_of("aof-segment")
+    header, said = found["header"]
+    assert dataclasses.asdict(value_of(decode_header(memoryview(header)))) == said
+    footer, said = found["footer"]
+    assert dataclasses.asdict(value_of(decode_footer(memoryview(footer)))) == said
+    records, said = found["records"]
+    view = memoryview(records)
+    assert [[one.timestamp, one.ext_id, bytes(one.payload).decode()] for one in entries(view, 0, len(view))] == said
+
+
+def test_pointer_example():
+    """The pointer decodes to the values beside it."""
+    data, said = examples_of("aof-pointer")["pointer"]
+    assert dataclasses.asdict(value_of(decode_pointer(memoryview(data)))) == said
+
+
+def test_manifest_example():
+    """The chunk decodes to the records beside it."""
+    data, said = examples_of("aof-manifest")["chunk"]
+    _, records = value_of(decode_chunk(memoryview(data)))
+    assert [
+        [one.kind, one.segment_id, one.logical_offset, one.timestamp_ms, list(one.fields)] for one in records
+    ] == said
+
+
+def test_durability_example():
+    """The text is what is written for the values below it, and is read as these values."""
+    page = page_of("aof-durability")
+    text = re.findall(r"^```text\n(.*?)\n```", page, re.MULTILINE)[0].encode()
+    said = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
+    found = value_of(decode_durability(memoryview(text)))
+    assert [dataclasses.asdict(one) for one in found] == said
+    assert encode_durability(found) == text

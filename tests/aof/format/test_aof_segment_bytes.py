@@ -1,0 +1,209 @@
+"""
+Headers, records, footers and pointers: recorded bytes, every prefix, every flipped bit, what later versions look like.
+"""
+
+import dataclasses
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quiver.aof.format.record import (
+    RECORD_HEAD_BYTES,
+    checksum_of,
+    decode_record,
+    encode_record,
+    entries,
+    join_record_id,
+    scan_records,
+    split_record_id,
+)
+from quiver.aof.format.sealed_pointer import SealedPointer, decode_pointer, encode_pointer
+from quiver.aof.format.segment_file import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    SegmentFooter,
+    SegmentHeader,
+    agrees_with,
+    decode_footer,
+    decode_header,
+    encode_footer,
+    encode_header,
+)
+from quiver.primitives.checksum import crc64_nvme, fold64to32
+from quiver.primitives.scan import Damage, Frame, NeedMore
+
+# Recorded from the original's own code.
+HEADER = bytes.fromhex(
+    "32464f41020040000700000009000000000000000010000000000000000001007b0000000000000022110000000000002a0000000000000000"
+    "00000000000000"
+)
+RECORDS = [
+    bytes.fromhex("0500000027c7253522110000000000002a0000000000000068656c6c6f"),
+    bytes.fromhex("07000000d165a7a133110000000000002a000000000000007061796c6f6164"),
+]
+FOOTER = bytes.fromhex(
+    "544f4f460200000007000000090000000000000002000000000000007c100000000000005d000000070000003311000000000000c80100000000"
+    "0000f0e693c42a000000000000004d0000000000000001000000000000000000000000000000"
+)
+POINTER = bytes.fromhex("325350430100000007000000000000004d000000000000007c10000000000000")
+
+HEADER_VALUE = SegmentHeader(7, 9, 4096, 65536, 123, 0x1122, 42)
+FOOTER_VALUE = SegmentFooter(7, 9, 2, 4096 + 124, join_record_id(7, 93), 0x1133, 456, 0xC493E6F0, 42, 77, True)
+POINTER_VALUE = SealedPointer(7, 77, 4096 + 124)
+
+WHOLE = [
+    (encode_header, decode_header, HEADER_VALUE, HEADER),
+    (encode_footer, decode_footer, FOOTER_VALUE, FOOTER),
+    (encode_pointer, decode_pointer, POINTER_VALUE, POINTER),
+]
+
+
+@pytest.mark.parametrize(("encode", "decode", "value", "data"), WHOLE)
+def test_recorded_bytes(encode, decode, value, data):
+    """What the original wrote is what is written, and is read; bytes behind it are not looked at."""
+    assert encode(value) == data
+    assert decode(memoryview(data)) == Frame(value, len(data))
+    assert decode(memoryview(data + b"junk")) == Frame(value, len(data))
+
+
+@pytest.mark.parametrize(("encode", "decode", "value", "data"), WHOLE)
+def test_every_prefix_needs_more(encode, decode, value, data):
+    """Cut anywhere it asks for exactly what is missing."""
+    for size in range(len(data)):
+        assert decode(memoryview(data[:size])) == NeedMore(len(data) - size)
+
+
+@pytest.mark.parametrize(("encode", "decode", "value", "data"), WHOLE)
+def test_every_flipped_bit_is_damage_or_another_value(encode, decode, value, data):
+    """No bit makes it raise, and none is passed over in silence."""
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        answer = decode(memoryview(flipped))
+        assert isinstance(answer, Damage) or (isinstance(answer, Frame) and answer.value != value), bit
+
+
+@pytest.mark.parametrize(
+    ("decode", "data", "at", "size"),
+    [(decode_header, HEADER, 4, 2), (decode_footer, FOOTER, 4, 4), (decode_pointer, POINTER, 4, 2)],
+)
+def test_a_later_version_is_refused_by_name(decode, data, at, size):
+    """The version is looked at before anything that a later one might have moved."""
+    later = bytearray(data)
+    later[at : at + size] = (9).to_bytes(size, "little")
+    later[at + size :] = b"\xff" * (len(data) - at - size)
+    answer = decode(memoryview(later))
+    assert isinstance(answer, Damage)
+    assert "unsupported version 9" in answer.reason
+
+
+@pytest.mark.parametrize("at", range(56, 64))
+def test_reserved_bytes_of_a_header_are_zero(at):
+    """A bit there is said, with where it stands."""
+    data = bytearray(HEADER)
+    data[at] = 1
+    answer = decode_header(memoryview(data))
+    assert isinstance(answer, Damage)
+    assert answer.offset == 56
+
+
+def test_a_segment_without_room_is_damage():
+    """A size that leaves no byte for records is refused."""
+    for size, good in ((0, False), (160, False), (161, True)):
+        answer = decode_header(memoryview(encode_header(dataclasses.replace(HEADER_VALUE, max_size=size))))
+        assert isinstance(answer, Frame) is good
+
+
+def test_recorded_records():
+    """Two records one behind the other, without padding: the second begins at byte 93."""
+    assert encode_record(b"hello", timestamp=0x1122, ext_id=42) == RECORDS[0]
+    assert encode_record(b"payload", timestamp=0x1133, ext_id=42) == RECORDS[1]
+    segment = memoryview(HEADER + b"".join(RECORDS) + bytes(100))
+    found = list(entries(segment, HEADER_BYTES, len(segment)))
+    assert [(one.offset, bytes(one.payload), one.timestamp, one.ext_id) for one in found] == [
+        (64, b"hello", 0x1122, 42),
+        (93, b"payload", 0x1133, 42),
+    ]
+    scan = scan_records(segment, HEADER_BYTES, len(segment))
+    assert (scan.end, scan.record_count, scan.last_offset, scan.last_timestamp) == (124, 2, 93, 0x1133)
+    assert scan.checksum == 0xC493E6F0
+    assert scan.damage is None
+
+
+@pytest.mark.parametrize(
+    ("data", "checksum"),
+    [
+        (b"123456789", 0xA4F28C0E), (b"hello", 0x3525C727), (b"payload", 0xA1A765D1), (b"abc", 0x3A243050),
+        (bytes(32), 0x827ABC78), (bytes(4096), 0x8FA06529),
+    ],
+)  # fmt: skip
+def test_folded_checksums(data, checksum):
+    """Known values of CRC-64/NVME folded to 32 bits."""
+    assert checksum_of(data) == checksum
+    assert checksum_of(memoryview(data)) == checksum
+
+
+def test_the_payload_checksum_runs_over_all_payloads():
+    """One payload behind the other, as if they were one."""
+    assert fold64to32(crc64_nvme(b"payload", crc64_nvme(b"hello"))) == checksum_of(b"hellopayload") == 0xC493E6F0
+
+
+def test_record_ids():
+    """The segment above, the offset below; ids are ordered as the records are."""
+    assert join_record_id(7, 93) == 0x0000_0007_0000_005D
+    assert split_record_id(join_record_id(2**32 - 1, 2**32 - 1)) == (2**32 - 1, 2**32 - 1)
+    assert join_record_id(1, 2**32 - 1) < join_record_id(2, 64)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.binary(max_size=30))
+@settings(max_examples=60)
+def test_any_lengths_are_walked(payloads, junk):
+    """Whatever the lengths, aligned or not: each record begins where the one before ends."""
+    data = b"".join(encode_record(payload, timestamp=1) for payload in payloads)
+    scan = scan_records(memoryview(data + bytes(24)), 0, len(data) + 24)
+    assert (scan.record_count, scan.end, scan.damage) == (len(payloads), len(data), None)
+    assert scan.checksum == (checksum_of(b"".join(payloads)) if payloads else 0)
+    behind = scan_records(memoryview(data + junk), 0, len(data) + len(junk))
+    assert behind.record_count >= len(payloads)
+
+
+def test_a_record_cut_anywhere():
+    """Behind the head it is damage, before it the records just end; the limit counts, not the buffer."""
+    record = encode_record(b"payload", timestamp=5)
+    for size in range(len(record)):
+        answer = decode_record(memoryview(record), 0, size)
+        assert isinstance(answer, NeedMore if size < RECORD_HEAD_BYTES else Damage)
+    assert decode_record(memoryview(record), 0, len(record)).end == len(record)
+
+
+def test_every_flipped_bit_of_length_checksum_and_payload_is_noticed():
+    """Timestamp and ext_id have no checksum; everything else has."""
+    record = encode_record(b"payload", timestamp=5)
+    for bit in range(len(record) * 8):
+        flipped = bytearray(record)
+        flipped[bit // 8] ^= 1 << bit % 8
+        answer = decode_record(memoryview(bytes(flipped)), 0, len(record))
+        assert isinstance(answer, Frame) is (8 <= bit // 8 < 24), bit
+
+
+def test_a_footer_belongs_to_its_header():
+    """Another index, another count, bytes or a last record outside the file: each is said."""
+    assert agrees_with(FOOTER_VALUE, HEADER_VALUE) is None
+    for changes in (
+        {"segment_index": 8},
+        {"base_record_count": 1},
+        {"durable_bytes": 4096 + 63},
+        {"durable_bytes": 4096 + 65536 - 95},
+        {"durable_bytes": 0},
+        {"last_record_id": join_record_id(6, 93)},
+        {"last_record_id": join_record_id(7, 63)},
+        {"last_record_id": join_record_id(7, 125)},
+    ):
+        assert agrees_with(dataclasses.replace(FOOTER_VALUE, **changes), HEADER_VALUE) is not None, changes
+
+
+def test_sizes():
+    """64, 24, 96 and 32 bytes, whatever the machine."""
+    assert (HEADER_BYTES, RECORD_HEAD_BYTES, FOOTER_BYTES, len(POINTER)) == (64, 24, 96, struct.calcsize("<4Q"))

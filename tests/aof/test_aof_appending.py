@@ -1,0 +1,384 @@
+"""
+Appending: it is written and has an id, or nothing was written; there is no third outcome. And what waits for what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from aof_as_log import open_manager, payloads, tiny
+
+from quiver.aof import AofManager, FlushConfig
+from quiver.errors import NotYetDurable, RecordInvalid, RecordUnknown, StoreClosed, WouldBlock
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+CAPACITY = 16 * 1024 - 64 - 96
+"""What fits into one segment of these tests, heads included."""
+
+
+@pytest.fixture
+def manager():
+    with open_manager(CrashFileSystem()) as opened:
+        yield opened
+
+
+def test_an_id_is_the_segment_and_the_offset(manager):
+    """Known before anything is durable; the record can be read by it at once."""
+    log = manager.log("orders")
+    first = log.append_record(b"one", ext_id=7)
+    second = log.append_record(bytearray(b"three"))
+    assert (first, second) == (64, 64 + 27)
+    assert log.read_record(first)[1:] == (log.read_record(first).timestamp, 7, b"one")
+    assert log.read_record(second).payload == b"three"
+    assert not log.is_durable(first)
+    log.flush_until(second)
+    assert log.is_durable(first)
+
+
+def test_a_batch_is_written_in_one_piece(manager):
+    """Ids in order, the same bytes as one by one, one timestamp."""
+    log = manager.log("orders")
+    records = [b"a", b"bb", b"ccc" * 100, memoryview(b"dd")]
+    ids = log.append_records(records, ext_id=9)
+    assert [bytes(log.read_record(one).payload) for one in ids] == [bytes(record) for record in records]
+    assert {(one.timestamp, one.ext_id) for one in log.open_reader()} == {(log.read_record(ids[0]).timestamp, 9)}
+    assert log.append_records([]) == []
+    one_by_one = manager.log("other")
+    for record in records:
+        one_by_one.append_record(record, ext_id=9)
+    log.flush()
+    one_by_one.flush()
+    assert [one[3] for one in log.open_reader()] == [one[3] for one in one_by_one.open_reader()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, CAPACITY - 24 - 1, CAPACITY - 24])
+def test_sizes_at_the_limits(manager, size):
+    """From one byte to exactly a whole segment, alone, in a batch and reserved, live and after opening again."""
+    log = manager.log("orders")
+    record = bytes(index & 0xFF for index in range(size))
+    log.append_record_with_timeout(record, 5)
+    log.append_records_with_timeout([record], 5)
+    log.wait_for_writable_segment(5)
+    manager.maintain()
+    with log.append_reserve(size) if size < 9 else _reserved(log, size) as room:
+        room.payload[:] = record
+    assert payloads(log) == [record] * 3
+    log.close()
+    assert payloads(manager.log("orders")) == [record] * 3
+
+
+def _reserved(log, size):
+    for _ in range(5):
+        try:
+            return log.append_reserve(size)
+        except WouldBlock:
+            log.run_upkeep()
+    raise AssertionError("no room")
+
+
+@pytest.mark.parametrize("payload", [b"", b"x" * (CAPACITY - 23)])
+def test_what_no_segment_can_hold_is_refused_before_anything_happens(manager, payload):
+    """Empty or too large, alone, in a batch or reserved: the log is as it was, the tail in its place."""
+    log = manager.log("orders")
+    log.append_record(b"one")
+    before = log.snapshot()
+    for attempt in (
+        lambda: log.append_record(payload),
+        lambda: log.append_records([b"fits", payload]),
+        lambda: log.append_reserve(len(payload)),
+        lambda: log.append_record_with_timeout(payload, 5),
+    ):
+        with pytest.raises(RecordInvalid):
+            attempt()
+    assert log.snapshot() == before
+    assert payloads(log) == [b"one"]
+
+
+def test_a_batch_that_does_not_fit_is_not_written_at_all(manager):
+    """Not even the part that would fit into the rest of the segment."""
+    log = manager.log("orders")
+    log.append_record(b"x" * 10_000)
+    with pytest.raises(RecordInvalid):
+        log.append_records([b"y" * 5_000] * 4)
+    ids = log.append_records_with_timeout([b"y" * 5_000] * 3, 5)
+    assert {one >> 32 for one in ids} == {1}
+
+
+def test_two_unfinalized_segments_and_no_more(manager):
+    """The third would let the writer outrun the disk: until one is sealed there is no admission."""
+    log = manager.log("orders")
+    config = tiny(preallocate_segments=4)
+    log.close()
+    log = manager.log("orders", config)
+    manager.maintain()
+    written = 0
+    with pytest.raises(WouldBlock) as blocked:
+        for _ in range(10):
+            log.append_record(b"x" * (CAPACITY - 24))
+            written += 1
+    assert (blocked.value.kind, written) == ("admission", 2)
+    assert [one.state for one in log.segment_snapshot()] == ["pending", "pending"]
+    manager.maintain()
+    log.append_record(b"y")
+    assert [one.state for one in log.segment_snapshot()] == ["sealed", "sealed", "active"]
+
+
+def test_waiting_ends_when_it_was_promised(manager):
+    """No segment can be made: the wait is as long as asked, and says what was missing; nothing was written."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, error=28, forever=True)
+    clock = ManualClock()
+    with AofManager.open("/full", tiny(preallocate_segments=0), files=files, clock=clock, background=False) as full:
+        log = full.log("orders")
+        log.append_record(b"x" * (CAPACITY - 24))
+        files.fail_on("reserve", 1)
+        started = clock.monotonic()
+        with pytest.raises(WouldBlock) as blocked:
+            log.append_record_with_timeout(b"late", 3)
+        assert blocked.value.kind == "admission"
+        assert clock.monotonic() - started == pytest.approx(3)
+        with pytest.raises(WouldBlock):
+            log.wait_for_writable_segment(0)
+        files.heal()
+        log.append_record_with_timeout(b"in time", 3)
+        assert payloads(log)[1:] == [b"in time"]
+
+
+def test_a_reservation_is_filled_in_place(manager):
+    """Nobody else appends meanwhile; a shorter record may come of it; a crash before the commit leaves nothing."""
+    log = manager.log("orders")
+    log.append_record(b"before")
+    room = log.append_reserve(100)
+    room.payload[:5] = b"hello"
+    with pytest.raises(WouldBlock) as blocked:
+        log.append_record(b"x")
+    assert blocked.value.kind == "tail"
+    assert payloads(log) == [b"before"]
+    record_id = room.commit(5, ext_id=3)
+    assert log.read_record(record_id).payload == b"hello"
+    assert room.record_id == record_id
+    with pytest.raises(RecordInvalid):
+        room.commit()
+    log.append_record(b"after")
+    assert payloads(log) == [b"before", b"hello", b"after"]
+
+
+def test_a_cancelled_reservation_leaves_no_trace(manager):
+    """Whatever was written into it, be it a whole record: the next one takes its place, also after a crash."""
+    log = manager.log("orders")
+    files = manager._files
+    inner = log.append_record(b"z" * 30)
+    (path,) = [one.path for one in log.segment_snapshot()]
+    log.flush()
+    path = log.segment_snapshot()[0].path
+    image = files.read_all(path, size_max=1 << 20)[inner : inner + 54]
+    with pytest.raises(ZeroDivisionError), log.append_reserve(500) as room:
+        room.payload[: 54 * 9] = image * 9
+        raise ZeroDivisionError
+    room.cancel()
+    assert payloads(log) == [b"z" * 30]
+    log.append_record(b"y" * 30)
+    log.flush()
+    with open_manager(files.clone_after_crash(1)) as again:
+        assert payloads(again.log("orders")) == [b"z" * 30, b"y" * 30]
+
+
+def test_a_reservation_that_nobody_finishes_costs_nothing_that_was_written(manager):
+    """Dropped, and then a crash, or closing: all records are there."""
+    log = manager.log("orders")
+    log.append_record(b"before")
+    log.append_reserve(50).payload[:] = b"\xff" * 50
+    with open_manager(manager._files.clone_after_kill()) as again:
+        assert payloads(again.log("orders")) == [b"before"]
+    log.close()
+    assert payloads(manager.log("orders")) == [b"before"]
+
+
+def test_written_and_durable_are_told_apart():
+    """A flush that does not come in time raises what no append raises: the record is there."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, forever=True)
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        record_id = log.append_record(b"written")
+        files.fail_on("sync", 1)
+        with pytest.raises(NotYetDurable) as error:
+            log.flush_until(record_id)
+        assert error.value.record_id == record_id
+        assert payloads(log) == [b"written"]
+        files.heal()
+        log.flush_until(record_id)
+        assert log.is_durable(record_id)
+
+
+def test_flushing_what_is_not_there(manager):
+    """An id that no record has is refused, not waited for."""
+    log = manager.log("orders")
+    record_id = log.append_record(b"one")
+    for other in (0, record_id + 1000, 5 << 32):
+        with pytest.raises(RecordUnknown):
+            log.flush_until(other)
+    for other in (0, record_id + 1000, 5 << 32):
+        with pytest.raises(RecordUnknown):
+            log.read_record(other)
+
+
+def test_a_rollover_is_asked_for_and_answered(manager):
+    """Until the answer is there everything says so; then the id comes, once; appends go on in the next segment."""
+    log = manager.log("orders")
+    assert log.seal_current_segment() is None
+    log.append_record(b"one")
+    for attempt in (log.seal_current_segment, log.seal_current_segment, lambda: log.append_record(b"two")):
+        with pytest.raises(WouldBlock) as blocked:
+            attempt()
+        assert blocked.value.kind == "rollover"
+    manager.maintain()
+    assert log.append_record(b"two") >> 32 == 1
+    assert log.seal_current_segment() == 0
+    assert log.force_rollover(timeout_s=5) == 1
+    assert payloads(log) == [b"one", b"two"]
+
+
+def test_an_async_append_waits_and_can_be_cancelled():
+    """Admission, rollover and reservations are waited for; a cancelled append is never written."""
+    with AofManager.open("/aof", tiny(), files=CrashFileSystem()) as manager:
+        log = manager.log("orders")
+
+        async def run():
+            room = log.append_reserve(10)
+            cancelled = log.append_record_async(b"never")
+            later = log.append_record_async(b"later")
+            cancelled.cancel()
+            room.cancel()
+            ids = [await asyncio.wait_for(later, 30)]
+            for number in range(8):
+                ids.append(await asyncio.wait_for(log.append_record_async(b"%d" % number * 9_000), 30))
+            with pytest.raises(RecordInvalid):
+                await log.append_record_async(b"")
+            return ids
+
+        ids = asyncio.run(run())
+        assert ids == sorted(ids)
+        assert payloads(log) == [b"later", *(b"%d" % number * 9_000 for number in range(8))]
+
+
+def test_closing_wakes_who_waits():
+    """Whoever waits for room or for records is told at once."""
+    with AofManager.open("/aof", tiny(), files=CrashFileSystem()) as manager:
+        log = manager.log("orders")
+        log.append_record(b"one")
+        room = log.append_reserve(10)
+        outcomes = []
+
+        def append():
+            try:
+                log.append_record_with_timeout(b"x", None)
+            except StoreClosed as error:
+                outcomes.append(error)
+
+        follower = log.tail_follower(0, durable_only=False)
+        assert follower.next(30).payload == b"one"
+        threads = [threading.Thread(target=append), threading.Thread(target=lambda: outcomes.append(follower.next()))]
+        for thread in threads:
+            thread.start()
+        log.close()
+        for thread in threads:
+            thread.join(30)
+        assert len(outcomes) == 2
+        with pytest.raises(StoreClosed):
+            room.commit()
+
+
+def test_a_follower_misses_nothing(manager):
+    """Durable records only, in order, across segments; and every sealed segment once, however late it looks."""
+    log = manager.log("orders")
+    follower = log.tail_follower(0)
+    assert follower.next(0) is None
+    log.append_record(b"one")
+    assert follower.next(0) is None
+    log.flush()
+    assert follower.next(0).payload == b"one"
+    for number in range(3):
+        log.append_record(b"%d" % number)
+        log.force_rollover(timeout_s=5)
+    log.append_record(b"unsynced")
+    assert [follower.next(0).payload for _ in range(3)] == [b"0", b"1", b"2"]
+    assert follower.next(0) is None
+    assert [follower.next_sealed_segment(0) for _ in range(4)] == [0, 1, 2, None]
+    from_now = log.tail_follower(durable_only=False)
+    assert from_now.next_sealed_segment(0) is None
+    log.append_record(b"new")
+    assert from_now.next(0).payload == b"new"
+
+
+def test_reading_goes_on_where_it_ended(manager):
+    """From any record, across segments; views and copies are the same bytes; runs are the same records."""
+    log = manager.log("orders")
+    expected = [b"%03d" % number * (1 + number % 40) for number in range(400)]
+    ids = [log.append_record_with_timeout(record, 5) for record in expected]
+    assert len({one >> 32 for one in ids}) > 2
+    for start in (0, 1, 57, 398, 399):
+        reader = log.open_reader(ids[start], views=bool(start % 2))
+        assert [bytes(one.payload) for one in reader] == expected[start:]
+        log.append_record_with_timeout(b"more", 5)
+        assert [bytes(one.payload) for one in reader] == [b"more"]
+        expected.append(b"more")
+    runs = list(log.open_reader(ids[57]).runs(records_max=50))
+    assert max(map(len, runs)) <= 50
+    found = [run.to_arrow().to_pylist() for run in runs]
+    flat = [row for run in found for row in run]
+    assert [row["payload"] for row in flat] == expected[57:]
+    assert [row["record_id"] for row in flat][: len(ids) - 57] == ids[57:]
+    assert {row["ext_id"] for row in flat} == {0}
+
+
+def test_runs_of_one_length_are_the_same_records(manager):
+    """The fast way and the slow way agree, and stop at the same damage."""
+    log = manager.log("orders")
+    for size in (100, 100, 7, 100):
+        log.append_records_with_timeout([bytes([size]) * size] * 20, 5)
+    runs = list(log.open_reader().runs())
+    assert b"".join(run.values for run in runs) == b"".join(payloads(log))
+    assert [one for run in runs for one in run.timestamps.tolist()] == [one.timestamp for one in log.open_reader()]
+    assert FlushConfig().max_unflushed_bytes
+
+
+def test_a_batch_that_breaks_off_leaves_no_trace(manager):
+    """What is not bytes is refused in the middle: the records before it are not there, after a crash either."""
+    log = manager.log("orders")
+    log.append_record(b"before")
+    with pytest.raises(ValueError, match="structure"):
+        log.append_records([b"x" * 3000, memoryview(b"y" * 4000).cast("H"), b"z" * 3000])
+    with pytest.raises(TypeError):
+        log.append_records([b"x", "text"])
+    with pytest.raises(TypeError):
+        log.append_record("text")
+    with open_manager(manager._files.clone_after_kill()) as again:
+        assert payloads(again.log("orders")) == [b"before"]
+        assert again.log("orders").snapshot().truncated_bytes == 0
+    log.append_record(b"after")
+    assert payloads(log) == [b"before", b"after"]
+
+
+def test_a_record_is_found_by_its_time():
+    """The first that is not older, sealed or not; a clock that goes back does not take the log with it."""
+    clock = ManualClock(now_ns=1_000)
+    with open_manager(CrashFileSystem(), clock=clock) as manager:
+        log = manager.log("orders")
+        ids = []
+        for number in range(12):
+            clock.set_wall_ns(1_000 + number * 10)
+            ids.append(log.append_record_with_timeout(b"x" * 3_000, 5))
+        clock.set_wall_ns(500)
+        ids.append(log.append_record_with_timeout(b"late", 5))
+        assert len({one >> 32 for one in ids}) > 2
+        for number in range(12):
+            assert log.find_record(1_000 + number * 10) == ids[number]
+            assert log.find_record(1_000 + number * 10 - 9) == ids[number]
+        assert log.find_record(0) == ids[0]
+        assert log.read_record(ids[12]).timestamp == log.read_record(ids[11]).timestamp
+        assert log.find_record(1_111) is None

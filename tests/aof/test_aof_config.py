@@ -1,0 +1,237 @@
+"""
+Every setting: its default, what it does, and what it refuses. Sizes that slide, and what leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
+
+from quiver.aof import AofConfig, AofManager, FlushConfig, Retention
+from quiver.aof.retention import Held, choose_leaving
+from quiver.aof.sizing import Sizing
+from quiver.errors import SettingsInvalid
+from quiver.settings import GIB, KIB, MIB
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+EFFECTS = {
+    "root_dir": "test_the_manager_gives_each_log_its_directory",
+    "segment_min_bytes": "test_sizes_slide_between_their_bounds",
+    "segment_max_bytes": "test_sizes_slide_between_their_bounds",
+    "segment_target_bytes": "test_the_first_segment_has_the_target_size",
+    "preallocate_segments": "test_spares_are_made_ahead",
+    "retention": "test_retention_by_size",
+    "flush": "test_flush_settings_have_their_tests",
+}
+
+
+def test_every_key_has_a_test_of_its_effect():
+    """No key without an effect, no effect without a key."""
+    assert {field.name for field in dataclasses.fields(AofConfig)} == set(EFFECTS)
+    assert set(EFFECTS.values()) <= set(globals())
+
+
+def test_defaults():
+    """As printed."""
+    config = AofConfig()
+    assert (config.root_dir, config.preallocate_segments) == ("./data/aof", 1)
+    sizes = (config.segment_min_bytes, config.segment_target_bytes, config.segment_max_bytes)
+    assert sizes == (64 * KIB, 64 * KIB, 1 * GIB)
+    assert config.flush == FlushConfig(8 * MIB, 5, 64 * MIB, 1)
+    assert config.retention == Retention("keep_all")
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ((0, 0, 0), (64 * KIB, 1 * GIB, 64 * KIB)),
+        ((100_000, 100_000, 0), (131_072, 131_072, 131_072)),
+        ((10 * MIB, 3 * GIB, 123 * MIB), (8 * MIB, 2 * GIB, 128 * MIB)),
+        ((128, 128, 128), (64 * KIB, 64 * KIB, 64 * KIB)),
+        ((96 * KIB, 96 * KIB, 96 * KIB), (64 * KIB, 64 * KIB, 64 * KIB)),
+        ((96 * KIB + 1,) * 3, (128 * KIB,) * 3),
+        ((1 << 40,) * 3, (2 * GIB,) * 3),
+        ((8 * MIB, 1 * MIB, 64 * KIB), (8 * MIB, 8 * MIB, 8 * MIB)),
+    ],
+)
+def test_sizes_are_rounded_and_kept_in_order(given, made):
+    """To the nearest power of two, the lower of two; no file is larger than 32 bits can say."""
+    config = AofConfig(segment_min_bytes=given[0], segment_max_bytes=given[1], segment_target_bytes=given[2])
+    assert (config.segment_min_bytes, config.segment_max_bytes, config.segment_target_bytes) == made
+    assert dataclasses.replace(config, root_dir="x") == dataclasses.replace(config, root_dir="x")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AofConfig(segment_min_bytes=-1),
+        lambda: AofConfig(segment_max_bytes="64MiB"),
+        lambda: AofConfig(preallocate_segments=17),
+        lambda: AofConfig(preallocate_segments=-1),
+        lambda: FlushConfig(flush_interval_ms=-1),
+        lambda: FlushConfig(flush_watermark_bytes=-1),
+        lambda: FlushConfig(max_unflushed_bytes=-1),
+        lambda: FlushConfig(retries_max=-1),
+        lambda: FlushConfig(max_concurrent_flushes=0),
+        lambda: Retention("time"),
+        lambda: Retention("size"),
+        lambda: Retention("time", ttl_s=0),
+    ],
+)
+def test_what_cannot_be_is_refused(make):
+    """When it is made, with the name of the key."""
+    with pytest.raises(SettingsInvalid):
+        make()
+
+
+def test_the_manager_gives_each_log_its_directory():
+    """Below its own."""
+    with open_manager(CrashFileSystem()) as manager:
+        assert manager.log("orders").config.root_dir == f"{ROOT}/orders"
+
+
+def test_the_first_segment_has_the_target_size():
+    """The file is that large, its blocks reserved."""
+    files = CrashFileSystem()
+    config = AofConfig(segment_target_bytes=256 * KIB)
+    with open_manager(files, config) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.flush()
+        assert files.stat(segment_files(files)[0]).size_bytes == 256 * KIB
+
+
+def test_sizes_slide_between_their_bounds():
+    """Filled within moments: larger. Filled in minutes: smaller. Never beyond either bound."""
+    sizing = Sizing(bytes_min=64, bytes_max=1024, bytes_first=128)
+    for fill_s, expected in ((0.1, 512), (0.1, 1024), (0.1, 1024), (1, 1024), (10, 1024), (200, 512), (200, 256),
+                             (30, 256), (1, 512), (500, 256), (500, 128), (500, 64), (500, 64)):  # fmt: skip
+        sizing.filled(sizing.next_bytes, fill_s)
+        assert sizing.next_bytes == expected
+    assert sizing.for_record(100, 160) == 512
+    assert sizing.for_record(0, 160) == 256
+    assert sizing.for_record(5000, 160) == 1024
+    assert Sizing(bytes_min=64, bytes_max=1024, bytes_first=128).for_record(0, 0) == 128
+
+
+def test_a_large_record_brings_a_large_segment():
+    """It need not fit into the next one: one is made that has room for it."""
+    with open_manager(CrashFileSystem(), tiny(segment_max_bytes=128 * KIB)) as manager:
+        log = manager.log("orders")
+        manager.maintain()
+        log.append_record(b"small")
+        log.append_record_with_timeout(b"x" * 100_000, 5)
+        assert [one.max_size for one in log.segment_snapshot()] == [16 * KIB, 128 * KIB]
+        assert [len(one) for one in payloads(log)] == [5, 100_000]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_spares_are_made_ahead(count):
+    """As many as asked for, beside the one that takes records."""
+    files = CrashFileSystem()
+    with open_manager(files, tiny(preallocate_segments=count)) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        manager.maintain()
+        assert log.snapshot().spares == count
+        log.flush()
+        spares = [name for name in files.list_dir(f"{ROOT}/orders/segments") if name.endswith(".spare")]
+        assert len(spares) == count
+    assert [name for name in files.list_dir(f"{ROOT}/orders/segments") if name.endswith(".spare")] == []
+
+
+def test_flush_settings_have_their_tests():
+    """They are in `test_aof_flush`."""
+    names = {field.name for field in dataclasses.fields(FlushConfig)}
+    assert names == {
+        "flush_watermark_bytes", "flush_interval_ms", "max_unflushed_bytes", "max_concurrent_flushes", "retries_max",
+    }  # fmt: skip
+
+
+HELD = [Held(number, sealed_at=number * 1_000_000_000, size_bytes=100) for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("retention", "leaving"),
+    [
+        (Retention(), []),
+        (Retention("time", ttl_s=100), []),
+        (Retention("time", ttl_s=8), [0, 1, 2]),
+        (Retention("time", ttl_s=1), [0, 1, 2, 3]),
+        (Retention("size", max_total_bytes=500), []),
+        (Retention("size", max_total_bytes=499), [0]),
+        (Retention("size", max_total_bytes=250), [0, 1, 2]),
+        (Retention("size", max_total_bytes=1), [0, 1, 2, 3]),
+    ],
+)
+def test_what_leaves(retention, leaving):
+    """The oldest first, and never the newest."""
+    assert choose_leaving(retention, HELD, 10_000_000_000) == leaving
+    assert choose_leaving(retention, [], 0) == []
+
+
+def rolled(files, retention, clock, count=4):
+    """A log of *count* sealed segments and one record more, after one pass of upkeep."""
+    manager = open_manager(files, tiny(retention=retention), clock)
+    log = manager.log("orders")
+    for number in range(count):
+        log.append_record(b"record %d" % number)
+        log.force_rollover(timeout_s=1)
+        clock.advance(10)
+    log.append_record(b"last")
+    manager.maintain()
+    return manager, log
+
+
+@pytest.mark.parametrize("action", ["archive", "expire"])
+def test_retention_by_size(action):
+    """What leaves is moved under the documented name, or gone; reading begins at what is left; so it stays."""
+    files = CrashFileSystem()
+    retention = Retention("size", max_total_bytes=2 * 16 * KIB, action=action)
+    manager, log = rolled(files, retention, ManualClock())
+    with manager:
+        reader = log.open_reader()
+        assert [bytes(one.payload) for one in reader] == [b"record 2", b"record 3", b"last"]
+        archived = files.list_dir(f"{ROOT}/orders/archive")
+        assert [name[:20] for name in archived] == ([f"{0:020}", f"{1:020}"] if action == "archive" else [])
+        assert len(segment_files(files)) == 2 + 1 or len(segment_files(files)) == 2
+    with open_manager(files.clone_after_crash(0)) as again:
+        assert payloads(again.log("orders")) == [b"record 2", b"record 3", b"last"]
+        assert again.log("orders").snapshot().record_count == 5
+
+
+def test_segments_grow_old_by_themselves():
+    """Nobody calls anything: the manager's thread looks again as time passes."""
+    files = CrashFileSystem()
+    clock = ManualClock(waits="hold")
+    config = tiny(retention=Retention("time", ttl_s=20, action="expire"), flush=FlushConfig(flush_interval_ms=0))
+    with AofManager.open(ROOT, config, files=files, clock=clock) as manager:
+        log = manager.log("orders")
+        follower = log.tail_follower(0)
+        for number in range(2):
+            log.append_record_with_timeout(b"%d" % number, None)
+            log.force_rollover()
+        assert follower.next_sealed_segment() == 0
+        for _ in range(30):
+            clock.wait_for_waiters(2)
+            clock.advance(1)
+        clock.wait_for_waiters(2)
+        assert [bytes(one.payload) for one in log.open_reader()] == [b"1"]
+
+
+def test_retention_by_time():
+    """By the time of sealing; a view that a reader holds stays readable."""
+    files = CrashFileSystem()
+    clock = ManualClock()
+    manager, log = rolled(files, Retention(), clock)
+    with manager:
+        kept = next(iter(log.open_reader(views=True)))
+    with open_manager(files, tiny(retention=Retention("time", ttl_s=25)), clock) as manager:
+        log = manager.log("orders")
+        held = next(iter(log.open_reader(views=True)))
+        manager.maintain()
+        assert [bytes(one.payload) for one in log.open_reader()] == [b"record 2", b"record 3", b"last"]
+        assert bytes(held.payload) == bytes(kept.payload) == b"record 0"

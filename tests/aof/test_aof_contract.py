@@ -1,0 +1,41 @@
+"""
+The log keeps the contract that every append log of this house keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import AofAsLog, tail_of, tiny
+
+from quiver.primitives.files import FileSystem
+from quiver.testing.log_contract import AppendLogContract
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class TestAof(AppendLogContract):
+    """Segments fill up and are sealed in passing."""
+
+    def open_log(self, files: FileSystem) -> AofAsLog:
+        return AofAsLog(files, rolls=False)
+
+    def tail(self, files: FileSystem) -> tuple[str, int]:
+        return tail_of(files)
+
+
+class TestAofThatRollsOver(AppendLogContract):
+    """Every few records the segment is sealed on request, and there are no spares made ahead."""
+
+    def open_log(self, files: FileSystem) -> AofAsLog:
+        return AofAsLog(files, rolls=True, config=tiny(preallocate_segments=0))
+
+    def tail(self, files: FileSystem) -> tuple[str, int]:
+        return tail_of(files)

@@ -1,0 +1,160 @@
+"""
+Crashes at every step of what the contract does not know: batches, reservations, retention, full disks, several logs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import ROOT, open_manager, payloads, tiny
+
+from quiver.aof import Retention
+from quiver.aof.format.names import parse_archive_name
+from quiver.aof.format.record import entries
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+SEEDS = (0, 1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def archived(files: CrashFileSystem, name: str = "orders") -> list[bytes]:
+    """The records of the archive, oldest segment first."""
+    folder = f"{ROOT}/{name}/archive"
+    found = []
+    for one in sorted(filter(parse_archive_name, files.list_dir(folder))):
+        view = files.map_read(f"{folder}/{one}").view()
+        found += [bytes(entry.payload) for entry in entries(view, HEADER_BYTES, len(view) - FOOTER_BYTES)]
+    return found
+
+
+class Run:
+    """What was appended, what of it is durable, and the disk at every step as crashes leave it."""
+
+    def __init__(self, config) -> None:
+        self.files = CrashFileSystem()
+        self.config = config
+        self.clock = ManualClock()
+        self.written: list[bytes] = []
+        self.durable = 0
+        self.moments: list[tuple[str, int, int, list[CrashFileSystem]]] = []
+        self.files.on_step = self._before
+
+    def _before(self, op: str, path: str) -> None:
+        clones = [self.files.clone_after_crash(seed) for seed in SEEDS]
+        kill = self.files.clone_after_kill()
+        self.moments.append((f"{op} {path}", self.durable, len(self.written), [*clones, kill]))
+
+    def work(self) -> None:
+        for turn in range(2):
+            with open_manager(self.files, self.config, self.clock) as manager:
+                log = manager.log("orders")
+                for number in range(3):
+                    record = b"%d.%d." % (turn, number) * 700
+                    self.written += [record, record + b"b", record + b"c"]
+                    log.append_records_with_timeout(self.written[-3:], 5)
+                    log.wait_for_writable_segment(5)
+                    room = log.append_reserve(1000)
+                    room.payload[:] = b"r" * 1000
+                    if number % 2:
+                        room.cancel()
+                    else:
+                        self.written.append(b"r" * 1000)
+                        room.commit()
+                    log.flush()
+                    self.durable = len(self.written)
+                    self.clock.advance(20)
+                    manager.maintain()
+            self.durable = len(self.written)
+        self.files.on_step = None
+
+
+@pytest.mark.parametrize(
+    "retention",
+    [
+        Retention(),
+        Retention("size", max_total_bytes=2 * 16 * 1024),
+        Retention("time", ttl_s=30, action="expire"),
+    ],
+    ids=["keep_all", "archive by size", "expire by time"],
+)
+def test_a_crash_at_any_step(retention):
+    """What was durable is in the log, or before it in the archive; what expired is a prefix; it goes on behind it."""
+    run = Run(tiny(retention=retention))
+    run.work()
+    assert len(run.moments) > 60
+    for label, durable, written, disks in run.moments:
+        for index, disk in enumerate(disks):
+            if not disk.exists(ROOT):
+                continue
+            with open_manager(disk) as manager:
+                found = payloads(manager.log("orders"))
+                before = archived(disk)
+                manager.log("orders").append_record(b"more")
+            if retention.policy == "keep_all":
+                before = []
+            whole = before + found
+            if retention.action == "expire":
+                start = run.written.index(found[0]) if found else 0
+                whole = run.written[:start] + found
+            promised = written if index == len(SEEDS) else durable
+            assert whole == run.written[: len(whole)], (label, index)
+            assert len(whole) >= promised or (not found and retention.action == "expire"), (label, index)
+            with open_manager(disk) as manager:
+                assert payloads(manager.log("orders")) == [*found, b"more"], (label, index)
+
+
+def test_logs_do_not_touch_each_other():
+    """A crash while one log seals leaves the other as it was."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        quiet, busy = manager.log("quiet"), manager.log("busy")
+        quiet.append_record(b"quiet")
+        quiet.flush()
+        disks = []
+        files.on_step = lambda op, path: disks.append(files.clone_after_crash(2))
+        for number in range(4):
+            busy.append_record_with_timeout(b"%d" % number * 9_000, 5)
+            busy.flush()
+            busy.force_rollover(timeout_s=5)
+        files.on_step = None
+    for disk in disks:
+        with open_manager(disk) as manager:
+            assert payloads(manager.log("quiet")) == [b"quiet"]
+
+
+@pytest.mark.parametrize("operation", ["rename", "sync_dir", "remove", "create", "pwrite", "sync"])
+@pytest.mark.parametrize("action", ["archive", "expire"])
+def test_retention_that_fails_goes_on_later(operation, action):
+    """Whatever call of it fails: nothing is lost that was to stay, and what was to leave leaves in the end."""
+    retention = Retention("size", max_total_bytes=16 * 1024, action=action)
+    for nth in range(1, 5):
+        disk = CrashFileSystem()
+        files = FaultFileSystem(disk)
+        clock = ManualClock()
+        with open_manager(files, tiny(), clock) as manager:
+            log = manager.log("orders")
+            for number in range(4):
+                log.append_record(b"%d" % number)
+                log.force_rollover(timeout_s=5)
+        with open_manager(files, tiny(retention=retention), clock) as manager:
+            log = manager.log("orders")
+            files.fail_on(operation, nth)
+            for _ in range(3):
+                clock.advance(5)
+                manager.maintain()
+            files.heal()
+            assert payloads(log) == [b"3"]
+        assert archived(disk) == ([b"0", b"1", b"2"] if action == "archive" else [])
+        with open_manager(disk.clone_after_crash(0)) as manager:
+            assert payloads(manager.log("orders")) == [b"3"]

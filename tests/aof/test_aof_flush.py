@@ -1,0 +1,266 @@
+"""
+Flushing: watermark, interval, limit, shared syncs, failures that are seen and pass by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import ROOT, open_manager, payloads, tiny
+
+from quiver.aof import AofManager, FlushConfig
+from quiver.aof.format.durability import decode_durability
+from quiver.errors import NotYetDurable, StoreFailed, WouldBlock
+from quiver.primitives.scan import Frame
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def only(**flush):
+    """Settings with one reason to flush."""
+    return tiny(flush=FlushConfig(**{"flush_interval_ms": 0, "flush_watermark_bytes": 1 << 40, **flush}))
+
+
+def test_the_watermark_begins_a_flush():
+    """Below it nothing is synced, at it everything is."""
+    with open_manager(CrashFileSystem(), only(flush_watermark_bytes=1000)) as manager:
+        log = manager.log("orders")
+        first = log.append_record(b"x" * 500)
+        manager.maintain()
+        assert not log.is_durable(first)
+        second = log.append_record(b"x" * 500)
+        manager.maintain()
+        assert log.is_durable(second)
+        assert log.snapshot().flush.scheduled_watermark == 1
+
+
+def test_a_watermark_of_zero_flushes_every_append():
+    """Any backlog is one too many."""
+    with open_manager(CrashFileSystem(), only(flush_watermark_bytes=0)) as manager:
+        log = manager.log("orders")
+        for _ in range(3):
+            record_id = log.append_record(b"x")
+            manager.maintain()
+            assert log.is_durable(record_id)
+
+
+def test_the_interval_is_a_timer():
+    """An idle tail is flushed when the interval has passed, by nobody's append."""
+    clock = ManualClock()
+    config = only(flush_interval_ms=50)
+    with open_manager(CrashFileSystem(), config, clock) as manager:
+        log = manager.log("orders")
+        record_id = log.append_record(b"x")
+        clock.advance(0.049)
+        manager.maintain()
+        assert not log.is_durable(record_id)
+        clock.advance(0.001)
+        manager.maintain()
+        assert log.is_durable(record_id)
+        assert log.snapshot().backlog_bytes == 0
+
+
+def test_the_timer_runs_in_a_thread():
+    """Nobody calls anything: the thread wakes when the clock says so."""
+    clock = ManualClock(waits="hold")
+    files = CrashFileSystem()
+    manager = AofManager.open(ROOT, only(flush_interval_ms=50), files=files, clock=clock)
+    log = manager.log("orders")
+    follower = log.tail_follower(0)
+    log.append_record(b"x")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(follower.next()))
+    thread.start()
+    clock.wait_for_waiters(3)  # flush, upkeep, and the follower
+    clock.advance(0.06)
+    thread.join(30)
+    assert [one.payload for one in found] == [b"x"]
+    manager.close()
+
+
+def test_no_more_than_the_limit_is_unsynced():
+    """What would exceed it is refused before it is written; a flush lets it in."""
+    with open_manager(CrashFileSystem(), only(max_unflushed_bytes=1000)) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x" * 800)
+        with pytest.raises(WouldBlock) as blocked:
+            log.append_record(b"x" * 200)
+        assert blocked.value.kind == "flush"
+        assert len(payloads(log)) == 1
+        manager.maintain()
+        log.append_record(b"x" * 200)
+        log.append_record_with_timeout(b"x" * 5000, 5)  # larger than the limit: alone it is let in
+        assert len(payloads(log)) == 3
+        assert log.snapshot().would_block["flush"] >= 1
+
+
+def test_overlapping_waiters_share_syncs():
+    """While one sync runs, any number of others wait; one more serves them all."""
+    disk = CrashFileSystem()
+    inside, go = threading.Semaphore(0), threading.Semaphore(0)
+
+    def on_step(op, path):
+        if op == "sync" and ".s" in path and armed:
+            inside.release()
+            go.acquire()
+
+    armed = False
+    with AofManager.open(ROOT, only(), files=disk) as manager:
+        log = manager.log("orders")
+        log.append_record(b"named")
+        log.flush()
+        disk.on_step, armed = on_step, True
+        first = threading.Thread(target=log.flush_until, args=(log.append_record(b"first"),))
+        first.start()
+        inside.acquire()
+        others = [threading.Thread(target=log.flush_until, args=(log.append_record(b"x"),)) for _ in range(8)]
+        for thread in others:
+            thread.start()
+        go.release()
+        inside.acquire()
+        armed = False
+        go.release()
+        for thread in (first, *others):
+            thread.join(30)
+        assert log.snapshot().backlog_bytes == 0
+        assert log.snapshot().flush.synchronous_flushes <= 4
+
+
+def test_failing_flushes_refuse_producers_until_one_succeeds():
+    """After the retries `flush`; tries go on by themselves; nothing that was written is lost."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, forever=True)
+    clock = ManualClock()
+    with open_manager(files, only(flush_watermark_bytes=0, retries_max=2), clock) as manager:
+        log = manager.log("orders")
+        files.fail_on("sync", 1)
+        log.append_record(b"kept")
+        for _ in range(3):
+            assert not log.snapshot().flush_failed
+            manager.maintain()
+            clock.advance(1)
+        assert log.snapshot().flush_failed
+        metrics = log.snapshot().flush
+        assert (metrics.retry_attempts, metrics.retry_failures, metrics.flush_failures) == (2, 2, 1)
+        with pytest.raises(WouldBlock) as blocked:
+            log.append_record(b"refused")
+        assert blocked.value.kind == "flush"
+        with pytest.raises(WouldBlock):
+            log.append_record_with_timeout(b"refused", 3)
+        files.heal()
+        clock.advance(1)
+        log.append_record_with_timeout(b"let in", 5)
+        log.flush()
+        assert not log.snapshot().flush_failed
+        lost = disk.clone_after_crash(0)
+    with open_manager(lost) as again:
+        assert payloads(again.log("orders")) == [b"kept", b"let in"]
+
+
+def test_a_flush_that_fails_once_is_tried_again_at_once():
+    """The caller waits a little longer and knows nothing of it; what it waited for survives a power loss."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk)
+    with open_manager(files, only()) as manager:
+        log = manager.log("orders")
+        files.fail_on("sync", 1)
+        log.flush_until(log.append_record(b"durable"))
+        with open_manager(disk.clone_after_crash(0)) as again:
+            assert payloads(again.log("orders")) == [b"durable"]
+
+
+def test_bytes_that_the_kernel_lost_fail_the_log():
+    """After a failed sync the pages came back old: nobody is told that they are durable."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk)
+    with open_manager(files, only()) as manager:
+        log = manager.log("orders")
+        log.append_record(b"first")
+        log.flush()
+        record_id = log.append_record(b"lost")
+        files.fail_on("sync", 1)
+        step = disk.on_step
+
+        def lose(op, path):
+            pass
+
+        disk.on_step = lose
+        segment = log._unsealed(0)
+        original = segment._mapping.sync
+
+        def sync_and_lose():
+            try:
+                original()
+            finally:
+                segment.view[record_id + 24 : record_id + 28] = b"old!"
+
+        segment._mapping.sync = sync_and_lose
+        with pytest.raises(StoreFailed):
+            log.flush_until(record_id)
+        with pytest.raises(StoreFailed):
+            log.append_record(b"more")
+        disk.on_step = step
+
+
+def test_the_snapshot_lags_and_never_leads():
+    """At every step of the disk it says no more than what a power loss would leave."""
+    files = CrashFileSystem()
+    clock = ManualClock()
+    with open_manager(files, only(flush_interval_ms=1), clock) as manager:
+        log = manager.log("orders")
+        path = f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json"
+        for number in range(6):
+            log.append_record(b"%d" % number * 100)
+            clock.advance(2)
+            manager.maintain()
+            answer = decode_durability(memoryview(files.read_all(path, size_max=1 << 20)))
+            assert isinstance(answer, Frame)
+            for one in answer.value:
+                with open_manager(files.clone_after_crash(0)) as again:
+                    assert again.log("orders").segment_snapshot()[-1].current_size >= one.durable_bytes
+        assert answer.value[0].durable_bytes == log.segment_snapshot()[0].current_size
+
+
+def test_closing_that_cannot_flush_says_so():
+    """The log is closed all the same, and what was written is found by the next opening."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, forever=True)
+    manager = open_manager(files, only())
+    manager.log("orders").append_record(b"x")
+    files.fail_on("sync", 1)
+    with pytest.raises(NotYetDurable):
+        manager.close()
+    with open_manager(disk) as again:
+        assert payloads(again.log("orders")) == [b"x"]
+
+
+def test_a_snapshot_that_cannot_be_written_is_written_later():
+    """It is a hint: nobody is refused for it, and the failures are counted."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, path_part="warm/durability/", forever=True)
+    clock = ManualClock()
+    with open_manager(files, only(), clock) as manager:
+        log = manager.log("orders")
+        record_id = log.append_record(b"x")
+        files.fail_on("pwrite", 1)
+        for _ in range(2):
+            clock.advance(2)
+            manager.maintain()
+        log.flush_until(record_id)
+        metrics = log.snapshot().flush
+        assert (metrics.metadata_failures, metrics.metadata_retry_attempts) == (2, 1)
+        files.heal()
+        clock.advance(2)
+        manager.maintain()
+        assert disk.exists(f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json")

@@ -1,0 +1,348 @@
+"""
+What is known to go wrong in logs of this design, by name: each is a test that it does not happen here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import ROOT, SEGMENTS, AofAsLog, open_manager, payloads, segment_files, tail_of, tiny
+
+from quiver.aof import AofManager
+from quiver.aof.format.durability import decode_durability
+from quiver.aof.format.names import SegmentName
+from quiver.aof.format.segment_file import HEADER_BYTES, decode_footer, decode_header
+from quiver.errors import RolloverFailed, WouldBlock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+SIZE = 16 * 1024
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 8, 9, 10, 12, 13, 16])
+def test_records_of_unaligned_length_survive_recovery(size):
+    """A writer that pads and a scan that does not lose all but the first."""
+    files = CrashFileSystem()
+    expected = [bytes([number]) * size for number in range(1, 11)]
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for record in expected:
+            log.append_record(record)
+        log.flush()
+        crashed = files.clone_after_crash(0)
+        log.force_rollover(timeout_s=5)
+    for disk in (crashed, files):
+        with open_manager(disk) as manager:
+            assert payloads(manager.log("orders")) == expected
+            assert manager.log("orders").snapshot().truncated_bytes == 0
+
+
+def test_a_hundred_segments_fill_up_and_nobody_calls_anything(tmp_path):
+    """Seals happen by themselves; a log that waits for them to be asked for stops after two."""
+    with AofManager.open(str(tmp_path), tiny()) as manager:
+        log = manager.log("orders")
+        for number in range(210):
+            log.append_record_with_timeout(b"%05d" % number * 1500, 30)
+        log.flush()
+        assert log.snapshot().segments[-1].segment_id >= 100
+    with AofManager.open(str(tmp_path), tiny()) as manager:
+        assert [one[:5] for one in payloads(manager.log("orders"))] == [b"%05d" % number for number in range(210)]
+
+
+def test_a_log_that_was_opened_and_never_written_opens_again():
+    """A file made ahead has no header; killed or closed, it is no obstacle."""
+    files = CrashFileSystem()
+    for _ in range(3):
+        manager = open_manager(files)
+        manager.log("orders")
+        killed = files.clone_after_kill()
+        manager.close()
+        with open_manager(killed) as again:
+            assert payloads(again.log("orders")) == []
+    assert segment_files(files) == []
+
+
+def test_sealing_an_empty_tail_does_nothing():
+    """A footer without a header makes a file that nobody can open."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert log.force_rollover(timeout_s=5) is None
+        log.append_record(b"x")
+        log.force_rollover(timeout_s=5)
+        assert log.force_rollover(timeout_s=5) is None
+    with open_manager(files) as manager:
+        assert payloads(manager.log("orders")) == [b"x"]
+
+
+def test_a_file_shorter_than_its_header_says_is_salvaged():
+    """What is in it is there, and it goes on at its full size."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        manager.log("orders").append_record(b"kept")
+    path, end = tail_of(files)
+    file = files.open_write(path)
+    file.truncate(end)
+    file.close()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x" * 12_000)
+        assert [len(one) for one in payloads(log)] == [4, 12_000]
+
+
+def steps_of(files: CrashFileSystem, work) -> list[tuple[str, str]]:
+    steps: list[tuple[str, str]] = []
+    files.on_step = lambda op, path: steps.append((op, path.rpartition("/")[2]))
+    work()
+    files.on_step = None
+    return steps
+
+
+def test_the_order_of_a_seal():
+    """Records, then the footer, then the pointer, then its name: with one sync for two of them a crash tears them."""
+    files = CrashFileSystem()
+    with open_manager(files, tiny(preallocate_segments=0)) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.flush()
+        log.append_record(b"y")
+        with pytest.raises(WouldBlock):
+            log.seal_current_segment()
+        found = steps_of(files, log.run_upkeep)
+        steps = [one for one in found if one[0] not in {"create", "reserve"} or ".spare" not in one[1]]
+        steps = [one for one in steps if ".json" not in one[1] and one != ("sync_dir", "durability")]
+        assert steps[0][0] == steps[1][0] == "sync"
+        assert steps[2:] == [
+            ("create", "current.sealed.tmp"), ("pwrite", "current.sealed.tmp"), ("sync", "current.sealed.tmp"),
+            ("rename", "current.sealed"), ("sync_dir", "segments"),
+        ]  # fmt: skip
+
+
+def test_the_order_of_a_first_flush():
+    """The name comes after what it names, and nobody is told before the directory is synced."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        record_id = log.append_record(b"x")
+        states = []
+
+        def on_step(op, path):
+            states.append((op, log.is_durable(record_id)))
+
+        files.on_step = on_step
+        log.flush_until(record_id)
+        files.on_step = None
+        assert states == [("sync", False), ("rename", False), ("sync_dir", False)]
+        assert log.is_durable(record_id)
+
+
+def test_the_pointer_is_never_missing():
+    """Removing the old one before renaming the new one leaves a moment without any."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.force_rollover(timeout_s=5)
+        missing = []
+
+        def on_step(op, path):
+            clones = [files.clone_after_crash(seed) for seed in range(4)]
+            missing.extend(clone for clone in clones if not clone.exists(f"{SEGMENTS}/current.sealed"))
+
+        files.on_step = on_step
+        for _ in range(3):
+            log.append_record(b"x")
+            log.force_rollover(timeout_s=5)
+        files.on_step = None
+        assert missing == []
+
+
+def test_a_segment_filled_to_the_last_byte_is_followed_by_one():
+    """Noticed twice, two successors get the same place in the log."""
+    files = CrashFileSystem()
+    with open_manager(files, tiny(preallocate_segments=3)) as manager:
+        log = manager.log("orders")
+        for number in range(6):
+            log.append_record_with_timeout(bytes([number + 1]) * (SIZE - 64 - 96 - 24), 5)
+            manager.maintain()
+        log.flush()
+        offsets = [one.base_offset for one in log.segment_snapshot()]
+        assert offsets == [number * SIZE for number in range(6)]
+        assert [one.base_record_count for one in log.segment_snapshot()] == list(range(6))
+        assert len({one.split("_")[1] for one in segment_files(files)}) == 6
+
+
+def test_base_offsets_count_headers_records_and_footers():
+    """As the document defines them, after opening again, too."""
+    files = CrashFileSystem()
+    expected = 0
+    for number in range(3):
+        with open_manager(files) as manager:
+            log = manager.log("orders")
+            log.append_record(b"x" * (number + 1))
+            assert log.segment_snapshot()[-1].base_offset == expected
+            log.force_rollover(timeout_s=5)
+        expected += 64 + 24 + number + 1 + 96
+
+
+def test_a_writer_that_waits_for_a_segment_is_woken():
+    """Made in the background, it is of no use to somebody who sleeps on."""
+    with AofManager.open("/aof", tiny(preallocate_segments=0), files=CrashFileSystem()) as manager:
+        log = manager.log("orders")
+        done = []
+
+        def work():
+            for number in range(40):
+                done.append(log.append_record_with_timeout(b"%d" % number * 5_000, None))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(60)
+        assert len(done) == 40
+
+
+def test_a_reserved_first_record_has_its_timestamp_in_the_header():
+    """It is the first record like any other."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        with log.append_reserve(3) as room:
+            room.payload[:] = b"abc"
+        log.flush()
+        header = decode_header(memoryview(files.read_all(segment_files(files)[0], size_max=SIZE))).value
+        assert header.base_timestamp == next(iter(log.open_reader())).timestamp > 0
+
+
+def test_a_pointer_that_cannot_be_written_delays_the_seal_and_nothing_else():
+    """The rollover is answered, the segment is sealed later, the log goes on meanwhile."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, error=28, path_part="current.sealed")
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"one")
+        files.fail_on("pwrite", 1)
+        with pytest.raises(RolloverFailed):
+            log.force_rollover(timeout_s=5)
+        log.append_record_with_timeout(b"two", 5)
+        manager.maintain()
+        assert [one.state for one in log.segment_snapshot()] == ["sealed", "active"]
+        assert payloads(log) == [b"one", b"two"]
+
+
+def test_the_durability_snapshot_does_not_grow():
+    """Only segments that are not sealed are in it."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for _ in range(20):
+            log.append_record(b"x")
+            log.force_rollover(timeout_s=5)
+        log.append_record(b"x")
+        path = f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json"
+    found = decode_durability(memoryview(files.read_all(path, size_max=1 << 20))).value
+    assert [one.segment_id for one in found] == [20]
+
+
+def test_a_flipped_bit_in_a_header_is_noticed():
+    """It has no checksum; its name says the same things."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.force_rollover(timeout_s=5)
+    (path,) = segment_files(files)
+    file = files.open_write(path)
+    file.pwrite(b"\x01", 20)
+    file.close()
+    with open_manager(files) as manager:
+        assert len(manager.log("orders").snapshot().quarantined) == 1
+
+
+@pytest.mark.parametrize("bit", [bit for bit in range(32) if bit != 14])  # without it the size is 0
+def test_a_flipped_bit_in_the_size_of_a_sealed_segment_costs_nothing(bit):
+    """The footer is where the length of the file would have it."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.force_rollover(timeout_s=5)
+    (path,) = segment_files(files)
+    file = files.open_write(path)
+    file.pwrite(bytes([file.pread(1, 28 + bit // 8)[0] ^ 1 << bit % 8]), 28 + bit // 8)
+    file.close()
+    with open_manager(files) as manager:
+        assert payloads(manager.log("orders")) == [b"x"]
+        assert files.stat(path).size_bytes == SIZE
+
+
+def test_two_files_of_one_segment():
+    """One is kept, the other is set aside; the log opens."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.force_rollover(timeout_s=5)
+    (path,) = segment_files(files)
+    data = bytearray(files.read_all(path, size_max=SIZE))
+    data[20:28] = (500).to_bytes(8, "little")
+    file = files.create(f"{SEGMENTS}/{SegmentName(0, 500, 1)}")
+    file.pwrite(data, 0)
+    file.close()
+    with open_manager(files) as manager:
+        assert payloads(manager.log("orders")) == [b"x"]
+        assert len(manager.log("orders").snapshot().quarantined) == 1
+
+
+def test_the_footer_says_what_is_in_the_segment():
+    """Counts and the payload checksum, also after going on in a segment that was opened again."""
+    files = CrashFileSystem()
+    for number in range(3):
+        with open_manager(files) as manager:
+            manager.log("orders").append_records([b"%d" % number * 10, b"tail"])
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"end")
+        log.force_rollover(timeout_s=5)
+    data = memoryview(files.read_all(segment_files(files)[0], size_max=SIZE))
+    footer = decode_footer(data[-96:]).value
+    again = CrashFileSystem()
+    with open_manager(again) as manager:
+        log = manager.log("orders")
+        log.append_records([b"0" * 10, b"tail", b"1" * 10, b"tail", b"2" * 10, b"tail", b"end"])
+        log.force_rollover(timeout_s=5)
+    other = decode_footer(memoryview(again.read_all(segment_files(again)[0], size_max=SIZE))[-96:]).value
+    assert (footer.record_count, footer.checksum, footer.durable_bytes) == (7, other.checksum, other.durable_bytes)
+    assert footer.last_record_id & 0xFFFF_FFFF > HEADER_BYTES
+
+
+def test_a_full_disk_while_segments_are_made():
+    """Whatever step finds no room: nothing is lost, nothing is left behind, and it passes."""
+    for operation in ("create", "reserve", "pwrite"):
+        for nth in range(1, 8):
+            disk = CrashFileSystem()
+            files = FaultFileSystem(disk, error=28)
+            log = AofAsLog(files, rolls=False)
+            files.fail_on(operation, nth)
+            for number in range(8):
+                for _ in range(3):
+                    try:
+                        log.append(b"%d" % number * 6_000, durable=True)
+                    except Exception:
+                        log.upkeep()
+                    else:
+                        break
+            expected = [b"%d" % number * 6_000 for number in range(8)]
+            assert log.read() == expected, (operation, nth)
+            log.close()
+            with open_manager(disk.clone_after_crash(0)) as again:
+                assert payloads(again.log("orders")) == expected

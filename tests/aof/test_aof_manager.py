@@ -1,0 +1,143 @@
+"""
+One directory, one process, many logs, few threads.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from aof_as_log import ROOT, open_manager, payloads
+
+from quiver.aof import AofManager
+from quiver.errors import Damaged, DirectoryInUse, StoreClosed, WrongUse
+from quiver.settings import MIB
+from quiver.testing.crashfs import CrashFileSystem
+
+
+def test_it_works_as_the_readme_says(tmp_path):
+    """On a real disk, with its threads."""
+    with AofManager.open(str(tmp_path / "aof")) as manager:
+        log = manager.log("orders")
+        record_id = log.append_record(b"payload", ext_id=0)
+        log.flush_until(record_id)
+        for record in log.open_reader(record_id):
+            assert (record.record_id, record.ext_id, record.payload) == (record_id, 0, b"payload")
+            assert record.timestamp > 0
+
+
+def test_a_hundred_streams_live_on_a_small_disk(tmp_path):
+    """Default settings: what they reserve together fits into 32 MiB, and four threads serve them all."""
+    before = threading.active_count()
+    with AofManager.open(str(tmp_path)) as manager:
+        logs = [manager.log(f"stream-{number}") for number in range(100)]
+        ids = [log.append_record(b"x" * 100) for log in logs]
+        for log, record_id in zip(logs, ids, strict=True):
+            log.flush_until(record_id)
+        assert threading.active_count() - before <= 4
+        used = sum(found.stat().st_blocks * 512 for found in tmp_path.rglob("*") if found.is_file())
+        assert used < 32 * MIB
+    with AofManager.open(str(tmp_path)) as manager:
+        assert manager.logs() == sorted(f"stream-{number}" for number in range(100))
+        assert payloads(manager.log("stream-99")) == [b"x" * 100]
+
+
+def test_blocks_are_really_there(tmp_path):
+    """A full disk is an error when a segment is made, never a signal when it is written."""
+    with AofManager.open(str(tmp_path)) as manager:
+        manager.log("orders").append_record(b"x")
+        manager.log("orders").flush()
+        for found in (tmp_path / "orders" / "segments").glob("*.s*"):
+            if found.suffix in {".seg", ".spare"}:
+                assert found.stat().st_blocks * 512 >= found.stat().st_size
+
+
+def test_one_process_at_a_time():
+    """The second is told who holds it."""
+    files = CrashFileSystem()
+    with open_manager(files), pytest.raises(DirectoryInUse):
+        open_manager(files)
+    open_manager(files).close()
+
+
+def test_a_log_is_one_object_until_it_is_closed():
+    """Asked for twice it is the same; closed, it is opened again, with the same number."""
+    with open_manager(CrashFileSystem()) as manager:
+        log = manager.log("orders")
+        assert manager.log("orders") is log
+        assert manager.log("other").stream_id != log.stream_id
+        number = log.stream_id
+        log.close()
+        log.close()
+        again = manager.log("orders")
+        assert again is not log
+        assert again.stream_id == number
+        assert [one.name for one in manager.snapshot()] == ["orders", "other"]
+
+
+def test_the_number_of_a_log_is_its_own_for_ever():
+    """Whatever the order in which logs are opened, and by whom; a damaged one is refused by name."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        numbers = {name: manager.log(name).stream_id for name in ("a", "b")}
+    with open_manager(files) as manager:
+        assert {name: manager.log(name).stream_id for name in ("b", "a")} == numbers
+    file = files.open_write(f"{ROOT}/a/aof.id")
+    file.pwrite(b"?", 0)
+    file.close()
+    with open_manager(files) as manager, pytest.raises(Damaged) as error:
+        manager.log("a")
+    assert error.value.path == f"{ROOT}/a/aof.id"
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden"])
+def test_names_that_lead_elsewhere(name):
+    """They are refused."""
+    with open_manager(CrashFileSystem()) as manager, pytest.raises(WrongUse):
+        manager.log(name)
+
+
+def test_a_closed_manager_refuses():
+    """And closing twice is closing once; everything in it is closed and durable."""
+    files = CrashFileSystem()
+    manager = open_manager(files)
+    log = manager.log("orders")
+    log.append_record(b"x")
+    manager.close()
+    manager.close()
+    for attempt in (lambda: manager.log("orders"), lambda: log.append_record(b"y"), log.seal_current_segment):
+        with pytest.raises(StoreClosed):
+            attempt()
+    with open_manager(files.clone_after_crash(0)) as again:
+        assert payloads(again.log("orders")) == [b"x"]
+
+
+def test_the_upstream_watermark_comes_back():
+    """From footer and pointer; it never goes back; replay goes on with the next."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.set_current_ext_id(42)
+        log.set_coordinator_watermark(77)
+        log.set_coordinator_watermark(5)
+        log.append_record(b"x")
+        log.force_rollover(timeout_s=5)
+        log.set_coordinator_watermark(99)
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert log.coordinator_watermark == 77
+        assert log.snapshot().ext_id == 42
+        assert [one.ext_id for one in log.open_reader()] == [42]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
+    """Every example of the page, one behind the other in one directory."""
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "aof.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```python\n(.*?)```", page, re.MULTILINE | re.DOTALL)
+    assert len(examples) == 4
+    monkeypatch.chdir(tmp_path)
+    exec(examples[number], {})
+    assert ("payload" in capsys.readouterr().out) == (number == 0)

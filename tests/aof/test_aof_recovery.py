@@ -1,0 +1,334 @@
+"""
+Opening what crashes, damage and other programs left: nothing that a file holds makes it fail, nothing is invented.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import ROOT, SEGMENTS, open_manager, payloads, segment_files, tail_of, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quiver.aof.format.names import SegmentName, spare_name
+from quiver.aof.format.record import encode_record
+from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader, encode_header
+from quiver.errors import NotYetDurable
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+SIZE = 16 * 1024
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def written(*records: bytes, close: bool = False) -> CrashFileSystem:
+    """A disk with these records, all durable, as a crash leaves it, or as closing does."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for record in records:
+            log.append_record(record)
+        log.flush()
+        crashed = files.clone_after_crash(0)
+    return files if close else crashed
+
+
+def overwrite(files: CrashFileSystem, path: str, data: bytes, offset: int) -> None:
+    file = files.open_write(path)
+    file.pwrite(data, offset)
+    file.sync()
+    file.close()
+
+
+def make(files: CrashFileSystem, name: str, data: bytes) -> str:
+    files.make_dirs(SEGMENTS)
+    path = f"{SEGMENTS}/{name}"
+    file = files.create(path)
+    file.pwrite(data, 0)
+    file.sync()
+    file.close()
+    files.sync_dir(SEGMENTS)
+    return path
+
+
+def reopened(files: CrashFileSystem) -> list[bytes]:
+    """What is there after recovery; appending goes on, and opening twice more changes nothing."""
+    with open_manager(files) as manager:
+        found = payloads(manager.log("orders"))
+        manager.log("orders").append_record(b"more")
+    for _ in range(2):
+        with open_manager(files) as manager:
+            assert payloads(manager.log("orders")) == [*found, b"more"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("preallocated", bytes(SIZE)),
+        ("empty", b""),
+        ("short", bytes(10)),
+        ("short header", encode_header(SegmentHeader(5, 0, 0, SIZE, 1, 1))[:40]),
+        ("header alone", encode_header(SegmentHeader(5, 0, 0, SIZE, 1, 1))),
+        ("header and zeros", encode_header(SegmentHeader(5, 0, 0, SIZE, 1, 1)).ljust(SIZE, b"\0")),
+        ("junk", b"\xff" * SIZE),
+        ("another segment's header", encode_header(SegmentHeader(4, 0, 0, SIZE, 1, 1)).ljust(SIZE, b"\0")),
+    ],
+)
+@pytest.mark.parametrize("records", [[], [b"one", b"two"]])
+def test_no_file_blocks_opening(name, data, records):
+    """Beside records and alone, newer than they are: it opens, everything is there, appending goes on."""
+    files = written(*records)
+    make(files, str(SegmentName(5, 0, 1)), data)
+    assert reopened(files) == records
+    with open_manager(files) as manager:
+        assert min(one.segment_id for one in manager.log("orders").segment_snapshot()) >= 0
+        assert manager.log("orders").segment_snapshot()[-1].segment_id in {5, 6} if not records else True
+
+
+def test_files_that_are_not_ours_stay():
+    """A name that we would not make is left alone; leftovers of our own go."""
+    files = written(b"one")
+    make(files, "notes.seg", b"mine")
+    make(files, spare_name(9), bytes(SIZE))
+    make(files, "current.sealed.tmp", b"half")
+    assert reopened(files) == [b"one"]
+    names = files.list_dir(SEGMENTS)
+    assert "notes.seg" in names
+    assert not [name for name in names if name.endswith((".tmp", ".spare"))]
+
+
+def test_a_spare_that_was_written_to_is_a_segment():
+    """Killed between the first record and its name: the header says what it is."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        record_id = log.append_record(b"unsynced")
+        killed = files.clone_after_kill()
+    assert segment_files(killed) == []
+    with open_manager(killed) as manager:
+        assert manager.log("orders").read_record(record_id).payload == b"unsynced"
+        assert len(segment_files(killed)) == 1
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_any_damage_to_the_tail_leaves_exactly_the_valid_prefix(data):
+    """Cut, zeroed, overwritten or flipped from any byte on: the whole records before it are there, and no others."""
+    sizes = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=12))
+    records = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
+    files = written(*records, close=data.draw(st.booleans()))
+    path, end = tail_of(files)
+    at = data.draw(st.integers(HEADER_BYTES, end - 1))
+    ends = [HEADER_BYTES]
+    for size in sizes:
+        ends.append(ends[-1] + 24 + size)
+    kind = data.draw(st.sampled_from(["cut", "zeros", "junk", "flip"]))
+    file = files.open_write(path)
+    if kind == "cut":
+        file.truncate(at)
+    elif kind == "zeros":
+        file.pwrite(bytes(SIZE - at), at)
+    elif kind == "junk":
+        file.pwrite(data.draw(st.binary(min_size=1, max_size=400)), at)
+    else:
+        file.pwrite(bytes([file.pread(1, at)[0] ^ 1 << data.draw(st.integers(0, 7))]), at)
+    after = file.pread(SIZE, 0)
+    file.close()
+    with open_manager(files) as manager:
+        found = payloads(manager.log("orders"))
+    whole = 0
+    while (
+        whole < len(records)
+        and after[ends[whole] : ends[whole + 1]][24:] == records[whole]
+        and (after[ends[whole] : ends[whole] + 8] == encode_record(records[whole], timestamp=0)[:8])
+    ):
+        whole += 1
+    assert found == records[:whole]
+    assert whole >= sum(one <= at for one in ends[1:])
+
+
+def test_what_was_cut_off_never_comes_back():
+    """A record of the same length takes the place of a damaged one; the sound record behind it stays gone."""
+    files = written(b"a" * 50, b"b" * 50, b"c" * 50)
+    path, _ = tail_of(files)
+    overwrite(files, path, b"x", HEADER_BYTES + 74 + 30)
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == [b"a" * 50]
+        log.append_record(b"B" * 50)
+        log.flush()
+        crashed = files.clone_after_crash(0)
+    for disk in (files, crashed):
+        with open_manager(disk) as manager:
+            assert payloads(manager.log("orders")) == [b"a" * 50, b"B" * 50]
+
+
+def test_what_recovery_shows_is_durable_even_after_a_sync_that_failed():
+    """The kernel takes pages for clean that the disk never got: what is read after opening again was written again."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, forever=True)
+    manager = open_manager(files)
+    log = manager.log("orders")
+    record_id = log.append_record(b"shown" * 2_000)
+    files.fail_on("sync", 1)
+    with pytest.raises(NotYetDurable):
+        log.flush_until(record_id)
+    with pytest.raises(NotYetDurable):
+        manager.close()
+    with open_manager(disk) as again:
+        assert payloads(again.log("orders")) == [b"shown" * 2_000]
+        lost = disk.clone_after_crash(0)
+    with open_manager(lost) as again:
+        assert payloads(again.log("orders")) == [b"shown" * 2_000]
+
+
+def test_damage_before_what_was_durable_is_kept_and_told():
+    """It is no torn tail: the file is copied before it is cut."""
+    files = written(b"a" * 50, b"b" * 50, close=True)
+    path, _ = tail_of(files)
+    overwrite(files, path, b"x", HEADER_BYTES + 30)
+    with open_manager(files) as manager:
+        snapshot = manager.log("orders").snapshot()
+        assert snapshot.record_count == 0
+        assert len(snapshot.quarantined) == 1
+    kept = files.read_all(snapshot.quarantined[0], size_max=SIZE)
+    assert b"b" * 50 in kept
+
+
+def test_a_torn_tail_is_cut_and_counted():
+    """Behind what was durable, damage is what a power cut leaves: nothing is kept of it."""
+    files = written(b"a" * 50)
+    path, end = tail_of(files)
+    overwrite(files, path, encode_record(b"half a record", timestamp=1)[:-3], end)
+    with open_manager(files) as manager:
+        snapshot = manager.log("orders").snapshot()
+        assert snapshot.record_count == 1
+        assert snapshot.quarantined == ()
+        assert snapshot.truncated_bytes == SIZE - end
+
+
+def sealed_disk(count: int) -> CrashFileSystem:
+    """*count* sealed segments of one record each."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for number in range(count):
+            log.set_coordinator_watermark(number * 10)
+            log.append_record(b"record %d" % number)
+            log.force_rollover(timeout_s=1)
+    return files
+
+
+def test_the_pointer_may_be_missing_damaged_or_old():
+    """The segments say what it said; the watermark is the highest that anything says."""
+    for damage in (
+        None,
+        b"",
+        b"\xff" * 32,
+        encode_pointer(SealedPointer(0, 0, 0)),
+        encode_pointer(SealedPointer(99, 500, 0)),
+        b"\xff" * 100_000,
+    ):
+        files = sealed_disk(3)
+        path = f"{SEGMENTS}/current.sealed"
+        files.remove(path)
+        if damage is not None:
+            make(files, "current.sealed", damage)
+        with open_manager(files) as manager:
+            log = manager.log("orders")
+            assert payloads(log) == [b"record 0", b"record 1", b"record 2"]
+            assert log.coordinator_watermark == (500 if damage and damage[8] == 99 else 20)
+            newest = log.append_record(b"more") >> 32
+            assert newest == (100 if damage and damage[8] == 99 else 3)
+
+
+def test_a_footer_that_promises_more_than_is_there():
+    """A torn seal of another program: the footer reached the disk, the records did not. What is there is kept."""
+    files = sealed_disk(1)
+    files.remove(f"{SEGMENTS}/current.sealed")
+    files.sync_dir(SEGMENTS)
+    (path,) = segment_files(files)
+    overwrite(files, path, b"\xff", HEADER_BYTES + 24)
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == []
+        assert len(log.snapshot().quarantined) == 1
+
+
+def test_a_sealed_segment_whose_footer_is_lost_is_sealed_again():
+    """The pointer says that it was sealed; its records say what the footer said."""
+    files = sealed_disk(2)
+    path = segment_files(files)[-1]
+    before = files.read_all(path, size_max=SIZE)
+    overwrite(files, path, bytes(FOOTER_BYTES), SIZE - FOOTER_BYTES)
+    with open_manager(files) as manager:
+        assert payloads(manager.log("orders")) == [b"record 0", b"record 1"]
+    after = files.read_all(path, size_max=SIZE)
+    assert after[-96:-44] == before[-96:-44]  # all but the time of sealing
+    assert after[: SIZE - 96] == before[: SIZE - 96]
+
+
+def test_damage_in_a_sealed_segment_costs_one_record():
+    """It is told with path and offset; a reader that may skip gets everything behind it."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for number in range(3):
+            log.append_record(b"record %d" % number)
+        log.force_rollover(timeout_s=1)
+    (path,) = segment_files(files)
+    overwrite(files, path, b"X", HEADER_BYTES + 32 + 24)
+    with open_manager(files) as manager:
+        reader = manager.log("orders").open_reader(on_damage="skip")
+        assert [bytes(one.payload) for one in reader] == [b"record 0", b"record 2"]
+        assert reader.skipped == 1
+        runs = manager.log("orders").open_reader(on_damage="skip").runs()
+        assert [run.values for run in runs] == [b"record 0", b"record 2"]
+
+
+def test_many_unsealed_segments_are_no_error():
+    """Whatever left them: all but the newest are sealed, the newest goes on."""
+    files = CrashFileSystem()
+    for index in range(4):
+        header = SegmentHeader(index, index, index * 1000, SIZE, 1, 1)
+        data = encode_header(header) + encode_record(b"record %d" % index, timestamp=index + 1)
+        make(files, str(SegmentName(index, index * 1000, 1)), data.ljust(SIZE, b"\0"))
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == [b"record %d" % index for index in range(4)]
+        assert [one.state for one in log.segment_snapshot()] == ["sealed"] * 3 + ["active"]
+        assert log.append_record(b"more") >> 32 == 3
+
+
+def test_ids_are_never_used_twice():
+    """Not even when the newest segments are gone, archived or set aside."""
+    files = sealed_disk(3)
+    path = segment_files(files)[-1]
+    overwrite(files, path, b"\xff" * 64, 0)
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert log.append_record(b"more") >> 32 == 3
+        assert [bytes(one.payload) for one in log.open_reader()] == [b"record 0", b"record 1", b"more"]
+    assert f"{ROOT}/orders/quarantine/" in log.snapshot().quarantined[0]
+
+
+def test_a_full_disk_at_opening_seals_the_tail():
+    """There is no room to go on in it; what it holds is there, and appending goes on when there is room."""
+    disk = written(b"one")
+    files = FaultFileSystem(disk, {"reserve": 1}, error=28)
+    with open_manager(files, tiny(preallocate_segments=0)) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == [b"one"]
+        assert log.segment_snapshot()[0].state == "sealed"
+        log.append_record_with_timeout(b"two", 5)
+        assert payloads(log) == [b"one", b"two"]
