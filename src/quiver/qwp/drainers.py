@@ -1,0 +1,190 @@
+"""
+Slots that other senders left behind, emptied beside one's own.
+
+Each has its own lock, ring and connection. One that cannot be emptied (no server in time, not let in, refused for good,
+damaged) is marked with ``.failed`` while its lock is still held, and left alone from then on until a person removes the
+mark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from quiver.clock import Clock
+from quiver.errors import Damaged, DirectoryInUse, SettingsInvalid, StoreFailed
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.qwp.failover import HostTracker
+from quiver.qwp.session import SenderError
+from quiver.qwp.settings import SenderSettings
+from quiver.qwp.slot import Slot, find_orphans, mark_failed, open_slot
+from quiver.qwp.wire_loop import Counters, WireLoop
+
+__all__ = ["DrainerEvent", "DrainerListener", "Drainers"]
+
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainerEvent:
+    """
+    What became of one slot: `started`, `drained`, `failed` (and marked), `skipped` (somebody holds it, or it is of a
+    newer version), `stopped` (the sender was closed first).
+    """
+
+    sender_id: str
+    kind: Literal["started", "drained", "failed", "skipped", "stopped"]
+    reason: str = ""
+
+
+DrainerListener = Callable[[DrainerEvent], None]
+
+
+class Drainers:
+    """
+    Empties orphaned slots, a few at a time.
+
+    Args:
+        settings: of the sender that adopts them.
+        tracker: what is known of the hosts.
+        listener: is told what becomes of each slot, from the drainers' threads.
+        on_error: is given every refusal.
+        fs, clock, observer, random: as everywhere.
+    """
+
+    def __init__(
+        self,
+        settings: SenderSettings,
+        tracker: HostTracker,
+        *,
+        listener: DrainerListener | None,
+        on_error: Callable[[SenderError], None],
+        fs: FileSystem,
+        clock: Clock,
+        observer: Observer,
+        random: Random,
+    ) -> None:
+        self._settings = settings
+        self._tracker = tracker
+        self._listener = listener
+        self._on_error = on_error
+        self._fs = fs
+        self._clock = clock
+        self._observer = observer
+        self._random = random
+        self._guard = threading.Lock()
+        self._waiting: list[str] = []
+        self._threads: list[threading.Thread] = []
+        self._loops: set[WireLoop] = set()
+        self._stopping = False
+        self.active = 0
+        self.succeeded = 0
+        self.failed = 0
+
+    def start(self) -> None:
+        """
+        Look for orphans once, and begin to empty them.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        sf_dir = self._settings.sf_dir
+        if sf_dir is None or self._settings.drainers_max == 0:
+            return
+        self._waiting = find_orphans(self._fs, sf_dir, self._settings.sender_id)
+        for number in range(min(self._settings.drainers_max, len(self._waiting))):
+            thread = threading.Thread(target=self._run, name=f"quiver-qwp-drainer-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """
+        End all drainers. What they had not emptied stays, unmarked.
+        """
+        with self._guard:
+            self._stopping = True
+            self._waiting.clear()
+            loops = list(self._loops)
+        for loop in loops:
+            loop.stop(0)
+        for thread in self._threads:
+            thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._guard:
+                if not self._waiting or self._stopping:
+                    return
+                sender_id = self._waiting.pop(0)
+                self.active += 1
+            try:
+                event = self._drain(sender_id)
+            except (OSError, StoreFailed) as error:
+                event = DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
+            with self._guard:
+                self.active -= 1
+                self.succeeded += event.kind == "drained"
+                self.failed += event.kind == "failed"
+            self._tell(event)
+
+    def _tell(self, event: DrainerEvent) -> None:
+        level = logging.ERROR if event.kind == "failed" else logging.INFO
+        self._observer.event("qwp.drainer", level=level, slot=event.sender_id, kind=event.kind, reason=event.reason)
+        if self._listener is not None:
+            self._listener(event)
+
+    def _drain(self, sender_id: str) -> DrainerEvent:
+        settings = self._settings
+        try:
+            slot = open_slot(
+                self._fs,
+                settings.sf_dir or "",
+                sender_id,
+                settings.ring,
+                observer=self._observer,
+                clock=self._clock,
+                is_adopted=True,
+            )
+        except (DirectoryInUse, SettingsInvalid) as error:
+            return DrainerEvent(sender_id, "skipped", str(error))
+        except Damaged as error:
+            is_marked = any(name == sender_id for name in find_orphans(self._fs, settings.sf_dir or "", ""))
+            return DrainerEvent(sender_id, "skipped" if is_marked else "failed", str(error))
+        self._tell(DrainerEvent(sender_id, "started"))
+        loop = WireLoop(
+            slot,
+            dataclasses.replace(settings, sender_id=sender_id, initial_connect="async"),
+            self._tracker,
+            counters=Counters(),
+            on_error=self._on_error,
+            clock=self._clock,
+            observer=self._observer,
+            random=self._random,
+            until_drained=True,
+        )
+        with self._guard:
+            self._loops.add(loop)
+            if self._stopping:
+                loop.stop(0)
+        try:
+            loop.run()
+            return self._finish(sender_id, slot, loop)
+        finally:
+            with self._guard:
+                self._loops.discard(loop)
+            loop.release()
+            slot.close()
+
+    def _finish(self, sender_id: str, slot: Slot, loop: WireLoop) -> DrainerEvent:
+        if loop.halted is not None:
+            mark_failed(self._fs, slot.directory, str(loop.halted))
+            return DrainerEvent(sender_id, "failed", str(loop.halted))
+        if slot.ring.acked_fsn < slot.ring.published_fsn:
+            return DrainerEvent(sender_id, "stopped")
+        return DrainerEvent(sender_id, "drained")

@@ -1,0 +1,117 @@
+"""
+Dead letters: frames that a policy gave up, kept for people. Bytes only.
+
+::
+
+    file     0   4   magic      b"QDL1"
+             4   u16 version    1
+             6   u16 size       8: all bytes of this header
+    record   0   u32 crc32c     of all bytes of the record behind it
+             4   u32 length     of what follows
+             8   i64 frame      its sequence number in the slot
+             16  i64 at         nanoseconds since the Unix epoch
+             24  u8 status      what the server answered
+             25  u8 zero
+             26  u16 text       bytes of the server's reason
+             28  reason, then the message as it was sent
+
+Records are only ever added behind one another. What is cut short or does not check at the end was never finished.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from quiver.primitives.checksum import crc32c
+from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+
+__all__ = [
+    "DEAD_LETTER",
+    "DEAD_LETTERS_HEADER",
+    "DEAD_LETTERS_MAGIC",
+    "DEAD_LETTER_BYTES_MAX",
+    "DeadLetter",
+    "decode_dead_letter",
+    "decode_dead_letters_header",
+    "encode_dead_letter",
+    "encode_dead_letters_header",
+]
+
+DEAD_LETTERS_HEADER = struct.Struct("<4sHH")
+DEAD_LETTER = struct.Struct("<IIqqBBH")
+DEAD_LETTERS_MAGIC = b"QDL1"
+DEAD_LETTER_BYTES_MAX = 1 << 30
+_VERSION = 1
+_LENGTH_END = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """
+    One frame that was given up, when and why.
+    """
+
+    fsn: int
+    at_ns: int
+    status: int
+    reason: str
+    message: bytes
+
+
+def encode_dead_letters_header() -> bytes:
+    """
+    Return the 8 bytes at the beginning of the file.
+    """
+    return DEAD_LETTERS_HEADER.pack(DEAD_LETTERS_MAGIC, _VERSION, DEAD_LETTERS_HEADER.size)
+
+
+def decode_dead_letters_header(view: memoryview) -> Answer[None]:
+    """
+    Check the beginning of the file; records start at the answer's end.
+    """
+    if not DEAD_LETTERS_MAGIC.startswith(bytes(view[:4])):
+        return Damage(0, "not a file of dead letters: the magic does not match")
+    if len(view) < DEAD_LETTERS_HEADER.size:
+        return NeedMore(DEAD_LETTERS_HEADER.size - len(view))
+    _, version, size = DEAD_LETTERS_HEADER.unpack_from(view)
+    if version != _VERSION:
+        return Damage(4, f"unsupported version {version} of a file of dead letters")
+    if size < DEAD_LETTERS_HEADER.size:
+        return Damage(6, f"size {size} is below {DEAD_LETTERS_HEADER.size}")
+    if len(view) < size:
+        return NeedMore(size - len(view))
+    return Frame(None, size)
+
+
+def encode_dead_letter(letter: DeadLetter) -> bytes:
+    """
+    Return the bytes of one record; a reason of more than 64 KiB is cut.
+    """
+    reason = letter.reason.encode()[:0xFFFF].decode("utf-8", "ignore").encode()
+    length = DEAD_LETTER.size - _LENGTH_END + len(reason) + len(letter.message)
+    fields = DEAD_LETTER.pack(0, length, letter.fsn, letter.at_ns, letter.status, 0, len(reason))
+    body = fields[4:] + reason + letter.message
+    return crc32c(body).to_bytes(4, "little") + body
+
+
+def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetter]:
+    """
+    Decode the record at *offset*.
+    """
+    if len(view) - offset < DEAD_LETTER.size:
+        return NeedMore(DEAD_LETTER.size - (len(view) - offset))
+    crc, length, fsn, at_ns, status, reserved, reason_bytes = DEAD_LETTER.unpack_from(view, offset)
+    fixed = DEAD_LETTER.size - _LENGTH_END
+    if not fixed + reason_bytes <= length <= DEAD_LETTER_BYTES_MAX:
+        return Damage(offset + 4, f"a record of {length} bytes")
+    end = offset + _LENGTH_END + length
+    if len(view) < end:
+        return NeedMore(end - len(view))
+    if crc32c(view[offset + 4 : end]) != crc:
+        return Damage(offset, "checksum mismatch in a dead letter")
+    if reserved:
+        return Damage(offset + 25, "a reserved byte is not zero")
+    start = offset + DEAD_LETTER.size
+    reason = bytes(view[start : start + reason_bytes]).decode("utf-8", "replace")
+    return Frame(DeadLetter(fsn, at_ns, status, reason, bytes(view[start + reason_bytes : end])), end)

@@ -1,0 +1,84 @@
+r"""
+The names of a slot's files, made and parsed. A name that this code would not write is somebody else's file.
+
+::
+
+    <sf_dir>/<sender_id>/
+    ├── .lock                     held by the one owner; empty
+    ├── .lock.pid                 who that is: "<pid>\n"
+    ├── .failed                   why nobody should adopt this slot any more
+    ├── .ack-watermark            how far the server has confirmed
+    ├── .dead-letters             frames that a policy gave up
+    ├── sf-<16 hex digits>.sfa    segments
+    ├── sf-initial.sfa            the first segment of older clients
+    ├── .symbol-dict              newer clients: symbols of delta frames
+    └── sf-manifest.bin           newer clients: which segments there are
+"""
+
+from __future__ import annotations
+
+import re
+
+from quiver.errors import SettingsInvalid
+
+__all__ = [
+    "DEAD_LETTERS_NAME",
+    "FAILED_NAME",
+    "LOCK_NAME",
+    "MANIFEST_NAME",
+    "PID_NAME",
+    "SEGMENT_SUFFIX",
+    "SYMBOLS_NAME",
+    "WATERMARK_NAME",
+    "check_sender_id",
+    "generation_of",
+    "is_segment_name",
+    "segment_name",
+]
+
+LOCK_NAME = ".lock"
+PID_NAME = ".lock.pid"
+FAILED_NAME = ".failed"
+WATERMARK_NAME = ".ack-watermark"
+DEAD_LETTERS_NAME = ".dead-letters"
+SYMBOLS_NAME = ".symbol-dict"
+MANIFEST_NAME = "sf-manifest.bin"
+SEGMENT_SUFFIX = ".sfa"
+
+_SEGMENT = re.compile(r"sf-([0-9a-f]{16})\.sfa")
+_SENDER_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
+
+
+def segment_name(generation: int) -> str:
+    """
+    Return the name of the segment with that number in the order of creation, 0 to 2^64 - 1.
+    """
+    return f"sf-{generation:016x}{SEGMENT_SUFFIX}"
+
+
+def is_segment_name(name: str) -> bool:
+    """
+    Say whether a recovery has to look at the file *name*. Other clients' names count, too.
+    """
+    return name.endswith(SEGMENT_SUFFIX)
+
+
+def generation_of(name: str) -> int | None:
+    """
+    Return the number in a segment's *name*; None when it has none (``sf-initial.sfa``).
+    """
+    match = _SEGMENT.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
+def check_sender_id(sender_id: str) -> None:
+    """
+    Refuse a sender id that is no name of a directory everywhere.
+
+    Raises:
+        SettingsInvalid: it is empty, or has separators or other characters than ``A-Z a-z 0-9 _ - .``
+    """
+    if not _SENDER_ID.fullmatch(sender_id) or set(sender_id) == {"."}:
+        raise SettingsInvalid(
+            f"sender_id {sender_id!r}: 1 to 255 of A-Z a-z 0-9 _ - . are allowed; it names a directory"
+        )

@@ -1,0 +1,439 @@
+"""
+Rows of Python values, kept until a flush and then packed column by column.
+
+A row is checked when it comes, by the types of its values: each combination of names and types is looked at once
+(`_Plan`) and then recognised. What is kept is the tuple of its values. At the flush a column is what `zip` makes of
+them, and numpy and Arrow turn it into bytes; so a row costs about as much as it takes to call a function.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from quiver.errors import WrongUse
+from quiver.qwp.values import Char, DateMillis, Geohash, Long256, TimestampMicros, TimestampNanos
+from quiver.qwp.wire.column_types import DECIMAL_BYTES, ColumnType
+from quiver.qwp.wire.columns import (
+    ColumnData,
+    array_column,
+    boolean_column,
+    bytes_column,
+    decimal_column,
+    fixed_column,
+    geohash_column,
+    symbol_column,
+)
+from quiver.qwp.wire.message import COLUMNS_MAX, TableData
+
+__all__ = ["At", "RowTable"]
+
+At = int | datetime.datetime | TimestampNanos | TimestampMicros | None
+"""When a row happened: nanoseconds since the epoch, a datetime, or None for the server's own clock."""
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_NO_ZONE = "at: a datetime without a time zone says no instant"
+_EXACT = Context(prec=200)
+_FORBIDDEN = frozenset("\r\n?,'\"\\/:)(+*%~\ufeff\0")
+
+_TYPES: dict[type, ColumnType] = {
+    bool: ColumnType.BOOLEAN, int: ColumnType.LONG, float: ColumnType.DOUBLE, str: ColumnType.VARCHAR,
+    bytes: ColumnType.BINARY, bytearray: ColumnType.BINARY, memoryview: ColumnType.BINARY,
+    Decimal: ColumnType.DECIMAL256, datetime.datetime: ColumnType.TIMESTAMP, datetime.date: ColumnType.DATE,
+    uuid.UUID: ColumnType.UUID, ipaddress.IPv4Address: ColumnType.IPV4, TimestampNanos: ColumnType.TIMESTAMP_NANOS,
+    TimestampMicros: ColumnType.TIMESTAMP, DateMillis: ColumnType.DATE, Long256: ColumnType.LONG256,
+    Char: ColumnType.CHAR, Geohash: ColumnType.GEOHASH, np.bool_: ColumnType.BOOLEAN, np.float64: ColumnType.DOUBLE,
+    np.float32: ColumnType.DOUBLE, np.int64: ColumnType.LONG, np.int32: ColumnType.LONG, np.int16: ColumnType.LONG,
+    np.int8: ColumnType.LONG, np.uint8: ColumnType.LONG, np.uint16: ColumnType.LONG, np.uint32: ColumnType.LONG,
+    np.str_: ColumnType.VARCHAR,
+}  # fmt: skip
+_VARIABLE = frozenset({ColumnType.BINARY, ColumnType.DOUBLE_ARRAY, ColumnType.LONG_ARRAY})
+
+
+@dataclass(slots=True)
+class _Slot:
+    """
+    One column of the table that is being filled.
+    """
+
+    name: str
+    type: ColumnType
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """
+    What was found out about one combination of names and types.
+    """
+
+    columns: tuple[str, ...]  # the column of each value of a row, its designated timestamp last
+    whole_numbers: tuple[int, ...]  # positions of values that must fit 64 bits
+    texts: tuple[int, ...]  # positions of values that must be UTF-8
+    variable: tuple[int, ...]  # positions of other values whose size is their own
+    kinds: tuple[ColumnType | None, ...]
+    needs_zone: bool
+    fixed_bytes: int
+
+
+@dataclass(slots=True)
+class _Run:
+    """
+    Consecutive rows with the same columns.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class RowTable:
+    """
+    The rows of one table since the last flush.
+
+    Args:
+        name: of the table.
+        name_bytes_max: longer names are refused.
+    """
+
+    def __init__(self, name: str, *, name_bytes_max: int = 127) -> None:
+        check_name("table", name, name_bytes_max)
+        self.name = name
+        self.rows = 0
+        self.nbytes = 0
+        self._name_bytes_max = name_bytes_max
+        self._slots: dict[str, _Slot] = {}  # name in lower case → column; "" is the designated timestamp
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._runs: list[_Run] = []
+
+    def append(self, symbols: Mapping[str, str | None], columns: Mapping[str, Any], at: At, *, bytes_max: int) -> int:
+        """
+        Keep one row; return about how many bytes it has.
+
+        Raises:
+            WrongUse: a name or a value cannot be sent, or the row alone has more than *bytes_max* bytes. Nothing was
+                kept of it.
+        """
+        values = (*symbols.values(), *columns.values(), at)
+        key = (*symbols, None, *columns, *map(type, values))
+        plan = self._plans.get(key)
+        new: dict[str, _Slot] | None = None
+        if plan is None:
+            plan, new = self._plan(symbols, columns, at)
+        for position in plan.whole_numbers:
+            value = values[position]
+            if not -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF:
+                raise WrongUse(f"column {plan.columns[position]}: {value} does not fit 64 bits")
+        size = plan.fixed_bytes
+        for position in plan.texts:
+            value = values[position]
+            size += len(value) if value.isascii() else _text_bytes(plan.columns[position], value)
+        if plan.variable:
+            values, more = _own(plan, values)
+            size += more
+        if plan.needs_zone and at.tzinfo is None:  # type: ignore[union-attr]
+            raise WrongUse(_NO_ZONE)
+        if size > bytes_max:
+            raise WrongUse(f"table {self.name}: a row of about {size} bytes; a segment has room for {bytes_max}")
+        if new is not None:
+            self._plans[key] = plan
+            self._slots.update(new)
+        runs = self._runs
+        if not runs or runs[-1].columns != plan.columns:
+            runs.append(_Run(plan.columns))
+        runs[-1].rows.append(values)
+        self.rows += 1
+        self.nbytes += size
+        return size
+
+    def _plan(self, symbols: Mapping[str, Any], columns: Mapping[str, Any], at: At) -> tuple[_Plan, dict[str, _Slot]]:
+        if not symbols and not columns:
+            raise WrongUse(f"table {self.name}: a row has at least one symbol or column")
+        named = [(name, None if value is None else ColumnType.SYMBOL, value) for name, value in symbols.items()]
+        for name, value in symbols.items():
+            if value is not None and not isinstance(value, str):
+                raise WrongUse(f"symbol {name}: a symbol is a text, not {type(value).__name__}")
+        named += [(name, None if value is None else _type_of(name, value), value) for name, value in columns.items()]
+        seen: set[str] = set()
+        new: dict[str, _Slot] = {}
+        for name, kind, _ in named:
+            check_name("column", name, self._name_bytes_max)
+            low = name.lower()
+            if low in seen:
+                raise WrongUse(f"column {name} is there twice in one row: case does not tell columns apart")
+            seen.add(low)
+            self._take_slot(new, low, name, kind)
+        named.append(("", None if at is None else _type_of_at(at), at))
+        self._take_slot(new, "", "", named[-1][1])
+        if len(self._slots) + len(new) > COLUMNS_MAX:
+            raise WrongUse(f"table {self.name}: at most {COLUMNS_MAX} columns")
+        plan = _Plan(
+            columns=tuple(name.lower() for name, _, _ in named),
+            whole_numbers=tuple(
+                position
+                for position, (_, _, value) in enumerate(named)
+                if isinstance(value, int | np.integer) and not isinstance(value, bool)
+            ),
+            texts=tuple(position for position, (_, _, value) in enumerate(named) if isinstance(value, str)),
+            variable=tuple(position for position, (_, kind, _) in enumerate(named) if kind in _VARIABLE),
+            kinds=tuple(kind for _, kind, _ in named),
+            needs_zone=isinstance(at, datetime.datetime),
+            fixed_bytes=sum(
+                len(name.encode()) + (12 if kind not in DECIMAL_BYTES else 36) for name, kind, _ in named if kind
+            ),
+        )
+        return plan, new
+
+    def _take_slot(self, new: dict[str, _Slot], low: str, name: str, kind: ColumnType | None) -> None:
+        slot = self._slots.get(low)
+        if slot is None:
+            if kind is not None:
+                new[low] = _Slot(name, kind)
+        elif kind is not None and slot.type is not kind:
+            raise WrongUse(
+                f"table {self.name}, column {name or 'at'}: {kind.name} after {slot.type.name}; flush before the "
+                "type changes"
+            )
+
+    def split(self) -> tuple[RowTable, RowTable]:
+        """
+        Return two tables with half of the rows each, in order, leaving this one as it is.
+        """
+        runs: tuple[list[_Run], list[_Run]] = ([], [])
+        left = self.rows // 2
+        for run in self._runs:
+            taken = min(left, len(run.rows))
+            for half, rows in zip(runs, (run.rows[:taken], run.rows[taken:]), strict=True):
+                if rows:
+                    half.append(_Run(run.columns, rows))
+            left -= taken
+        first, second = (self._with_runs(half) for half in runs)
+        return first, second
+
+    def _with_runs(self, runs: list[_Run]) -> RowTable:
+        other = RowTable(self.name, name_bytes_max=self._name_bytes_max)
+        other._runs = runs
+        other._slots = self._slots
+        other.rows = sum(len(run.rows) for run in runs)
+        other.nbytes = self.nbytes * other.rows // max(1, self.rows)
+        return other
+
+    def pack(self) -> TableData:
+        """
+        Return the rows as columns, in the order in which they were first named.
+
+        Raises:
+            WrongUse: a value cannot be sent, which only its neighbours tell (decimals of a larger scale).
+        """
+        pieces: dict[str, list[Sequence[Any]]] = {low: [] for low in self._slots}
+        for run in self._runs:
+            given = dict(zip(run.columns, zip(*run.rows, strict=True), strict=True))
+            missing = (None,) * len(run.rows)
+            for low, parts in pieces.items():
+                parts.append(given.get(low, missing))
+        columns = []
+        for low, slot in self._slots.items():
+            parts = pieces[low]
+            values = parts[0] if len(parts) == 1 else [value for part in parts for value in part]
+            columns.append(_pack(slot.name, slot.type, values))
+        return TableData(self.name, self.rows, columns)
+
+
+def check_name(what: str, name: str, bytes_max: int) -> None:
+    """
+    Refuse what a server would refuse as the name of a table or a column.
+
+    Raises:
+        WrongUse: it is empty, too long, or has characters that are not allowed.
+    """
+    if not isinstance(name, str) or not name:
+        raise WrongUse(f"a {what} needs a name")
+    size = _text_bytes(what, name)
+    if size > bytes_max:
+        raise WrongUse(f"{what} name {name!r} has {size} bytes; {bytes_max} are allowed")
+    bad = _FORBIDDEN.intersection(name) | {char for char in name if ord(char) < 0x20 or ord(char) == 0x7F}
+    if what == "column":
+        bad |= {".", "-"}.intersection(name)
+    if bad or name.startswith(".") or name.endswith("."):
+        raise WrongUse(f"{what} name {name!r} has characters that are not allowed: {''.join(sorted(bad)) or '.'!r}")
+
+
+def _text_bytes(where: str, text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise WrongUse(f"{where}: a text with half a surrogate pair has no UTF-8") from None
+
+
+def _own(plan: _Plan, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
+    """
+    Return *values* with copies of those that their owner may change before the flush, and the bytes of these.
+
+    Arrays are looked at one by one: their type does not say what they hold.
+    """
+    owned = list(values)
+    size = 0
+    for position in plan.variable:
+        value = values[position]
+        if plan.kinds[position] is ColumnType.BINARY:
+            owned[position] = bytes(value)
+            size += len(owned[position])
+            continue
+        name = plan.columns[position]
+        kind = _type_of(name, value)
+        if kind is not plan.kinds[position]:
+            raise WrongUse(f"column {name}: an array of another type than before; flush before the type changes")
+        owned[position] = np.array(value)
+        size += owned[position].nbytes + 4 * owned[position].ndim
+    return tuple(owned), size
+
+
+def _type_of(name: str, value: Any) -> ColumnType:
+    kind = _TYPES.get(type(value))
+    if kind is not None:
+        return kind
+    if isinstance(value, np.ndarray | list):
+        dtype = np.asarray(value).dtype
+        if dtype.kind == "f":
+            return ColumnType.DOUBLE_ARRAY
+        if dtype.kind in "iu" and dtype != np.uint64:
+            return ColumnType.LONG_ARRAY
+        raise WrongUse(f"column {name}: an array of {dtype}; arrays hold floats or integers")
+    for base, found in _TYPES.items():
+        if isinstance(value, base):
+            return found
+    raise WrongUse(f"column {name}: {type(value).__name__} has no counterpart in QWP")
+
+
+def _type_of_at(at: Any) -> ColumnType:
+    if isinstance(at, datetime.datetime):
+        if at.tzinfo is None:
+            raise WrongUse(_NO_ZONE)
+        return ColumnType.TIMESTAMP
+    if isinstance(at, TimestampMicros):
+        return ColumnType.TIMESTAMP
+    if isinstance(at, TimestampNanos) or (isinstance(at, int | np.integer) and not isinstance(at, bool)):
+        return ColumnType.TIMESTAMP_NANOS
+    raise WrongUse(f"at: nanoseconds, a datetime or None, not {type(at).__name__}")
+
+
+def _micros(value: Any) -> int:
+    if isinstance(value, datetime.datetime):
+        # A datetime without a zone is local time for Python, and always has been.
+        aware = value if value.tzinfo is not None else value.astimezone()
+        return (aware - _EPOCH) // _MICROSECOND
+    return int(value.value)
+
+
+def _millis(value: Any) -> int:
+    if isinstance(value, datetime.date):
+        return (value - _EPOCH.date()).days * 86_400_000
+    return int(value.value)
+
+
+def _nanos(value: Any) -> int:
+    return int(value.value) if isinstance(value, TimestampNanos) else int(value)
+
+
+_NUMBERS: dict[ColumnType, tuple[str, Callable[[Any], Any] | None]] = {
+    ColumnType.LONG: ("<i8", None),
+    ColumnType.DOUBLE: ("<f8", None),
+    ColumnType.TIMESTAMP: ("<i8", _micros),
+    ColumnType.TIMESTAMP_NANOS: ("<i8", _nanos),
+    ColumnType.DATE: ("<i8", _millis),
+    ColumnType.IPV4: ("<u4", int),
+    ColumnType.CHAR: ("<u2", lambda value: ord(value.value)),
+}
+
+
+def _pack(name: str, kind: ColumnType, values: Sequence[Any]) -> ColumnData:
+    nulls: np.ndarray[Any, Any] | None = None
+    # Arrays answer `==` with arrays: each is asked by itself.
+    if any(value is None for value in values) if kind in _VARIABLE else None in values:
+        nulls = np.fromiter((value is None for value in values), bool, count=len(values))
+        values = [value for value in values if value is not None]
+    try:
+        if kind in _NUMBERS:
+            dtype, convert = _NUMBERS[kind]
+            if kind is ColumnType.TIMESTAMP_NANOS and values and type(values[0]) is int:
+                convert = None if all(type(value) is int for value in values) else _nanos
+            numbers: Iterable[Any] = values if convert is None else map(convert, values)
+            return fixed_column(name, kind, np.fromiter(numbers, dtype, count=len(values)), nulls)
+        return _PACKERS[kind](name, kind, values, nulls)
+    except (OverflowError, ValueError, pa.ArrowInvalid) as error:
+        raise WrongUse(f"column {name or 'at'}: {error}") from error
+
+
+def _pack_symbols(name: str, kind: ColumnType, values: Sequence[str], nulls: Any) -> ColumnData:  # noqa: ARG001
+    ids = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    indices = np.fromiter(map(ids.__getitem__, values), np.int64, count=len(values))
+    return symbol_column(name, list(ids), indices, nulls)
+
+
+def _pack_texts(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) -> ColumnData:
+    array = pa.array(values, pa.large_string() if kind is ColumnType.VARCHAR else pa.large_binary())
+    _, offsets_data, data = array.buffers()
+    offsets = np.frombuffer(offsets_data, np.int64, count=len(values) + 1) if len(values) else np.zeros(1, np.int64)
+    return bytes_column(name, kind, offsets, memoryview(data) if data is not None else b"", nulls)
+
+
+def _pack_booleans(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) -> ColumnData:  # noqa: ARG001
+    return boolean_column(name, np.fromiter(values, bool, count=len(values)), nulls)
+
+
+def _pack_words(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) -> ColumnData:
+    width = 16 if kind is ColumnType.UUID else 32
+    data = b"".join(
+        value.bytes[::-1] if kind is ColumnType.UUID else value.value.to_bytes(width, "little") for value in values
+    )
+    return fixed_column(name, kind, np.frombuffer(data, f"V{width}"), nulls)
+
+
+def _pack_geohashes(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) -> ColumnData:  # noqa: ARG001
+    precisions = {value.precision for value in values}
+    if len(precisions) > 1:
+        raise WrongUse(
+            f"column {name}: geohashes of {sorted(precisions)} bits in one flush; a column has one precision"
+        )
+    numbers = np.fromiter((value.value for value in values), np.int64, count=len(values))
+    return geohash_column(name, precisions.pop(), numbers, nulls)
+
+
+def _pack_arrays(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) -> ColumnData:
+    return array_column(name, kind, [np.asarray(value) for value in values], nulls)
+
+
+def _pack_decimals(name: str, kind: ColumnType, values: Sequence[Decimal], nulls: Any) -> ColumnData:
+    # A column has one scale: the largest that occurs.
+    scale = 0
+    for value in values:
+        if not value.is_finite():
+            raise WrongUse(f"column {name}: {value} is no number")
+        scale = max(scale, -int(value.as_tuple().exponent))
+    width = DECIMAL_BYTES[kind]
+    try:
+        data = b"".join(int(value.scaleb(scale, _EXACT)).to_bytes(width, "little", signed=True) for value in values)
+    except OverflowError:
+        raise WrongUse(f"column {name}: a decimal with more than 76 digits at scale {scale}") from None
+    return decimal_column(name, kind, scale, np.frombuffer(data, np.uint8), nulls)
+
+
+_PACKERS: dict[ColumnType, Callable[[str, ColumnType, Sequence[Any], Any], ColumnData]] = {
+    ColumnType.SYMBOL: _pack_symbols,
+    ColumnType.VARCHAR: _pack_texts,
+    ColumnType.BINARY: _pack_texts,
+    ColumnType.BOOLEAN: _pack_booleans,
+    ColumnType.UUID: _pack_words,
+    ColumnType.LONG256: _pack_words,
+    ColumnType.GEOHASH: _pack_geohashes,
+    ColumnType.DOUBLE_ARRAY: _pack_arrays,
+    ColumnType.LONG_ARRAY: _pack_arrays,
+    ColumnType.DECIMAL256: _pack_decimals,
+}

@@ -1,0 +1,534 @@
+"""
+`Sender`: rows and tables in, frames into the slot; another thread brings them to the server.
+
+::
+
+    row, row, row … ─▶ flush ─▶ messages ─▶ ring ─▶ (thread) ─▶ server
+    table ────────────────────▶ messages ─▶
+
+The producer waits for room in the ring and, with the durabilities `flush` and `append`, for the disk; never for the
+wire.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import AtCapacity, PartlyKept, SenderHalted, StoreClosed, WrongUse
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.qwp.drainers import DrainerListener, Drainers
+from quiver.qwp.environment import conf_from_env
+from quiver.qwp.failover import HostTracker
+from quiver.qwp.inbox import ErrorHandler, ErrorInbox
+from quiver.qwp.rows import At, RowTable, check_name
+from quiver.qwp.session import SenderError
+from quiver.qwp.settings import SenderSettings
+from quiver.qwp.slot import MemorySlot, Slot, memory_slot, open_slot
+from quiver.qwp.tables import encode_slices, record_batches
+from quiver.qwp.wire.message import SymbolIds, encode_message
+from quiver.qwp.wire_loop import Counters, WireLoop
+
+__all__ = ["Sender"]
+
+_STOP_S = 5.0
+_HEADROOM_BYTES = 160  # of a message, for what is not the row, when a row's size is judged
+
+
+class Sender:
+    """
+    Sends rows to a server that speaks QWP, and keeps them until the server has them.
+
+    Made by `from_conf`, `from_env` or `connect`. Thread-safe; rows of several threads share one buffer. To be closed.
+
+    Args:
+        settings: everything a connect string can say.
+        on_error: is called with each `SenderError`, in a thread of its own; without it they are logged.
+        on_drainer: is told what becomes of adopted slots, from their threads.
+        fs, clock, observer: the disk, time, and who is told what happens.
+
+    Raises:
+        SenderHalted: no server answered, or it refused the credentials (not with ``initial_connect_retry=async``).
+        DirectoryInUse: another process sends from this slot.
+        Damaged: frames are missing in the slot, or it belongs to a newer version. Nothing was deleted.
+        OSError: the disk refused.
+    """
+
+    def __init__(
+        self,
+        settings: SenderSettings,
+        *,
+        on_error: ErrorHandler | None = None,
+        on_drainer: DrainerListener | None = None,
+        fs: FileSystem = REAL_FILES,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
+    ) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._observer: Observer = observer if observer is not None else InMemoryObserver()
+        self._guard = threading.RLock()  # the buffer and what becomes of it
+        self._tables: dict[str, RowTable] = {}
+        self._ready: deque[bytes] = deque()  # encoded, and there was no room yet
+        self._symbol_ids = SymbolIds()
+        self._rows = 0
+        self._buffered_bytes = 0
+        self._first_row_at = 0.0
+        self._closed = False
+        self._seen: SenderError | None = None  # the end of it, as the producer was told
+        self._counters = Counters()
+        self._inbox = ErrorInbox(on_error, settings.inbox_capacity, clock=clock, observer=self._observer)
+        self._message_bytes_max = min(settings.ring.payload_bytes_max, settings.message_bytes_max)
+        if settings.tls and not settings.tls_verify:
+            self._observer.event(
+                "qwp.tls_unverified", level=logging.WARNING, warning="anybody may answer as the server"
+            )
+        random = Random()  # noqa: S311
+        tracker = HostTracker(len(settings.addresses))
+        with ExitStack() as undo:
+            undo.callback(self._inbox.close)
+            self._slot = self._open_slot(fs)
+            undo.callback(self._slot.close)
+            self._loop = WireLoop(
+                self._slot,
+                settings,
+                tracker,
+                counters=self._counters,
+                on_error=self._inbox.offer,
+                clock=clock,
+                observer=self._observer,
+                random=random,
+            )
+            undo.callback(self._loop.release)
+            self._drainers = Drainers(
+                settings,
+                tracker,
+                listener=on_drainer,
+                on_error=self._inbox.offer,
+                fs=fs,
+                clock=clock,
+                observer=self._observer,
+                random=random,
+            )
+            self._loop.connect_first()
+            if self._loop.halted is not None:
+                raise SenderHalted(self._loop.halted)
+            if settings.drain_orphans:
+                self._drainers.start()
+            self._loop.start(f"quiver-qwp-{settings.sender_id}")
+            undo.pop_all()
+
+    def _open_slot(self, fs: FileSystem) -> Slot | MemorySlot:
+        settings = self.settings
+        if settings.sf_dir is None:
+            return memory_slot(settings.ring, clock=self._clock, observer=self._observer)
+        return open_slot(
+            fs, settings.sf_dir, settings.sender_id, settings.ring, observer=self._observer, clock=self._clock
+        )
+
+    # ---- ways to make one
+
+    @classmethod
+    def from_conf(cls, conf: str, **components: Any) -> Self:
+        """
+        Return a sender as the connect string *conf* says; *components* are those of the class.
+
+        Raises:
+            SettingsInvalid: the string says something that is not known.
+            QuiverError, OSError: as the class.
+        """
+        return cls(SenderSettings.from_conf(conf), **components)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **components: Any) -> Self:
+        """
+        Return a sender as the connect string in ``QDB_CLIENT_CONF`` says.
+
+        Raises:
+            SettingsInvalid: there is none, or it says something that is not known.
+            QuiverError, OSError: as the class.
+        """
+        return cls.from_conf(conf_from_env(environ), **components)
+
+    @classmethod
+    def connect(cls, service: str = "ws", **keys: Any) -> Self:
+        """
+        Return a sender from the keys of a connect string, given as arguments: ``Sender.connect(addr="host:9000")``.
+
+        Raises:
+            SettingsInvalid: a key is not known, or its value is wrong.
+            QuiverError, OSError: as the class.
+        """
+        return cls(SenderSettings.from_mapping(keys, service=service))
+
+    # ---- rows and tables
+
+    def row(
+        self,
+        table: str,
+        *,
+        symbols: Mapping[str, str | None] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        at: At = None,
+    ) -> None:
+        """
+        Buffer one row; flush when it is time (`auto_flush_*`).
+
+        *at* is when it happened: nanoseconds since the epoch, a datetime with a zone, or None for the server's clock.
+
+        Raises:
+            WrongUse: a name or value cannot be sent. Nothing of the row was kept.
+            AtCapacity: earlier rows found no room, so this one was not kept.
+            SenderHalted, StoreFailed, StoreClosed: see there.
+        """
+        with self._guard:
+            if self._closed or self._loop.halted is not None:
+                self._require_usable()
+            if self._ready:
+                self._push()
+            rows = self._tables.get(table)
+            if rows is None:
+                rows = RowTable(table, name_bytes_max=self.settings.name_bytes_max)
+            size = rows.append(symbols or {}, columns or {}, at, bytes_max=self._limit() - _HEADROOM_BYTES)
+            if rows.rows == 1:
+                self._tables[table] = rows
+            self._buffered_bytes += size
+            self._rows += 1
+            if self._is_flush_due():
+                try:
+                    self._publish()
+                except AtCapacity:
+                    # The row is kept; whoever comes next is told that there is no room.
+                    self._observer.count("quiver.qwp.flushes_postponed_total")
+
+    def _limit(self) -> int:
+        """
+        Return the bytes of the largest message that fits into a segment and that the server takes.
+        """
+        return min(self._message_bytes_max, self._loop.batch_bytes_max or self._message_bytes_max)
+
+    def _is_flush_due(self) -> bool:
+        settings = self.settings
+        if settings.auto_flush_rows is not None and self._rows >= settings.auto_flush_rows:
+            return True
+        limit = settings.auto_flush_bytes
+        if self._buffered_bytes >= (self._limit() if limit is None else limit):
+            # Also without a limit: what fills a frame gains nothing by waiting. Off means off for rows and time.
+            return limit is not None or settings.auto_flush_rows is not None
+        if settings.auto_flush_s is None:
+            return False
+        now = self._clock.monotonic()
+        if self._rows == 1:
+            self._first_row_at = now
+        return now - self._first_row_at >= settings.auto_flush_s
+
+    def table(self, name: str, data: Any, *, symbols: Collection[str] = (), at: str | None = None) -> int:
+        """
+        Send an Arrow table, a record batch or a pandas data frame; return how many rows it had.
+
+        *symbols* names text columns to be sent as symbols, *at* the column that is the designated timestamp.
+
+        Raises:
+            WrongUse: a name, type or value cannot be sent. Nothing was kept.
+            PartlyKept: there was no room for all rows.
+            SenderHalted, StoreFailed, StoreClosed: see there.
+        """
+        check_name("table", name, self.settings.name_bytes_max)
+        batches = record_batches(data)
+        with self._guard:
+            self._require_usable()
+            kept = 0
+            try:
+                self._publish()
+                for message, rows in encode_slices(
+                    name,
+                    batches,
+                    symbols=symbols,
+                    at=at,
+                    message_bytes_max=self._limit(),
+                    dialect=self.settings.dialect,
+                    shared=self._symbol_ids,
+                ):
+                    self._slot.ring.append(message)
+                    self._loop.wake()
+                    kept += rows
+            except AtCapacity as full:
+                raise PartlyKept(kept, str(full)) from full
+            if self.settings.durability == "flush":
+                self._slot.ring.sync()
+            return kept
+
+    def flush(self) -> int:
+        """
+        Publish every buffered row; return the number of the newest frame, which `acked_fsn` reaches when all is there.
+
+        On return the rows survive the death of this process (with ``sf_dir``), and with the durabilities `flush` and
+        `append` a loss of power. Whether the server has them is another matter.
+
+        Raises:
+            WrongUse: some rows cannot be sent. They are gone, all others are published.
+            AtCapacity: there was no room. The rows stay buffered: flush again.
+            SenderHalted, StoreFailed, StoreClosed: see there.
+        """
+        with self._guard:
+            self._require_usable()
+            self._publish()
+            return self._slot.ring.published_fsn
+
+    def _publish(self) -> None:
+        tables, self._tables = list(self._tables.values()), {}
+        self._rows = 0
+        self._buffered_bytes = 0
+        refused: list[WrongUse] = []
+        for message in self._encode(tables, refused):
+            self._ready.append(message)
+        had_any = bool(self._ready)
+        self._push()
+        if had_any and self.settings.durability == "flush":
+            self._slot.ring.sync()
+        if refused:
+            raise WrongUse(f"{len(refused)} rows cannot be sent and are gone: {refused[0]}")
+
+    def _push(self) -> None:
+        while self._ready:
+            self._slot.ring.append(self._ready[0])
+            self._ready.popleft()
+            self._loop.wake()
+
+    def _encode(self, tables: list[RowTable], refused: list[WrongUse]) -> Iterator[bytes]:
+        """
+        Yield messages that hold *tables*, in order. What is too large is halved; what cannot be sent ends in *refused*.
+        """
+        if not tables:
+            return
+        try:
+            packed = [one.pack() for one in tables]
+            message = encode_message(packed, dialect=self.settings.dialect, shared=self._symbol_ids)
+            limit = self._limit()
+            if len(message) > limit and len(tables) == tables[0].rows == 1:
+                message = encode_message(packed, dialect=self.settings.dialect)  # without symbols of other rows
+            if len(message) <= limit:
+                yield message
+                return
+            trouble = WrongUse(
+                f"a message of {len(message)} bytes; {limit} fit into a segment, or the server takes so many"
+            )
+        except WrongUse as error:
+            trouble = error
+        if len(tables) > 1:
+            half = len(tables) // 2
+            yield from self._encode(tables[:half], refused)
+            yield from self._encode(tables[half:], refused)
+        elif tables[0].rows > 1:
+            for one in tables[0].split():
+                yield from self._encode([one], refused)
+        else:
+            refused.append(trouble)
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise StoreClosed("the sender was closed")
+        halted = self._loop.halted
+        if halted is not None:
+            self._seen = halted
+            raise SenderHalted(halted)
+
+    # ---- what is known
+
+    @property
+    def published_fsn(self) -> int:
+        """
+        The number of the newest frame in the slot, -1 for none.
+        """
+        return self._slot.ring.published_fsn
+
+    @property
+    def acked_fsn(self) -> int:
+        """
+        The highest frame that the server has confirmed, -1 for none.
+        """
+        return self._slot.ring.acked_fsn
+
+    def wait_until_confirmed(self, fsn: int, timeout_s: float) -> bool:
+        """
+        Wait until the server has confirmed the frame *fsn*, at most *timeout_s*; say whether it has.
+
+        Raises:
+            SenderHalted: it never will, as things are.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        while not self._slot.ring.wait_until_confirmed(fsn, min(0.2, max(0.0, deadline - self._clock.monotonic()))):
+            if self._loop.halted is not None:
+                self._seen = self._loop.halted
+                raise SenderHalted(self._loop.halted)
+            if self._clock.monotonic() >= deadline:
+                return False
+        return True
+
+    @property
+    def total_reconnect_attempts(self) -> int:
+        """
+        How often another connection was tried.
+        """
+        return self._counters.reconnect_attempts
+
+    @property
+    def total_reconnects_succeeded(self) -> int:
+        """
+        How often that succeeded.
+        """
+        return self._counters.reconnects_succeeded
+
+    @property
+    def total_frames_sent(self) -> int:
+        """
+        Frames that went out, each time counted.
+        """
+        return self._counters.frames_sent
+
+    @property
+    def total_frames_replayed(self) -> int:
+        """
+        Frames that went out again.
+        """
+        return self._counters.frames_replayed
+
+    @property
+    def total_server_errors(self) -> int:
+        """
+        Refusals that the server sent.
+        """
+        return self._counters.server_errors
+
+    @property
+    def dropped_error_notifications(self) -> int:
+        """
+        Errors that found the inbox full and pushed another one out.
+        """
+        return self._inbox.dropped
+
+    @property
+    def total_error_notifications_delivered(self) -> int:
+        """
+        Errors that were given to the handler.
+        """
+        return self._inbox.delivered
+
+    @property
+    def total_backpressure_stalls(self) -> int:
+        """
+        How often a producer had to wait for room.
+        """
+        return self._slot.ring.stalls
+
+    @property
+    def last_terminal_error(self) -> SenderError | None:
+        """
+        Why the sender has halted; None while it has not.
+        """
+        return self._loop.halted
+
+    @property
+    def active_background_drainers(self) -> int:
+        """
+        Adopted slots that are being emptied.
+        """
+        return self._drainers.active
+
+    @property
+    def total_background_drainers_succeeded(self) -> int:
+        """
+        Adopted slots that were emptied.
+        """
+        return self._drainers.succeeded
+
+    @property
+    def total_background_drainers_failed(self) -> int:
+        """
+        Adopted slots that could not be emptied.
+        """
+        return self._drainers.failed
+
+    # ---- the end
+
+    def resume_after_halt(self) -> None:
+        """
+        Go on after a halt, with the first frame that is not confirmed.
+
+        Raises:
+            WrongUse: the sender has not halted.
+            StoreClosed: it was closed.
+        """
+        with self._guard:
+            if self._closed:
+                raise StoreClosed("the sender was closed")
+            if self._loop.halted is None:
+                raise WrongUse("the sender has not halted")
+            self._loop.stop(_STOP_S)
+            self._seen = None
+            self._loop.resume()
+            self._loop.start(f"quiver-qwp-{self.settings.sender_id}")
+
+    def close(self) -> None:
+        """
+        Publish what is buffered, wait for the server as long as `close_flush_timeout_millis` says, and let go.
+
+        Idempotent. What the server has not confirmed by then stays on disk for the next sender of this slot; in memory
+        it is lost.
+        Everything is released, also when this raises.
+
+        Raises:
+            SenderHalted: the sender has halted, and neither a handler of the caller's nor one of its calls was told.
+            QuiverError, OSError: the last rows could not be published.
+        """
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            with ExitStack() as release:
+                release.callback(self._inbox.close)
+                release.callback(self._slot.close)
+                release.callback(self._loop.release)
+                release.callback(self._loop.stop, _STOP_S)
+                release.callback(self._drainers.stop)
+                self._publish()
+                self._drain()
+                # Neither waits nor depends on the time-out: who only ever calls close must hear of a failure, too.
+                halted = self._loop.halted
+                if halted is not None and not self._inbox.has_told_caller and self._seen is not halted:
+                    raise SenderHalted(halted)
+
+    def _drain(self) -> None:
+        ring = self._slot.ring
+        timeout_s = self.settings.close_flush_s
+        if timeout_s <= 0:
+            return
+        deadline = self._clock.monotonic() + timeout_s
+        while not ring.wait_until_confirmed(ring.published_fsn, min(0.2, max(0.0, deadline - self._clock.monotonic()))):
+            if self._loop.halted is not None:
+                return
+            if self._clock.monotonic() >= deadline:
+                self._observer.event(
+                    "qwp.close_undrained",
+                    level=logging.WARNING,
+                    frames=ring.backlog,
+                    kept=self.settings.sf_dir is not None,
+                )
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

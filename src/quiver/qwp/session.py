@@ -1,0 +1,482 @@
+"""
+What a connection means, without one: bytes and times in, decisions out. No sockets, no clock, no threads.
+
+::
+
+    handshake headers → judge the answer → connected → sent, sent, sent …
+                                                     ← OK: confirmed up to here
+                                                     ← durable: these tables' transactions cannot be lost
+                                                     ← refused: drop, retry or halt, and always another connection
+                                                     ← closed: another connection, or the end
+
+Frames have numbers in the slot (fsn); a connection counts them from 0 as they are sent. What a policy dropped while it
+waited for durability is left out when the rest is sent again, and counts as confirmed as soon as all before it are.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from quiver.primitives.scan import Frame
+from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, Status, decode_response
+
+__all__ = [
+    "TERMINAL_CLOSES",
+    "Accepted",
+    "Action",
+    "Category",
+    "Confirm",
+    "Drop",
+    "Halt",
+    "Policy",
+    "Reconnect",
+    "Refused",
+    "SenderError",
+    "Session",
+    "SessionSettings",
+    "category_of",
+    "judge_answer",
+    "request_headers",
+]
+
+WRITE_PATH = "/write/v4"
+VERSION_MAX = 1
+
+
+class Category(Enum):
+    """
+    Why a frame was refused, or a connection ended.
+    """
+
+    SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
+    PARSE_ERROR = "PARSE_ERROR"
+    INTERNAL_ERROR = "INTERNAL_ERROR"
+    SECURITY_ERROR = "SECURITY_ERROR"
+    WRITE_ERROR = "WRITE_ERROR"
+    NOT_WRITABLE = "NOT_WRITABLE"
+    DICTIONARY_GAP = "DICTIONARY_GAP"
+    PROTOCOL_VIOLATION = "PROTOCOL_VIOLATION"
+    UNKNOWN = "UNKNOWN"
+
+
+class Policy(Enum):
+    """
+    What happens to a refused frame. Always on another connection: a server answers nothing behind a refusal.
+
+    ``DROP`` gives it up, into the dead letters unless these are off, and goes on behind it. ``RETRY`` sends it again,
+    until it counts as poison. ``HALT`` stops the sender; the frame stays.
+    """
+
+    DROP = "DROP_AND_CONTINUE"
+    RETRY = "RETRY"
+    HALT = "HALT"
+
+
+_CATEGORIES: dict[int, Category] = {
+    Status.SCHEMA_MISMATCH: Category.SCHEMA_MISMATCH,
+    Status.PARSE_ERROR: Category.PARSE_ERROR,
+    Status.INTERNAL_ERROR: Category.INTERNAL_ERROR,
+    Status.SECURITY_ERROR: Category.SECURITY_ERROR,
+    Status.WRITE_ERROR: Category.WRITE_ERROR,
+    Status.NOT_WRITABLE: Category.NOT_WRITABLE,
+    Status.DICTIONARY_GAP: Category.DICTIONARY_GAP,
+}
+DEFAULT_POLICIES: Mapping[Category, Policy] = {
+    Category.SCHEMA_MISMATCH: Policy.DROP,
+    Category.PARSE_ERROR: Policy.HALT,
+    Category.INTERNAL_ERROR: Policy.HALT,
+    Category.SECURITY_ERROR: Policy.HALT,
+    Category.WRITE_ERROR: Policy.DROP,
+    # Newer servers: this node does not take writes now, and a dictionary that a new connection starts afresh.
+    Category.NOT_WRITABLE: Policy.RETRY,
+    Category.DICTIONARY_GAP: Policy.RETRY,
+}
+FORCED = frozenset({Category.PROTOCOL_VIOLATION, Category.UNKNOWN})
+"""Always halt."""
+
+TERMINAL_CLOSES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
+_ORDERLY_CLOSES = frozenset({1000, 1001, 1006})
+
+
+def category_of(status: int) -> Category:
+    """
+    Return what an error status means; one that nobody knows is UNKNOWN.
+    """
+    return _CATEGORIES.get(status, Category.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class SenderError:
+    """
+    One refusal, or the end of all connections.
+
+    Attributes:
+        category: why.
+        applied_policy: what was done.
+        status: the server's byte; -1 when no answer was behind it.
+        message: in words.
+        message_sequence: which message of the connection; -1 when none.
+        from_fsn, to_fsn: the frames that are concerned, both included.
+    """
+
+    category: Category
+    applied_policy: Policy
+    status: int
+    message: str
+    message_sequence: int
+    from_fsn: int
+    to_fsn: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.category.value} ({self.applied_policy.value}): {self.message}, frames {self.from_fsn}-{self.to_fsn}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """
+    What the decisions depend on. `policies` are those that differ from the defaults.
+    """
+
+    durable_ack: bool = False
+    keepalive_s: float = 0.2
+    policies: Mapping[Category, Policy] = field(default_factory=dict)
+    rejections_max: int = 4
+    poison_window_s: float = 5.0
+
+    def policy_of(self, category: Category) -> Policy:
+        """
+        Return what happens to a frame refused as *category*.
+        """
+        if category in FORCED:
+            return Policy.HALT
+        return self.policies.get(category) or DEFAULT_POLICIES[category]
+
+
+# ---- the handshake
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """
+    The server speaks the protocol. `batch_bytes_max` is the largest message that it takes, 0 when it does not say.
+    """
+
+    durable_ack: bool
+    batch_bytes_max: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """
+    The server does not take this connection. `kind` says what to do about it:
+
+    ``auth``: give up. ``role`` and ``topology``: another host; this one will take writes soon, or not. ``durable``: no
+    server may be asked for what it cannot do: give up. ``transient``: another host, or later.
+    """
+
+    kind: Literal["auth", "role", "topology", "durable", "transient"]
+    reason: str
+
+
+def request_headers(
+    *, durable_ack: bool, client_id: str | None, username: str | None, password: str | None, token: str | None
+) -> list[tuple[str, str]]:
+    """
+    Return the headers that the upgrade request carries besides those of WebSocket.
+    """
+    headers = [("X-QWP-Max-Version", str(VERSION_MAX))]
+    if client_id is not None:
+        headers.append(("X-QWP-Client-Id", client_id))
+    if durable_ack:
+        headers.append(("X-QWP-Request-Durable-Ack", "true"))
+    if token is not None:
+        headers.append(("Authorization", f"Bearer {token}"))
+    elif username is not None:
+        pair = base64.b64encode(f"{username}:{password}".encode()).decode()
+        headers.append(("Authorization", f"Basic {pair}"))
+    return headers
+
+
+def judge_answer(status: int, headers: Mapping[str, str], *, durable_ack: bool) -> Accepted | Refused:
+    """
+    Say what the server's answer to the upgrade request means. *headers* are looked up by the names below.
+    """
+    if status in {401, 403}:
+        return Refused("auth", f"the server refuses the credentials (HTTP {status})")
+    role = headers.get("X-QuestDB-Role", "").strip()
+    if status == 421 and role:
+        kind: Literal["role", "topology"] = "role" if role.upper() == "PRIMARY_CATCHUP" else "topology"
+        return Refused(kind, f"the server takes no writes, its role is {role}")
+    if status != 101:
+        return Refused("transient", f"the server does not upgrade (HTTP {status})")
+    version = headers.get("X-QWP-Version", "1").strip()
+    if not version.isdecimal() or not 1 <= int(version) <= VERSION_MAX:
+        return Refused("transient", f"the server speaks version {version!r}, not 1")
+    enabled = headers.get("X-QWP-Durable-Ack", "").strip().lower() == "enabled"
+    if durable_ack and not enabled:
+        return Refused("durable", "the server does not confirm X-QWP-Durable-Ack; it cannot tell what is durable")
+    limit = headers.get("X-QWP-Max-Batch-Size", "").strip()
+    return Accepted(durable_ack and enabled, int(limit) if limit.isdecimal() else 0, int(version))
+
+
+# ---- what is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """
+    Everything up to `fsn` is confirmed.
+    """
+
+    fsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """
+    Give up the frame `error.from_fsn`: keep it as a dead letter, tell the handler. A `Confirm` follows when it is due.
+    """
+
+    error: SenderError
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """
+    This connection is of no more use. `paced` asks for a pause first; `error` is what to tell the handler, if anything.
+    """
+
+    reason: str
+    paced: bool = False
+    error: SenderError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """
+    Stop. The next call of the producer raises `error`.
+    """
+
+    error: SenderError
+
+
+Action = Confirm | Drop | Reconnect | Halt
+
+
+class Session:
+    """
+    The accounts of one sender over all of its connections.
+    """
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self._settings = settings
+        self._durable = False
+        self._first_fsn = 0  # of this connection: fsn of its message 0, before left-out frames are counted
+        self._sent = 0
+        self._confirmed = -1
+        self._pending: deque[tuple[int, Mapping[str, int]]] = deque()  # (fsn, table → transaction), in order
+        self._watermarks: dict[str, int] = {}
+        self._dropped: list[int] = []  # given up, and something before them is not durable yet; in order
+        self._last_sent_at = 0.0
+        self._has_progress = True
+        self._fruitless = 0
+        self._strikes = 0
+        self._struck_fsn = -1
+        self._first_strike_at = 0.0
+
+    def connected(self, *, acked_fsn: int, durable_ack: bool, now: float) -> None:
+        """
+        Start a connection: the next frame to send is the one behind *acked_fsn*, its number on the wire is 0.
+        """
+        self._fruitless = 0 if self._has_progress else self._fruitless + 1
+        self._has_progress = False
+        self._durable = durable_ack
+        self._confirmed = acked_fsn
+        self._first_fsn = acked_fsn + 1
+        self._sent = 0
+        self._pending.clear()
+        self._watermarks.clear()
+        self._dropped = [fsn for fsn in self._dropped if fsn > acked_fsn]
+        self._last_sent_at = now
+
+    @property
+    def next_fsn(self) -> int:
+        """
+        The frame to be sent next.
+        """
+        return self._fsn_of(self._sent)
+
+    @property
+    def fruitless(self) -> int:
+        """
+        How many connections in a row, before this one, ended without anything confirmed.
+        """
+        return self._fruitless
+
+    @property
+    def awaits_durability(self) -> bool:
+        """
+        Say whether frames are applied and not yet durable.
+        """
+        return bool(self._pending)
+
+    @property
+    def unanswered(self) -> int:
+        """
+        Messages of this connection that are not confirmed.
+        """
+        return max(0, self.next_fsn - 1 - self._confirmed)
+
+    def sent(self, now: float) -> None:
+        """
+        Note that the frame `next_fsn` is on its way.
+        """
+        self._sent += 1
+        self._last_sent_at = now
+
+    def pinged(self, now: float) -> None:
+        """
+        Note that a ping is on its way.
+        """
+        self._last_sent_at = now
+
+    def ping_in_s(self, now: float) -> float | None:
+        """
+        Return how long until a ping is due, 0 for now; None when none is needed.
+        """
+        if not self._durable or not self._pending or self._settings.keepalive_s <= 0:
+            return None
+        return max(0.0, self._last_sent_at + self._settings.keepalive_s - now)
+
+    def receive(self, message: bytes | str, now: float, *, published_fsn: int) -> list[Action]:
+        """
+        Take one message of the server; return what is to be done, in order.
+        """
+        if isinstance(message, str):
+            return [Halt(self._violation("the server sent text", published_fsn))]
+        answer = decode_response(memoryview(message))
+        if not isinstance(answer, Frame):
+            reason = getattr(answer, "reason", "cut short")
+            return [self._struck(f"unreadable answer: {reason}", now, published_fsn)]
+        if isinstance(answer.value, Ok):
+            return self._applied(answer.value)
+        if isinstance(answer.value, DurableAck):
+            return [] if answer.value.is_local else self._made_durable(answer.value)
+        return self._refused(answer.value, now, published_fsn)
+
+    def _fsn_of(self, sequence: int) -> int:
+        fsn = self._first_fsn + sequence
+        for dropped in self._dropped:
+            if dropped > fsn:
+                break
+            fsn += 1
+        return fsn
+
+    def _confirm(self, fsn: int) -> list[Action]:
+        while self._dropped and self._dropped[0] <= fsn + 1:
+            fsn = max(fsn, self._dropped.pop(0))
+            # The wire's numbers are counted from frames that are left out: keep them in step.
+            self._first_fsn += 1
+        if fsn <= self._confirmed:
+            return []
+        self._confirmed = fsn
+        self._has_progress = True
+        self._strikes = 0
+        return [Confirm(fsn)]
+
+    def _applied(self, ok: Ok) -> list[Action]:
+        sequence = min(ok.sequence, self._sent - 1)  # a server cannot have applied what was not sent
+        if sequence < 0:
+            return []
+        fsn = self._fsn_of(sequence)
+        if not self._durable:
+            return self._confirm(fsn)
+        if fsn > self._confirmed and (not self._pending or fsn > self._pending[-1][0]):
+            self._pending.append((fsn, ok.tables))
+        return self._drain()
+
+    def _made_durable(self, ack: DurableAck) -> list[Action]:
+        for table, transaction in ack.tables.items():
+            self._watermarks[table] = max(transaction, self._watermarks.get(table, transaction))
+        return self._drain() if self._durable else []
+
+    def _drain(self) -> list[Action]:
+        covered = -1
+        while self._pending and self._is_durable(self._pending[0][1].items()):
+            covered = self._pending.popleft()[0]
+        return self._confirm(covered) if covered >= 0 else []
+
+    def _is_durable(self, transactions: Iterable[tuple[str, int]]) -> bool:
+        return all(self._watermarks.get(table, -1) >= transaction for table, transaction in transactions)
+
+    def _refused(self, refusal: Refusal, now: float, published_fsn: int) -> list[Action]:
+        category = category_of(refusal.status)
+        policy = self._settings.policy_of(category)
+        if self._sent == 0:
+            return [Halt(self._violation("the server refused a message that was not sent", published_fsn))]
+        fsn = self._fsn_of(max(0, min(refusal.sequence, self._sent - 1)))
+        text = refusal.text or "no reason given"
+        error = SenderError(category, policy, refusal.status, text, refusal.sequence, fsn, fsn)
+        if policy is Policy.HALT:
+            return [Halt(error)]
+        if policy is Policy.RETRY:
+            struck = self._struck(f"the server refused frame {fsn}: {text}", now, published_fsn)
+            return [struck if isinstance(struck, Halt) else Reconnect(struck.reason, paced=True, error=error)]
+        actions: list[Action] = [Drop(error)]
+        if not self._durable or self._confirmed >= fsn - 1:
+            actions += self._confirm(fsn)
+        elif fsn not in self._dropped:
+            bisect.insort(self._dropped, fsn)
+        return [*actions, Reconnect(f"frame {fsn} was refused and given up")]
+
+    def closed(self, code: int, reason: str, now: float, *, published_fsn: int) -> Action:
+        """
+        Say what the end of the connection means; *code* is 1006 when there was no word of it.
+        """
+        if code in TERMINAL_CLOSES:
+            return Halt(self._violation(f"ws-close[{code}]: {reason}", published_fsn))
+        if code in _ORDERLY_CLOSES:
+            # At once, unless the connection before this one was closed as fruitlessly.
+            paced = not self._has_progress and self._fruitless > 0
+            return Reconnect(f"the connection was closed ({code}) {reason}".rstrip(), paced=paced)
+        return self._struck(f"the server closed the connection: ws-close[{code}]: {reason}", now, published_fsn)
+
+    def gave_up(self, reason: str, *, published_fsn: int) -> Halt:
+        """
+        Return the end of all connections: no server could be reached in time.
+        """
+        return Halt(self._violation(reason, published_fsn))
+
+    def not_let_in(self, reason: str, *, published_fsn: int) -> Halt:
+        """
+        Return the end that wrong credentials mean.
+        """
+        span = (self._confirmed + 1, published_fsn)
+        return Halt(SenderError(Category.SECURITY_ERROR, Policy.HALT, -1, reason, -1, *span))
+
+    def _violation(self, message: str, published_fsn: int) -> SenderError:
+        span = (self._confirmed + 1, published_fsn)
+        return SenderError(Category.PROTOCOL_VIOLATION, Policy.HALT, -1, message, -1, *span)
+
+    def _struck(self, reason: str, now: float, published_fsn: int) -> Halt | Reconnect:
+        """
+        Count a failure that a message of ours may have caused; too many without progress are final.
+        """
+        suspect = self._confirmed + 1
+        if self._strikes == 0 or suspect != self._struck_fsn:
+            self._strikes, self._struck_fsn, self._first_strike_at = 0, suspect, now
+        self._strikes += 1
+        lasted = now - self._first_strike_at
+        if self._strikes >= self._settings.rejections_max and lasted >= self._settings.poison_window_s:
+            text = f"{reason}; {self._strikes} times within {lasted:.1f} s at frame {suspect}, so it counts as poison"
+            return Halt(self._violation(text, published_fsn))
+        return Reconnect(reason, paced=True)

@@ -1,0 +1,291 @@
+"""
+A slot: the directory of one sender, held by one process, with its ring.
+
+::
+
+    lock → holder's pid → recovery → watermark → ring        and back: drained files go, the lock stays to the last
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SettingsInvalid
+from quiver.observe import Observer
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.files import File, FileSystem, Lock
+from quiver.primitives.scan import Frame
+from quiver.qwp.format.dead_letters import (
+    DeadLetter,
+    decode_dead_letter,
+    decode_dead_letters_header,
+    encode_dead_letter,
+    encode_dead_letters_header,
+)
+from quiver.qwp.format.names import (
+    DEAD_LETTERS_NAME,
+    FAILED_NAME,
+    LOCK_NAME,
+    PID_NAME,
+    SYMBOLS_NAME,
+    WATERMARK_NAME,
+    check_sender_id,
+    is_segment_name,
+)
+from quiver.qwp.format.watermark import WATERMARK, encode_watermark
+from quiver.qwp.recovery import recover_slot
+from quiver.qwp.ring import Ring, RingSettings
+from quiver.qwp.segment_files import DiskSegments, MemorySegments
+
+__all__ = [
+    "MemorySlot",
+    "Slot",
+    "find_orphans",
+    "holder_of_slot",
+    "mark_failed",
+    "memory_slot",
+    "open_slot",
+    "read_dead_letters",
+]
+
+_SMALL_FILE_BYTES_MAX = 1 << 20
+_DEAD_LETTERS_BYTES_MAX = 1 << 32
+
+
+@dataclass(slots=True)
+class MemorySlot:
+    """
+    A ring that is gone with the process.
+    """
+
+    ring: Ring
+    symbols: Sequence[str] = ()
+    directory: str | None = None
+
+    def keep_dead_letter(self, letter: DeadLetter) -> None:
+        """
+        Keep nothing: there is no directory.
+        """
+
+    def close(self) -> None:
+        """
+        Let go of the memory.
+        """
+        self.ring.close()
+
+
+def memory_slot(settings: RingSettings, *, clock: Clock, observer: Observer) -> MemorySlot:
+    """
+    Return an empty slot in memory.
+    """
+    return MemorySlot(Ring(settings, MemorySegments(), clock=clock, observer=observer))
+
+
+class Slot:
+    """
+    An open slot. Made by `open_slot`.
+
+    Attributes:
+        directory: where it lies.
+        ring: its frames.
+        symbols: what the frames of a newer client refer to; empty in a slot of ours.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, lock: Lock, ring: Ring, symbols: Sequence[str]) -> None:
+        self.directory = directory
+        self.ring = ring
+        self.symbols = symbols
+        self._fs = fs
+        self._lock = lock
+
+    def keep_dead_letter(self, letter: DeadLetter) -> None:
+        """
+        Keep a frame that is about to be given up. Durable on return.
+
+        Raises:
+            OSError: it could not be kept.
+        """
+        path = f"{self.directory}/{DEAD_LETTERS_NAME}"
+        record = encode_dead_letter(letter)
+        try:
+            file: File = self._fs.open_write(path)
+        except FileNotFoundError:
+            replace_file(self._fs, path, encode_dead_letters_header() + record, mode=0o600)
+            return
+        try:
+            end = _end_of_dead_letters(file)
+            file.pwrite(record, end)
+            file.sync_data()
+        finally:
+            file.close()
+
+    def close(self) -> None:
+        """
+        Let go: of everything when everything is confirmed, otherwise only of the lock and the descriptors. Idempotent.
+
+        Raises:
+            StoreFailed: what was appended could not be made durable, or confirmed files could not be removed.
+            OSError: the same, of the small files.
+        """
+        drained = self.ring.acked_fsn >= self.ring.published_fsn
+        try:
+            self.ring.close(remove_all=True)
+            if drained:
+                names = (SYMBOLS_NAME, WATERMARK_NAME)
+                # The watermark last: without segments it says nothing, and the next start sees that.
+                remove_durably(self._fs, [f"{self.directory}/{name}" for name in names])
+        finally:
+            self._lock.release()
+
+
+def open_slot(
+    fs: FileSystem,
+    sf_dir: str,
+    sender_id: str,
+    settings: RingSettings,
+    *,
+    observer: Observer,
+    clock: Clock = SYSTEM_CLOCK,
+    is_adopted: bool = False,
+) -> Slot:
+    """
+    Create or recover the slot *sender_id* below *sf_dir* and hold it. One that *is_adopted* from another sender and
+    cannot be recovered is marked, so that nobody tries again.
+
+    Raises:
+        SettingsInvalid: *sender_id* is no name of a directory.
+        DirectoryInUse: another process holds it; the message says which.
+        FormatUnsupported: it has files of a newer version. Nothing was touched.
+        Damaged: frames are missing in it. Nothing was deleted.
+        OSError: the disk refused.
+    """
+    check_sender_id(sender_id)
+    if settings.bytes_max < 2 * settings.segment_bytes:
+        raise SettingsInvalid("sf_max_total_bytes must hold two segments of sf_max_bytes")
+    directory = f"{sf_dir.rstrip('/')}/{sender_id}"
+    fs.make_dirs(directory, mode=0o755)
+    lock = fs.try_lock(f"{directory}/{LOCK_NAME}", note="qwp sender")
+    if lock is None:
+        raise DirectoryInUse(directory, f"process {holder_of_slot(fs, directory) or 'unknown'}")
+    try:
+        _write_pid(fs, directory)
+        found = recover_slot(fs, directory, observer=observer)
+        watermark = _open_watermark(fs, directory, found.confirmed if found.segments else -1)
+        ring = Ring(
+            settings,
+            DiskSegments(fs, directory, durable=settings.durability != "memory"),
+            clock=clock,
+            observer=observer,
+            segments=found.segments,
+            next_fsn=found.next_fsn,
+            confirmed=found.confirmed,
+            next_generation=found.next_generation,
+            watermark=watermark,
+        )
+    except Damaged as error:
+        if is_adopted and not isinstance(error, FormatUnsupported):
+            # While the lock is held, so that no other drainer begins with it in between.
+            mark_failed(fs, directory, str(error))
+        lock.release()
+        raise
+    except BaseException:
+        lock.release()
+        raise
+    return Slot(fs, directory, lock, ring, found.symbols)
+
+
+def _write_pid(fs: FileSystem, directory: str) -> None:
+    file = fs.create_or_truncate(f"{directory}/{PID_NAME}", mode=0o644)
+    try:
+        file.pwrite(f"{os.getpid()}\n".encode(), 0)
+    finally:
+        file.close()
+
+
+def _open_watermark(fs: FileSystem, directory: str, confirmed: int) -> File:
+    # Written anew when it does not say what was found: an old life's number would one day be taken for this life's.
+    path = f"{directory}/{WATERMARK_NAME}"
+    expected = encode_watermark(confirmed) if confirmed >= 0 else bytes(WATERMARK.size)
+    try:
+        said = fs.read_all(path, size_max=_SMALL_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        said = b""
+    if said != expected:
+        replace_file(fs, path, expected, mode=0o644)
+    return fs.open_write(path)
+
+
+def holder_of_slot(fs: FileSystem, directory: str) -> str | None:
+    """
+    Return the pid that the last holder of a slot wrote, or None. It may have let go since.
+    """
+    try:
+        note = fs.read_all(f"{directory}/{PID_NAME}", size_max=_SMALL_FILE_BYTES_MAX)
+    except OSError:
+        return None
+    return note.decode("ascii", "replace").strip() or None
+
+
+def mark_failed(fs: FileSystem, directory: str, reason: str) -> None:
+    """
+    Say that nobody should adopt the slot any more until a person has looked. Durable on return.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    replace_file(fs, f"{directory}/{FAILED_NAME}", (reason + "\n").encode(), mode=0o644)
+
+
+def find_orphans(fs: FileSystem, sf_dir: str, own_id: str) -> list[str]:
+    """
+    Return the slots below *sf_dir*, by name, that have segments, are not *own_id*, and were not marked as failed.
+
+    Whether somebody holds one is not asked: that would race with those who take it.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    found = []
+    for name in fs.list_dir(sf_dir):
+        if name == own_id:
+            continue
+        with suppress(NotADirectoryError, FileNotFoundError):
+            names = fs.list_dir(f"{sf_dir}/{name}")
+            if any(is_segment_name(one) for one in names) and FAILED_NAME not in names:
+                found.append(name)
+    return found
+
+
+def _end_of_dead_letters(file: File) -> int:
+    view = memoryview(file.pread(file.size(), 0))
+    header = decode_dead_letters_header(view)
+    end = header.end if isinstance(header, Frame) else len(view)
+    while isinstance(letter := decode_dead_letter(view, end), Frame):
+        end = letter.end
+    return end
+
+
+def read_dead_letters(fs: FileSystem, directory: str) -> list[DeadLetter]:
+    """
+    Return the frames of a slot that were given up, oldest first; what was cut short at the end is left out.
+
+    Raises:
+        OSError: the file cannot be read. That there is none is no error.
+    """
+    try:
+        view = memoryview(fs.read_all(f"{directory}/{DEAD_LETTERS_NAME}", size_max=_DEAD_LETTERS_BYTES_MAX))
+    except FileNotFoundError:
+        return []
+    header = decode_dead_letters_header(view)
+    if not isinstance(header, Frame):
+        return []
+    letters = []
+    end = header.end
+    while isinstance(letter := decode_dead_letter(view, end), Frame):
+        letters.append(letter.value)
+        end = letter.end
+    return letters

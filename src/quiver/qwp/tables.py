@@ -1,0 +1,81 @@
+"""
+Arrow tables and data frames, cut into messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from quiver.errors import WrongUse
+from quiver.qwp.wire.arrow_columns import columns_of_batch
+from quiver.qwp.wire.message import ROWS_MAX, Dialect, SymbolIds, TableData, encode_message
+
+__all__ = ["encode_slices", "record_batches"]
+
+_MESSAGE_BYTES = 1 << 20
+"""What a message of a table aims at: large enough for kernels, small enough to be sent again without regret."""
+
+
+def record_batches(data: Any) -> list[Any]:
+    """
+    Return *data* as record batches: an Arrow table or batch, a pandas data frame, or what offers itself as an Arrow
+    stream.
+
+    Raises:
+        WrongUse: it is none of these.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return [data]
+    if isinstance(data, pa.Table):
+        return data.to_batches()
+    try:
+        if hasattr(data, "to_feather"):
+            return pa.Table.from_pandas(data, preserve_index=False).to_batches()
+        if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+            return pa.table(data).to_batches()
+    except pa.ArrowInvalid as error:
+        raise WrongUse(f"the data frame does not become an Arrow table: {error}") from error
+    raise WrongUse(f"{type(data).__name__} is no Arrow table, record batch or data frame")
+
+
+def encode_slices(
+    name: str,
+    batches: list[Any],
+    *,
+    symbols: Collection[str],
+    at: str | None,
+    message_bytes_max: int,
+    dialect: Dialect,
+    shared: SymbolIds | None = None,
+) -> Iterator[tuple[bytes, int]]:
+    """
+    Yield messages that together hold all rows of *batches*, in order, and how many rows each has.
+
+    Raises:
+        WrongUse: a column cannot be sent, or one row is larger than a message may be.
+    """
+    for batch in batches:
+        # The first slice tells how large a row is on the wire.
+        rows_max = min(max(1, batch.num_rows), 1024)
+        start = 0
+        while start < batch.num_rows:
+            piece = batch.slice(start, rows_max)
+            columns = columns_of_batch(piece, symbols=symbols, at=at)
+            packed = [TableData(name, piece.num_rows, columns)]
+            message = encode_message(packed, dialect=dialect, shared=shared)
+            if len(message) > message_bytes_max and piece.num_rows == 1:
+                message = encode_message(packed, dialect=dialect)  # without symbols of other rows
+            if len(message) > message_bytes_max:
+                if piece.num_rows == 1:
+                    raise WrongUse(
+                        f"table {name}: row {start} has {len(message)} bytes; {message_bytes_max} fit into a segment"
+                    )
+                rows_max = max(1, piece.num_rows // 2)
+                continue
+            yield message, piece.num_rows
+            start += piece.num_rows
+            row_bytes = max(1, len(message) // piece.num_rows)
+            rows_max = max(1, min(ROWS_MAX, min(_MESSAGE_BYTES, message_bytes_max // 2) // row_bytes))

@@ -1,0 +1,333 @@
+"""
+One WebSocket connection to one server: the protocol is that of `websockets`, the socket is ours and never blocks.
+
+`WakeUp` ends a wait from another thread; without it a frame that was just appended would wait for the next answer.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.frames import Frame as WebSocketFrame
+from websockets.frames import Opcode
+from websockets.protocol import State
+from websockets.uri import parse_uri
+
+from quiver.clock import Clock
+from quiver.errors import QuiverError
+from quiver.qwp.conf import Address
+from quiver.qwp.session import WRITE_PATH, Accepted, Refused, judge_answer
+
+__all__ = ["Connection", "ConnectionLost", "HandshakeFailed", "WakeUp", "open_connection", "tls_context"]
+
+_RECEIVE_BYTES = 64 * 1024
+_ANSWER_BYTES_MAX = 16 << 20
+_NO_WORD = 1006
+_PING = b"qw"
+
+
+class ConnectionLost(QuiverError):
+    """
+    The connection is over: `code` is 1006 when the server said nothing.
+    """
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class HandshakeFailed(QuiverError):
+    """
+    There is no connection; `refused` says why, and what to do.
+    """
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.reason)
+        self.refused = refused
+
+
+class WakeUp:
+    """
+    A pipe to oneself: `wake`, from any thread, ends the wait of the thread that watches it.
+    """
+
+    def __init__(self) -> None:
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+        self.asleep = False
+
+    def wake(self) -> None:
+        """
+        End the wait, if there is one.
+        """
+        if self.asleep:
+            self.asleep = False
+            try:
+                self._writer.send(b"\0")
+            except OSError:
+                return  # full: it is awake already; or closed
+
+    def drain(self) -> None:
+        """
+        Forget earlier calls of `wake`.
+        """
+        try:
+            while self.reader.recv(4096):
+                continue
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """
+        Give the pipe back.
+        """
+        self.reader.close()
+        self._writer.close()
+
+
+def tls_context(*, verify: bool, roots: str | None) -> ssl.SSLContext:
+    """
+    Return the context of encrypted connections: the system's roots or those in the PEM file *roots*.
+
+    Raises:
+        OSError: the file cannot be read, or is none.
+    """
+    context = ssl.create_default_context(cafile=roots)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def open_connection(
+    address: Address,
+    headers: Sequence[tuple[str, str]],
+    *,
+    tls: ssl.SSLContext | None,
+    durable_ack: bool,
+    timeout_s: float,
+    clock: Clock,
+) -> tuple[Connection, Accepted]:
+    """
+    Connect, encrypt, upgrade: all within *timeout_s*.
+
+    Raises:
+        HandshakeFailed: the server answered, and not with what is needed.
+        OSError: it did not answer.
+    """
+    deadline = clock.monotonic() + timeout_s
+    sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname=address.host)
+        scheme = "ws" if tls is None else "wss"
+        protocol = ClientProtocol(parse_uri(f"{scheme}://{address}{WRITE_PATH}"), max_size=_ANSWER_BYTES_MAX)
+        request = protocol.connect()
+        for name, value in headers:
+            request.headers[name] = value
+        protocol.send_request(request)
+        for piece in protocol.data_to_send():
+            sock.sendall(piece)
+        while protocol.state is State.CONNECTING and protocol.handshake_exc is None:
+            sock.settimeout(max(0.001, deadline - clock.monotonic()))
+            data = sock.recv(_RECEIVE_BYTES)
+            if data:
+                protocol.receive_data(data)
+            else:
+                protocol.receive_eof()
+                break
+        accepted = _judge(protocol, durable_ack=durable_ack)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock, protocol), accepted
+
+
+def _judge(protocol: ClientProtocol, *, durable_ack: bool) -> Accepted:
+    response: Any = None
+    status = 0
+    if protocol.handshake_exc is None:
+        events = protocol.events
+        response = next((event for event in events if hasattr(event, "status_code")), None)
+        protocol.events = [event for event in events if event is not response]
+        status = response.status_code if response is not None else 0
+    elif isinstance(protocol.handshake_exc, InvalidStatus):
+        response = protocol.handshake_exc.response
+        status = response.status_code
+    if response is None:
+        why = protocol.handshake_exc or "closed without an answer"
+        raise HandshakeFailed(Refused("transient", f"no WebSocket handshake: {why}"))
+    known: Mapping[str, str] = {name.title(): value for name, value in response.headers.raw_items()}
+    judged = judge_answer(status, _Titles(known), durable_ack=durable_ack)
+    if isinstance(judged, Refused):
+        raise HandshakeFailed(judged)
+    return judged
+
+
+class _Titles(dict[str, str]):
+    """
+    Headers by name, whatever its case.
+    """
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key.title(), default)
+
+
+class Connection:
+    """
+    An open connection. For one thread.
+    """
+
+    def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
+        self._sock = sock
+        self._protocol = protocol
+        self._out: deque[memoryview] = deque()
+        self._parts: list[bytes] = []
+        self._selector = selectors.DefaultSelector()  # `select` alone fails in programs with a thousand open files
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._wake: WakeUp | None = None
+        self.queued_bytes = 0
+
+    def send(self, message: bytes) -> None:
+        """
+        Queue one binary message.
+
+        Raises:
+            ConnectionLost: the server has said goodbye.
+        """
+        self._require_open()
+        self._protocol.send_binary(message)
+        self._collect()
+
+    def ping(self) -> None:
+        """
+        Queue a ping.
+        """
+        self._require_open()
+        self._protocol.send_ping(_PING)
+        self._collect()
+
+    def _require_open(self) -> None:
+        if self._protocol.state is not State.OPEN:
+            self._raise_close("the connection is closing")
+
+    def _collect(self) -> None:
+        for piece in self._protocol.data_to_send():
+            if piece:
+                self._out.append(memoryview(piece))
+                self.queued_bytes += len(piece)
+
+    def flush(self) -> None:
+        """
+        Hand over as much as the socket takes now.
+
+        Raises:
+            ConnectionLost: it takes nothing any more.
+        """
+        try:
+            while self._out:
+                sent = self._sock.send(self._out[0])
+                self.queued_bytes -= sent
+                if sent == len(self._out[0]):
+                    self._out.popleft()
+                else:
+                    self._out[0] = self._out[0][sent:]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return
+        except OSError as error:
+            # What the server said before it went is still to be read.
+            self._raise_close(f"sending failed: {error}")
+
+    def receive(self, wake: WakeUp, timeout_s: float | None) -> list[bytes | str]:
+        """
+        Wait until the server says something, the socket takes more, *wake* is called, or *timeout_s* has passed; return
+        the messages that have arrived.
+
+        Raises:
+            ConnectionLost: the connection is over, and every message before that was returned.
+        """
+        pending = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        if self._wake is not wake:
+            self._selector.register(wake.reader, selectors.EVENT_READ)
+            self._wake = wake
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        if self._selector.get_key(self._sock).events != wanted:
+            self._selector.modify(self._sock, wanted)
+        ready = {key.fileobj: events for key, events in self._selector.select(0 if pending else timeout_s)}
+        wake.asleep = False
+        if wake.reader in ready:
+            wake.drain()
+        if not ready.get(self._sock, 0) & selectors.EVENT_READ and not pending:
+            return []
+        messages = self._read()
+        self._collect()  # pongs, and the answer to a close
+        if not messages and self._protocol.close_rcvd is not None:
+            self.flush()
+            raise ConnectionLost(self._protocol.close_rcvd.code, self._protocol.close_rcvd.reason)
+        return messages
+
+    def _read(self) -> list[bytes | str]:
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            data = None
+        except OSError as error:
+            raise ConnectionLost(_NO_WORD, str(error)) from error
+        if data is not None:
+            if not data:
+                self._raise_close("the server is gone")
+            self._protocol.receive_data(data)
+        messages = [
+            message for event in self._protocol.events_received() if (message := self._message(event)) is not None
+        ]
+        broken = self._protocol.parser_exc
+        if not messages and isinstance(broken, WebSocketException) and self._protocol.close_rcvd is None:
+            raise ConnectionLost(_NO_WORD, f"not WebSocket: {broken}") from broken
+        return messages
+
+    def _message(self, event: Any) -> bytes | str | None:
+        if not isinstance(event, WebSocketFrame):
+            return None
+        if event.opcode is Opcode.TEXT:
+            return "text"
+        if event.opcode not in {Opcode.BINARY, Opcode.CONT}:
+            return None
+        self._parts.append(bytes(event.data))
+        if not event.fin:
+            return None
+        whole = b"".join(self._parts)
+        self._parts.clear()
+        return whole
+
+    def _raise_close(self, reason: str) -> None:
+        close = self._protocol.close_rcvd
+        if close is not None:
+            raise ConnectionLost(close.code, close.reason)
+        raise ConnectionLost(_NO_WORD, reason)
+
+    def close(self, *, orderly: bool) -> None:
+        """
+        Let go of the socket; *orderly* says goodbye first, as far as the socket takes it.
+        """
+        try:
+            if orderly and self._protocol.state is State.OPEN:
+                self._protocol.send_close(1000)
+                self._collect()
+                self.flush()
+        except (ConnectionLost, WebSocketException):
+            pass
+        finally:
+            self._selector.close()
+            self._sock.close()

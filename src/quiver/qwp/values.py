@@ -1,0 +1,78 @@
+"""
+Values that Python has no type for, to be given to `Sender.row`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quiver.errors import WrongUse
+
+__all__ = ["Char", "DateMillis", "Geohash", "Long256", "TimestampMicros", "TimestampNanos"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampNanos:
+    """
+    An instant, in nanoseconds since the Unix epoch, UTC.
+    """
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampMicros:
+    """
+    An instant, in microseconds since the Unix epoch, UTC.
+    """
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class DateMillis:
+    """
+    An instant, in milliseconds since the Unix epoch, UTC.
+    """
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Long256:
+    """
+    A number of 0 to 2^256 - 1.
+    """
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < 1 << 256:
+            raise WrongUse("a Long256 is a number of 0 to 2^256 - 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Char:
+    """
+    One UTF-16 code unit, as a string of length one.
+    """
+
+    value: str
+
+    def __post_init__(self) -> None:
+        if len(self.value) != 1 or ord(self.value) > 0xFFFF:
+            raise WrongUse("a Char is one character of the basic plane")
+
+
+@dataclass(frozen=True, slots=True)
+class Geohash:
+    """
+    A cell of the earth: the lowest `precision` bits of `value`.
+    """
+
+    value: int
+    precision: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.precision <= 60 or not 0 <= self.value < 1 << self.precision:
+            raise WrongUse("a Geohash has 1 to 60 bits, and a value of no more")

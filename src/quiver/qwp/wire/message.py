@@ -1,0 +1,245 @@
+"""
+A message: tables of rows, written so that any server understands it alone.
+
+::
+
+    0   4  magic       b"QWP1"
+    4   u8 version     1
+    5   u8 flags       0x08: a symbol dictionary follows
+    6   u16 tables
+    8   u32 payload    bytes behind this header
+    12  varint dictionary start (0), varint symbols, each varint length and UTF-8
+        per table: varint length and name, varint rows, varint columns,
+                   per column: varint length and name (empty: the designated timestamp), u8 type
+                   then the columns' values, in the same order
+
+Symbols get their ids here, from 0, in the order in which they are met: table by table, column by column. A message
+carries every symbol up to the highest id that it uses, so it can be sent to any server at any time. Where messages
+share their ids (`SymbolIds`), no id ever means something else in a later one; clients that keep a dictionary beside the
+slot need that to send it. Past a limit each message counts afresh, and carries what it uses and no more.
+
+The older dialect has ``u8 0, varint schema id`` between a table's counts and its columns. The version does not tell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from quiver.errors import WrongUse
+from quiver.primitives.files import Buffer
+from quiver.qwp.wire.columns import ColumnData, symbol_ids
+from quiver.qwp.wire.varint import encode_varint
+
+__all__ = [
+    "COLUMNS_MAX",
+    "MESSAGE_HEADER",
+    "MESSAGE_MAGIC",
+    "MESSAGE_VERSION",
+    "NAME_BYTES_MAX",
+    "ROWS_MAX",
+    "SYMBOL_BYTES_MAX",
+    "TABLES_MAX",
+    "Dialect",
+    "Flags",
+    "SymbolIds",
+    "TableData",
+    "encode_message",
+    "is_complete",
+    "with_all_symbols",
+]
+
+MESSAGE_HEADER = struct.Struct("<4sBBHI")
+MESSAGE_MAGIC = b"QWP1"
+MESSAGE_VERSION = 1
+
+TABLES_MAX = 65_535
+ROWS_MAX = 1_000_000
+COLUMNS_MAX = 2_048
+NAME_BYTES_MAX = 127
+SYMBOL_BYTES_MAX = 1 << 20
+_SHARED_SYMBOLS_MAX = 1_000
+_SHARED_BYTES_MAX = 16 * 1024
+
+Dialect = Literal["inline", "schema"]
+"""`inline` is what servers speak since June 2026; `schema` is the dialect of the beta."""
+
+
+class Flags:
+    """
+    Bits of the header's flags.
+    """
+
+    DEFER_COMMIT = 0x01
+    DURABLE_POLL = 0x02
+    GORILLA = 0x04
+    DELTA_SYMBOLS = 0x08
+
+
+@dataclass(frozen=True, slots=True)
+class TableData:
+    """
+    Rows of one table, to be written. Every column has `rows` of them.
+    """
+
+    name: str
+    rows: int
+    columns: Sequence[ColumnData]
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return encode_varint(len(data)) + data
+
+
+def _checked_name(what: str, name: str) -> bytes:
+    data = name.encode()
+    if len(data) > NAME_BYTES_MAX:
+        raise WrongUse(f"{what} {name!r} has {len(data)} bytes; {NAME_BYTES_MAX} are allowed")
+    return encode_varint(len(data)) + data
+
+
+def _encode_table(table: TableData, ids: dict[str, int], schemas: dict[bytes, int] | None, parts: list[Buffer]) -> int:
+    """
+    Add the table to *parts*; return the highest symbol id that it uses, -1 for none.
+    """
+    if not table.name:
+        raise WrongUse("a table needs a name")
+    if not 0 <= table.rows <= ROWS_MAX:
+        raise WrongUse(f"table {table.name}: a message holds at most {ROWS_MAX} rows of a table, not {table.rows}")
+    if len(table.columns) > COLUMNS_MAX:
+        raise WrongUse(f"table {table.name}: at most {COLUMNS_MAX} columns, not {len(table.columns)}")
+    definitions = bytearray()
+    for column in table.columns:
+        if column.rows != table.rows:
+            raise WrongUse(f"table {table.name}: column {column.name} has {column.rows} rows, not {table.rows}")
+        definitions += _checked_name("column", column.name)
+        definitions.append(column.type)
+    head = _checked_name("table", table.name) + encode_varint(table.rows) + encode_varint(len(table.columns))
+    if schemas is not None:
+        head += b"\0" + encode_varint(schemas.setdefault(bytes(definitions), len(schemas)))
+    parts.append(head)
+    parts.append(definitions)
+    highest = -1
+    for column in table.columns:
+        parts.extend(column.parts)
+        if column.symbols is not None:
+            encoded, column_highest = symbol_ids(column.symbols, ids)
+            highest = max(highest, column_highest)
+            parts.append(encoded)
+    return highest
+
+
+class SymbolIds:
+    """
+    Symbol → id, shared by the messages of a sender until it has grown too large to be carried by each of them.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self._nbytes = 0
+
+    def of_message(self) -> dict[str, int]:
+        """
+        Return the ids to begin a message with: the shared ones, or none.
+        """
+        if len(self._ids) > _SHARED_SYMBOLS_MAX or self._nbytes > _SHARED_BYTES_MAX:
+            return {}
+        return self._ids
+
+    def keep(self, ids: dict[str, int], known: int, *, is_sent: bool) -> None:
+        """
+        Note what a message added to *ids*, which had *known* of them before, or forget it when there is no message.
+        """
+        if ids is not self._ids:
+            return
+        added = list(ids)[known:]
+        if is_sent:
+            self._nbytes += sum(map(len, added))
+        else:
+            for symbol in added:
+                del ids[symbol]
+
+
+def encode_message(
+    tables: Sequence[TableData], *, dialect: Dialect = "inline", shared: SymbolIds | None = None
+) -> bytes:
+    """
+    Return the message that holds *tables*, header included. *shared* ids are used and added to.
+
+    Raises:
+        WrongUse: a name, a count or a symbol is beyond what a message can say.
+    """
+    ids = shared.of_message() if shared is not None else {}
+    known = len(ids)
+    try:
+        message = _encode_message(tables, dialect, ids)
+    except WrongUse:
+        if shared is not None:
+            shared.keep(ids, known, is_sent=False)
+        raise
+    if shared is not None:
+        shared.keep(ids, known, is_sent=True)
+    return message
+
+
+def _encode_message(tables: Sequence[TableData], dialect: Dialect, ids: dict[str, int]) -> bytes:
+    """
+    Return the message that holds *tables*, header included.
+
+    Raises:
+        WrongUse: a name, a count or a symbol is beyond what a message can say.
+    """
+    if len(tables) > TABLES_MAX:
+        raise WrongUse(f"a message holds at most {TABLES_MAX} tables, not {len(tables)}")
+    schemas: dict[bytes, int] | None = {} if dialect == "schema" else None
+    body: list[Buffer] = []
+    highest = -1
+    for table in tables:
+        highest = max(highest, _encode_table(table, ids, schemas, body))
+    symbols = _encode_symbols(0, list(itertools.islice(ids, highest + 1)))
+    payload_bytes = len(symbols) + sum(memoryview(part).nbytes for part in body)
+    if payload_bytes > 0xFFFFFFFF:
+        raise WrongUse(f"a message holds at most 4 GiB, not {payload_bytes} bytes")
+    header = MESSAGE_HEADER.pack(MESSAGE_MAGIC, MESSAGE_VERSION, Flags.DELTA_SYMBOLS, len(tables), payload_bytes)
+    return b"".join([header, symbols, *body])
+
+
+def _encode_symbols(start: int, symbols: Sequence[str]) -> bytes:
+    parts = [encode_varint(start), encode_varint(len(symbols))]
+    for symbol in symbols:
+        data = symbol.encode()
+        if len(data) > SYMBOL_BYTES_MAX:
+            raise WrongUse(f"a symbol of {len(data)} bytes; {SYMBOL_BYTES_MAX} are allowed")
+        parts.append(encode_varint(len(data)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def with_all_symbols(message: bytes, symbols: Sequence[str], delta: tuple[int, int]) -> bytes:
+    """
+    Return *message* with all of *symbols* in place of those that it brings, so that it can be sent alone.
+
+    *delta* is where its own dictionary part ends, and up to which id its symbols reach. Ids stay what they are.
+    """
+    end, reach = delta
+    magic, version, flags, tables, _ = MESSAGE_HEADER.unpack_from(message)
+    dictionary = _encode_symbols(0, symbols[:reach])
+    header = MESSAGE_HEADER.pack(magic, version, flags, tables, len(dictionary) + len(message) - end)
+    return header + dictionary + message[end:]
+
+
+def is_complete(data: Buffer) -> bool:
+    """
+    Say whether *data* is one whole message by its header: magic, version, and as many bytes as it says.
+    """
+    view = memoryview(data)
+    if len(view) < MESSAGE_HEADER.size:
+        return False
+    magic, version, _, _, payload_bytes = MESSAGE_HEADER.unpack_from(view)
+    return bool(
+        magic == MESSAGE_MAGIC and version == MESSAGE_VERSION and len(view) == MESSAGE_HEADER.size + payload_bytes
+    )

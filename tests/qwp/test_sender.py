@@ -1,0 +1,372 @@
+"""
+The sender as its users call it: over real sockets, to a server that may be slow, gone, or somebody else.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import random
+import ssl
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from qwp_server import Close, QwpServer
+
+from certificates import Authority
+from quiver.errors import PartlyKept, SenderHalted, SettingsInvalid, StoreClosed, WrongUse
+from quiver.observe import InMemoryObserver
+from quiver.qwp import Category, Sender, SenderError
+from quiver.qwp.wire.message import ROWS_MAX
+from quiver.qwp.wire.responses import Ok, Refusal, encode_ok, encode_refusal
+
+QUICK = "reconnect_initial_backoff_millis=1;reconnect_max_backoff_millis=5;"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def server() -> Iterator[QwpServer]:
+    with QwpServer() as one:
+        yield one
+
+
+def rows_of(server: QwpServer) -> list[dict[str, Any]]:
+    return [
+        row for life in server.lives for frame in life.frames
+        for table in life.decode(frame).tables for row in table.to_arrow().to_pylist()
+    ]  # fmt: skip
+
+
+def test_rows_of_many_tables_and_threads_arrive(server):
+    """Nothing is lost between threads, and each one's rows stay in order."""
+    with Sender.from_conf(f"ws::addr={server.address};auto_flush_rows=7;") as sender:
+
+        def produce(name: str) -> None:
+            for number in range(50):
+                sender.row(name, symbols={"s": name}, columns={"v": number}, at=number)
+
+        threads = [threading.Thread(target=produce, args=(f"t{number}",)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    by_table: dict[str, list[int]] = {}
+    for row in rows_of(server):
+        by_table.setdefault(row["s"], []).append(row["v"])
+    assert by_table == {f"t{number}": list(range(50)) for number in range(4)}
+
+
+def test_rows_flush_by_count_by_bytes_and_by_time(server):
+    """Whichever comes first; without a trigger only `flush` does."""
+    from quiver.testing.clock import ManualClock
+
+    def published(keys: str, rows: int, **more: Any) -> int:
+        sender = Sender.from_conf(f"ws::addr={server.address};{keys}", **more)
+        for number in range(rows):
+            sender.row("t", columns={"v": number, "x": "x" * 100}, at=None)
+        found = sender.published_fsn
+        sender.close()
+        return found
+
+    assert published("auto_flush_rows=10;auto_flush_interval=off;", 25) == 1
+    assert published("auto_flush_rows=off;auto_flush_interval=off;auto_flush_bytes=1K;", 25) == 1
+    assert published("auto_flush=off;", 25) == -1
+    clock = ManualClock()
+    sender = Sender.from_conf(f"ws::addr={server.address};auto_flush_rows=off;", clock=clock)
+    sender.row("t", columns={"v": 1})
+    clock.advance(0.05)
+    sender.row("t", columns={"v": 2})
+    assert sender.published_fsn == -1
+    clock.advance(0.06)
+    sender.row("t", columns={"v": 3})
+    assert sender.published_fsn == 0
+    sender.close()
+
+
+def test_a_row_that_cannot_be_sent_takes_nothing_with_it(server):
+    """Refused when it comes; decimals that only fit apart go apart; what no frame can hold is named."""
+    from decimal import Decimal
+
+    with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;sf_max_bytes=4096;") as sender:
+        sender.row("t", columns={"v": 1})
+        with pytest.raises(WrongUse):
+            sender.row("t", columns={"v": "one"})
+        with pytest.raises(WrongUse, match="segment"):
+            sender.row("t", columns={"w": "x" * 5000})
+        with pytest.raises(WrongUse):
+            sender.row("bad name?", columns={"v": 1})
+        sender.row("d", columns={"d": Decimal(10) ** 70})
+        sender.row("d", columns={"d": Decimal("1e-70")})
+        sender.row("t", columns={"v": 2})
+        sender.flush()
+        sender.row("t", columns={"v": "another type after a flush"})
+        assert sender.wait_until_confirmed(sender.flush(), 10)
+    rows = rows_of(server)
+    assert sorted(str(row["v"]) for row in rows if "v" in row) == ["1", "2", "another type after a flush"]
+    assert [row["d"] for row in rows if "d" in row] == [Decimal(10) ** 70, Decimal("1e-70")]
+
+
+def test_a_flush_larger_than_a_segment_is_cut(server):
+    """Into as many frames as it takes, in order."""
+    with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;sf_max_bytes=4096;") as sender:
+        for number in range(300):
+            sender.row("t", symbols={"s": f"symbol {number}"}, columns={"v": number, "x": "é" * 30})
+        sender.flush()
+    assert len(server.frames) > 5
+    assert max(map(len, server.frames)) <= 4096 - 32
+    assert [row["v"] for row in rows_of(server)] == list(range(300))
+
+
+def test_no_message_is_larger_than_the_server_takes():
+    """What it said in the handshake counts, for rows and for tables."""
+    with QwpServer(headers={"X-QWP-Max-Batch-Size": "3000"}) as server:
+        with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
+            for number in range(300):
+                sender.row("t", columns={"v": number, "x": "x" * 20})
+            sender.flush()
+            sender.table("t", pa.table({"v": range(300, 3000)}))
+            with pytest.raises(WrongUse, match="row"):
+                sender.row("t", columns={"x": "x" * 3000})
+        assert max(map(len, server.frames)) <= 3000
+        assert [row["v"] for row in rows_of(server)] == list(range(3000))
+
+
+def test_tables_arrive_row_by_row(server):
+    """Arrow tables, batches and data frames, cut into frames; buffered rows go first."""
+    count = 30_000
+    table = pa.table(
+        {
+            "ts": pa.array(range(count), pa.timestamp("us")),
+            "v": range(count),
+            "s": [f"s{number % 5}" for number in range(count)],
+        }
+    )
+    with Sender.from_conf(f"ws::addr={server.address};sf_max_bytes=64K;") as sender:
+        sender.row("t", columns={"v": -1})
+        assert sender.table("t", table, symbols=["s"], at="ts") == count
+        assert sender.table("t", table.slice(0, 10).to_batches()[0]) == 10
+        assert sender.table("t", pd.DataFrame({"v": np.arange(3)})) == 3
+        assert sender.table("t", pa.RecordBatchReader.from_batches(table.schema, table.slice(0, 2).to_batches())) == 2
+        assert sender.table("t", table.slice(0, 0)) == 0
+        with pytest.raises(WrongUse, match="data frame"):
+            sender.table("t", [1, 2, 3])
+        with pytest.raises(WrongUse, match="no column"):
+            sender.table("t", table, at="nothing")
+    values = [row["v"] for row in rows_of(server)]
+    assert values == [-1, *range(count), *range(10), 0, 1, 2, 0, 1]
+    assert count < ROWS_MAX
+
+
+def test_a_table_that_does_not_fit_says_how_far_it_came():
+    """The caller goes on behind the rows that were kept."""
+    with QwpServer(lambda *_: None) as server:
+        keys = "sf_max_bytes=8K;sf_max_total_bytes=32K;sf_append_deadline_millis=10;close_flush_timeout_millis=0;"
+        sender = Sender.from_conf(f"ws::addr={server.address};{keys}")
+        table = pa.table({"v": range(50_000)})
+        with pytest.raises(PartlyKept) as error:
+            sender.table("t", table)
+        kept = error.value.rows_kept
+        assert 0 < kept < 10_000
+        server.wait_for(lambda: sum(len(life.frames) for life in server.lives) == sender.published_fsn + 1)
+        sender.close()
+        assert [row["v"] for row in rows_of(server)] == list(range(kept))
+
+
+def test_a_server_that_flaps_gets_every_row_in_order(tmp_path):
+    """
+    It drops connections and confirms late, at random: every row arrives, in order, and is repeated only where it was
+    not confirmed.
+    """
+    chance = random.Random(5)
+
+    def answer(life: Any, sequence: int, frame: bytes) -> Any:
+        if life.number >= 12:
+            return encode_ok(Ok(sequence))
+        is_last = life.decode(frame).tables[0].columns[0].values() == [299]
+        if chance.random() < 0.1 or is_last:
+            return Close(chance.choice([1000, 1001, 1006, 1006]))
+        return encode_ok(Ok(sequence)) if chance.random() < 0.5 else None
+
+    with QwpServer(answer) as server:
+        keys = f"sf_dir={tmp_path};sf_max_bytes=4K;auto_flush=off;{QUICK}close_flush_timeout_millis=20000;"
+        with Sender.from_conf(f"ws::addr={server.address};{keys}") as sender:
+            for number in range(300):
+                sender.row("t", columns={"v": number})
+                sender.flush()
+            assert sender.wait_until_confirmed(299, 30)
+            assert sender.total_reconnects_succeeded == 12
+        seen = [[row["v"] for frame in life.frames for table in life.decode(frame).tables
+                 for row in table.to_arrow().to_pylist()] for life in server.lives]  # fmt: skip
+    highest = -1
+    for values in seen:
+        if values:
+            assert values == list(range(values[0], values[0] + len(values)))
+            assert values[0] <= highest + 1
+            highest = max(highest, values[-1])
+    assert highest == 299
+    assert sorted(path.name for path in (tmp_path / "default").iterdir()) == [".lock", ".lock.pid"]
+
+
+def test_the_next_host_takes_over(server):
+    """When one is gone the other gets what was not confirmed, at once."""
+    with QwpServer(lambda _life, sequence, _frame: encode_ok(Ok(sequence)) if sequence < 3 else Close(1006)) as first:
+        keys = "auto_flush=off;reconnect_initial_backoff_millis=60000;reconnect_max_backoff_millis=60000;"
+        with Sender.from_conf(f"ws::addr={first.address},{server.address};{keys}") as sender:
+            for number in range(6):
+                sender.row("t", columns={"v": number})
+                sender.flush()
+            assert sender.wait_until_confirmed(5, 20)
+    values = [row["v"] for row in rows_of(server)]
+    assert values == list(range(values[0], 6))
+    assert values[0] <= 3
+
+
+def test_a_retried_refusal_is_sent_again():
+    """Category by category: here an internal error that passes."""
+    refusals = [3]
+
+    def answer(_life: Any, sequence: int, _frame: bytes) -> bytes:
+        if refusals[0]:
+            refusals[0] -= 1
+            return encode_refusal(Refusal(6, sequence, "busy"))
+        return encode_ok(Ok(sequence))
+
+    errors: list[SenderError] = []
+    with QwpServer(answer) as server:
+        keys = f"on_internal_error=retry;{QUICK}"
+        with Sender.from_conf(f"ws::addr={server.address};{keys}", on_error=errors.append) as sender:
+            sender.row("t", columns={"v": 1})
+            assert sender.wait_until_confirmed(sender.flush(), 10)
+        assert len(server.lives) == 4
+    assert [error.category for error in errors] == [Category.INTERNAL_ERROR] * 3
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_server_without_the_protocol_is_waited_for(tmp_path, server, status):
+    """The rows are kept, and go out when a server answers that speaks it."""
+    server.refuse = (status, {})
+    keys = f"sf_dir={tmp_path};initial_connect_retry=async;{QUICK}"
+    with Sender.from_conf(f"ws::addr={server.address};{keys}") as sender:
+        sender.row("t", columns={"v": 1})
+        fsn = sender.flush()
+        server.wait_for(lambda: server.requests > 2)
+        assert sender.acked_fsn == -1
+        server.refuse = None
+        assert sender.wait_until_confirmed(fsn, 10)
+
+
+def test_a_server_that_is_none_is_no_end(tmp_path):
+    """Bytes that are not HTTP: the next host, or later."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def rude() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-nonsense\r\n\r\n")
+
+        thread = threading.Thread(target=rude)
+        thread.start()
+        with pytest.raises(SenderHalted, match="no WebSocket handshake"):
+            Sender.from_conf(f"ws::addr=127.0.0.1:{listener.getsockname()[1]};")
+        thread.join()
+
+
+def test_each_durability_syncs_as_it_says(tmp_path, server):
+    """memory never, flush once a flush, append with every frame."""
+    from quiver.testing.crashfs import CrashFileSystem
+
+    syncs: dict[str, int] = {}
+    for durability in ("memory", "flush", "append"):
+        disk = CrashFileSystem()
+        sender = Sender.from_conf(
+            f"ws::addr={server.address};sf_dir=/sf;sf_durability={durability};auto_flush=off;sf_max_bytes=4K;", fs=disk
+        )
+        sender.row("t", columns={"v": 0})
+        sender.flush()
+        steps: list[str] = []
+        disk.on_step = lambda op, path, steps=steps: steps.append(op) if path.endswith(".sfa") else None
+        for number in range(60):
+            sender.row("t", columns={"v": number, "x": "x" * 100})
+        sender.flush()
+        syncs[durability] = steps.count("sync")
+        frames = steps.count("pwrite")
+        disk.on_step = None
+        sender.close()
+        assert frames >= 3
+    assert syncs["memory"] <= 3  # of new segments' headers
+    assert syncs["memory"] < syncs["flush"] <= syncs["append"]
+
+
+def test_a_closed_sender_refuses(server):
+    """Every call but close."""
+    sender = Sender.connect(addr=server.address)
+    sender.close()
+    for call in (lambda: sender.row("t", columns={"v": 1}), sender.flush, sender.resume_after_halt):
+        with pytest.raises(StoreClosed):
+            call()
+    other = Sender.connect(addr=server.address)
+    with pytest.raises(WrongUse, match="not halted"):
+        other.resume_after_halt()
+    other.close()
+
+
+def test_from_the_environment(server, monkeypatch):
+    """The variable of the official clients, or a mapping."""
+    Sender.from_env({"QDB_CLIENT_CONF": f"ws::addr={server.address};"}).close()
+    monkeypatch.setenv("QDB_CLIENT_CONF", f"ws::addr={server.address};")
+    Sender.from_env().close()
+    assert len(server.lives) == 2
+    with pytest.raises(SettingsInvalid, match="QDB_CLIENT_CONF"):
+        Sender.from_env({})
+
+
+def test_times_are_what_was_meant(server):
+    """Nanoseconds, datetimes with a zone, and none; without a zone a datetime says no instant."""
+    instant = datetime.datetime(2024, 1, 2, 3, 4, 5, 678901, datetime.UTC)
+    with Sender.from_conf(f"ws::addr={server.address};") as sender:
+        sender.row("n", columns={"v": 1}, at=1_700_000_000_123_456_789)
+        sender.row("d", columns={"v": 1}, at=instant)
+        sender.row("s", columns={"v": 1})
+        with pytest.raises(WrongUse, match="zone"):
+            sender.row("d", columns={"v": 1}, at=instant.replace(tzinfo=None))
+    tables = {table.name: table for frame in server.frames for table in server.lives[0].decode(frame).tables}
+    assert tables["n"].columns[-1].values() == [1_700_000_000_123_456_789]
+    assert tables["d"].to_arrow()["timestamp"].to_pylist() == [instant]
+    assert [column.name for column in tables["s"].columns] == ["v"]
+
+
+def test_encrypted_with_given_roots_or_loudly_without(tmp_path):
+    """wss: the certificate counts, unless it is said that it does not, and then that is said."""
+    authority = Authority(tmp_path, "root")
+    certificate, key = authority.issue("localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with QwpServer(tls=context) as server:
+        address = f"localhost:{server.port}"
+        with pytest.raises(SenderHalted, match="certificate"):
+            Sender.from_conf(f"wss::addr={address};")
+        with Sender.from_conf(f"wss::addr={address};tls_roots={authority.cert};") as sender:
+            for number in range(50):
+                sender.row("t", columns={"v": number, "x": "x" * 3000})
+                sender.flush()
+            assert sender.wait_until_confirmed(49, 20)
+        events: list[str] = []
+        observer = InMemoryObserver()
+        observer.event = lambda name, **_: events.append(name)  # type: ignore[method-assign]
+        Sender.from_conf(f"wss::addr={address};tls_verify=unsafe_off;", observer=observer).close()
+        assert "qwp.tls_unverified" in events
+        assert len(rows_of(server)) == 50

@@ -1,0 +1,86 @@
+"""
+A slot keeps the contract that every append log of this house keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from quiver.observe import InMemoryObserver
+from quiver.primitives.files import FileSystem
+from quiver.qwp.recovery import scan_slot
+from quiver.qwp.ring import Durability, RingSettings
+from quiver.qwp.slot import Slot, open_slot
+from quiver.testing.clock import ManualClock
+from quiver.testing.log_contract import AppendLogContract
+
+DIRECTORY = "/sf/edge"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class SlotAsLog:
+    """A slot whose frames nobody confirms."""
+
+    def __init__(self, files: FileSystem, settings: RingSettings) -> None:
+        self._files = files
+        self._clock = ManualClock()
+        self._settings = settings
+        self._slot: Slot = open_slot(files, "/sf", "edge", settings, observer=InMemoryObserver(), clock=self._clock)
+
+    def append(self, record: bytes, *, durable: bool) -> int:
+        number = self._slot.ring.append(record)
+        if durable and self._settings.durability != "append":
+            self._slot.ring.sync()
+        return number
+
+    def sync(self) -> None:
+        self._slot.ring.sync()
+
+    def upkeep(self) -> None:
+        self._clock.advance(1)
+        self._slot.ring.upkeep()
+
+    def read(self) -> list[bytes]:
+        ring = self._slot.ring
+        return [ring.read(number) for number in range(ring.acked_fsn + 1, ring.published_fsn + 1)]
+
+    def close(self) -> None:
+        self._slot.close()
+
+
+class TestSlotOnFlush(AppendLogContract):
+    """Segments of two or three records; durable when a flush asks for it."""
+
+    durability: Durability = "flush"
+    segment_bytes = 12_000
+
+    def open_log(self, files: FileSystem) -> SlotAsLog:
+        return SlotAsLog(files, RingSettings(self.segment_bytes, 1 << 20, 0.0, self.durability))
+
+    def tail(self, files: FileSystem) -> tuple[str, int]:
+        newest = max(scan_slot(files, DIRECTORY), key=lambda one: (one.next_fsn, one.count))
+        assert newest.scan is not None
+        return newest.path, newest.scan.tail
+
+
+@pytest.mark.slow
+class TestSlotOnAppend(TestSlotOnFlush):
+    """Every append is synced."""
+
+    durability: Durability = "append"
+
+
+@pytest.mark.slow
+class TestSlotInOneSegment(TestSlotOnFlush):
+    """Nothing is rotated."""
+
+    segment_bytes = 200_000

@@ -1,0 +1,563 @@
+"""
+A slot over its whole life, confirmations and trims included, crashed at every step and against the dullest model.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from vector_values import VECTORS
+
+from quiver.errors import AtCapacity, Damaged, DirectoryInUse, FormatUnsupported, StoreClosed, StoreFailed, WrongUse
+from quiver.observe import InMemoryObserver
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.format.newer import NEWER_RECORD
+from quiver.qwp.format.segment import SegmentHeader, encode_frame_head, encode_segment_header
+from quiver.qwp.format.watermark import encode_watermark
+from quiver.qwp.ring import Durability, RingSettings
+from quiver.qwp.rows import RowTable
+from quiver.qwp.slot import Slot, find_orphans, mark_failed, memory_slot, open_slot, read_dead_letters
+from quiver.qwp.wire.message import encode_message
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+SF = "/sf"
+DIRECTORY = "/sf/edge"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def _open(
+    fs: FileSystem, durability: Durability = "flush", *, segment_bytes: int = 512, bytes_max: int = 1 << 20, **more: Any
+) -> Slot:
+    ring = RingSettings(segment_bytes, bytes_max, more.pop("deadline_s", 0.0), durability)
+    return open_slot(fs, SF, "edge", ring, observer=InMemoryObserver(), clock=more.pop("clock", ManualClock()), **more)
+
+
+def _payload(number: int) -> bytes:
+    return b"QWP1" + b"%04d" % number * (10 + number % 7)
+
+
+def _frames(slot: Slot) -> dict[int, bytes]:
+    ring = slot.ring
+    return {fsn: ring.read(fsn) for fsn in range(ring.acked_fsn + 1, ring.published_fsn + 1)}
+
+
+def _write(fs: FileSystem, name: str, data: bytes) -> None:
+    fs.make_dirs(DIRECTORY)
+    file = fs.create_or_truncate(f"{DIRECTORY}/{name}")
+    file.pwrite(data, 0)
+    file.sync()
+    file.close()
+    fs.sync_dir(DIRECTORY)
+
+
+def _segment(base: int, count: int, *, flags: int = 0, size: int = 2048) -> bytes:
+    data = encode_segment_header(SegmentHeader(base, 1, flags))
+    for number in range(base, base + count):
+        data += encode_frame_head(_payload(number)) + _payload(number)
+    return data.ljust(size, b"\0")
+
+
+def _life(fs: CrashFileSystem, promises: dict[str, int]) -> None:
+    """Append, sync, confirm, trim, close and open again; note what was promised when."""
+    number = 0
+    for _ in range(3):
+        slot = _open(fs)
+        ring = slot.ring
+        promises["confirmed"] = max(promises["confirmed"], ring.acked_fsn)
+        for _ in range(12):
+            assert ring.append(_payload(number)) == number
+            number += 1
+            promises["appended"] = number
+            if number % 3 == 0:
+                ring.sync()
+                promises["synced"] = number
+            if number % 5 == 0:
+                promises["confirming"] = number - 4
+                ring.acknowledge(number - 4)
+                ring.upkeep(force=True)
+        promises["closing"] = 1
+        slot.close()
+        promises["closing"] = 0
+        promises["synced"] = number
+
+
+def test_nothing_synced_and_unconfirmed_is_lost_at_any_step():
+    """
+    Whatever step the power fails at or the process dies at: the slot opens, frames are whole, in order and without a
+    hole, what was promised and not confirmed is among them, and numbers go on behind them.
+    """
+    fs = CrashFileSystem()
+    promises = {"appended": 0, "synced": 0, "confirming": -1, "confirmed": -1, "closing": 0}
+    moments: list[tuple[dict[str, int], list[CrashFileSystem], CrashFileSystem]] = []
+
+    def before(_operation: str, _path: str) -> None:
+        moments.append((dict(promises), [fs.clone_after_crash(seed) for seed in (0, 1, 2, 3)], fs.clone_after_kill()))
+
+    fs.on_step = before
+    _life(fs, promises)
+    fs.on_step = None
+    assert len(moments) > 100
+    for then, crashed, killed in moments:
+        for disk, least in [*((one, then["synced"]) for one in crashed), (killed, then["appended"])]:
+            slot = _open(disk)
+            frames = _frames(slot)
+            if frames:
+                first = min(frames)
+                assert first <= max(then["confirming"], -1) + 1 or first <= least
+                assert list(frames) == list(range(first, first + len(frames)))
+                assert all(data == _payload(fsn) for fsn, data in frames.items())
+            for fsn in range(then["confirming"] + 1, least):
+                assert fsn in frames, (then, fsn)
+            assert slot.ring.acked_fsn <= max(then["confirming"], slot.ring.published_fsn)
+            number = slot.ring.append(_payload(999))
+            assert number == slot.ring.published_fsn
+            slot.close()
+
+
+def test_a_drained_slot_leaves_only_its_locks():
+    """After a close with everything confirmed nothing is replayed, and numbers begin anew."""
+    fs = CrashFileSystem()
+    slot = _open(fs)
+    for number in range(9):
+        slot.ring.append(_payload(number))
+    slot.ring.acknowledge(8)
+    slot.close()
+    slot.close()
+    assert fs.list_dir(DIRECTORY) == [".lock", ".lock.pid"]
+    again = _open(fs)
+    assert (again.ring.acked_fsn, again.ring.published_fsn) == (-1, -1)
+    again.close()
+
+
+def test_an_old_watermark_is_never_believed_later():
+    """
+    A crash between the removal of segments and that of the watermark, and then a new life: its number, once reached by
+    new frames, would hide them all.
+    """
+    fs = CrashFileSystem()
+    _write(fs, ".ack-watermark", encode_watermark(5))
+    slot = _open(fs)
+    for number in range(9):
+        slot.ring.append(_payload(number))
+    slot.ring.sync()
+    again = _open(fs.clone_after_kill())
+    assert list(_frames(again)) == list(range(9))
+
+
+def test_a_removed_file_that_is_back_is_no_gap():
+    """A power loss keeps the first of two trimmed segments: it is known to be leftover."""
+    fs = CrashFileSystem()
+    _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
+    _write(fs, "sf-0000000000000002.sfa", _segment(6, 3))
+    _write(fs, ".ack-watermark", encode_watermark(6))
+    slot = _open(fs)
+    assert list(_frames(slot)) == [7, 8]
+    slot.close()
+
+
+def test_a_gap_is_refused_and_nothing_is_touched():
+    """Frames are missing that were never confirmed: a person has to look."""
+    fs = CrashFileSystem()
+    _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
+    _write(fs, "sf-0000000000000001.sfa", _segment(5, 3))
+    before = {name: fs.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20) for name in fs.list_dir(DIRECTORY)}
+    with pytest.raises(Damaged, match="frames 3 to 4 are missing"):
+        _open(fs)
+    after = {name: fs.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20) for name in before}
+    assert after == before
+    with pytest.raises(Damaged, match="missing"):
+        _open(fs, is_adopted=True)
+    assert b"missing" in fs.read_all(f"{DIRECTORY}/.failed", size_max=1000)
+
+
+@pytest.mark.parametrize(("at", "byte"), [(4, 2), (5, 2), (5, 0x80)])
+def test_what_a_newer_version_wrote_is_left_alone(at, byte):
+    """Unknown versions and flags are refused before anything is touched, and not marked as failed either."""
+    fs = CrashFileSystem()
+    data = bytearray(_segment(0, 3))
+    data[at] = byte
+    _write(fs, "sf-0000000000000000.sfa", bytes(data))
+    _write(fs, "sf-0000000000000001.sfa", _segment(3, 1))
+    with pytest.raises(FormatUnsupported, match="unsupported"):
+        _open(fs, is_adopted=True)
+    assert fs.read_all(f"{DIRECTORY}/sf-0000000000000000.sfa", size_max=1 << 20) == bytes(data)
+    assert ".failed" not in fs.list_dir(DIRECTORY)
+
+
+def test_spares_are_no_gap_and_files_of_any_size_are_read():
+    """Empty segments have a provisional base; other clients' files have other sizes and names."""
+    fs = CrashFileSystem()
+    _write(fs, "sf-initial.sfa", _segment(0, 2, size=0))
+    _write(fs, "sf-0000000000000004.sfa", _segment(2, 2, size=700))
+    _write(fs, "sf-0000000000000005.sfa", _segment(0, 0))
+    _write(fs, "sf-0000000000000006.sfa", bytes(512))
+    _write(fs, "sf-0000000000000007.sfa", b"")
+    slot = _open(fs)
+    assert list(_frames(slot)) == [0, 1, 2, 3]
+    for number in range(4, 20):
+        assert slot.ring.append(_payload(number)) == number
+    assert "sf-0000000000000008.sfa" in fs.list_dir(DIRECTORY)
+    assert list(_frames(slot)) == list(range(20))
+
+
+def test_a_hole_keeps_a_copy_of_what_lies_behind_it():
+    """Pages lost in the middle of the newest segment: the copy holds what cannot be numbered any more."""
+    fs = CrashFileSystem()
+    data = bytearray(_segment(0, 6))
+    data[24 + 60 : 24 + 130] = bytes(70)
+    _write(fs, "sf-0000000000000000.sfa", bytes(data))
+    slot = _open(fs)
+    assert slot.ring.published_fsn < 3
+    copies = [name for name in fs.list_dir(DIRECTORY) if name.endswith(".damaged")]
+    assert len(copies) == 1
+    assert fs.read_all(f"{DIRECTORY}/{copies[0]}", size_max=1 << 20) == bytes(data)
+    slot.close()
+    _open(fs).close()
+
+
+def test_a_segment_whose_header_is_gone_is_kept_aside():
+    """Only a power loss in durability `memory` does that; behind it a gap is still a gap."""
+    fs = CrashFileSystem()
+    _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
+    headless = bytes(24) + _segment(3, 3)[24:]
+    _write(fs, "sf-0000000000000001.sfa", headless)
+    slot = _open(fs)
+    assert list(_frames(slot)) == [0, 1, 2]
+    copies = [name for name in fs.list_dir(DIRECTORY) if name.endswith(".damaged")]
+    assert [fs.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20) for name in copies] == [headless]
+    slot.close()
+    _write(fs, "sf-0000000000000001.sfa", headless)
+    _write(fs, "sf-0000000000000002.sfa", _segment(6, 1))
+    with pytest.raises(Damaged, match="missing"):
+        _open(fs)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 5])
+def test_without_syncs_a_power_loss_leaves_a_prefix_or_is_refused(seed):
+    """Durability `memory`: killed, nothing is lost; without power, what is there is whole and in order."""
+    fs = CrashFileSystem()
+    slot = _open(fs, "memory")
+    clones: list[tuple[int, CrashFileSystem, CrashFileSystem]] = []
+    for number in range(20):
+        slot.ring.append(_payload(number))
+        clones.append((number + 1, fs.clone_after_kill(), fs.clone_after_crash(seed)))
+    for count, killed, crashed in clones:
+        assert list(_frames(_open(killed))) == list(range(count))
+        try:
+            frames = _frames(_open(crashed))
+        except Damaged as error:
+            assert "missing" in str(error)
+            continue
+        assert all(data == _payload(fsn) for fsn, data in frames.items())
+        assert list(frames) == list(range(min(frames, default=0), max(frames, default=-1) + 1))
+
+
+def test_what_is_no_segment_is_refused():
+    """Bytes under a segment's name that are no segment are not skipped: they may be all there is."""
+    fs = CrashFileSystem()
+    _write(fs, "sf-0000000000000000.sfa", b"rubbish, and more of it than a header")
+    with pytest.raises(Damaged, match="magic"):
+        _open(fs)
+    _write(fs, "sf-0000000000000000.sfa", _segment(0, 1)[:20])
+    with pytest.raises(Damaged, match="cut inside its header"):
+        _open(fs)
+
+
+def test_two_owners_are_refused_with_the_first_ones_pid():
+    """The second open names the process that holds the slot, or says that it is unknown."""
+    fs = CrashFileSystem()
+    slot = _open(fs)
+    with pytest.raises(DirectoryInUse, match=r"process \d+"):
+        _open(fs)
+    fs.remove(f"{DIRECTORY}/.lock.pid")
+    with pytest.raises(DirectoryInUse, match="unknown"):
+        _open(fs)
+    slot.close()
+    _open(fs).close()
+
+
+def test_the_cap_counts_whole_segments_and_trimming_makes_room():
+    """A producer that waits is served by a confirmation; one that has no time left is told who holds the room."""
+    fs = CrashFileSystem()
+    clock = ManualClock()
+    slot = _open(fs, segment_bytes=512, bytes_max=1536, clock=clock, deadline_s=5.0)
+    ring = slot.ring
+    ring.why_full = lambda: "for a reason"
+    with pytest.raises(AtCapacity, match="1536 of 1536 bytes .* for a reason"):
+        for number in range(100):
+            ring.append(_payload(number))
+    kept = ring.published_fsn
+    assert ring.allocated_bytes == 1536
+    assert ring.stalls == 1
+    ring.acknowledge(kept)
+    ring.upkeep(force=True, provision=False)
+    assert ring.append(_payload(kept + 1)) == kept + 1
+    assert ring.allocated_bytes == 1024
+    assert fs.list_dir(DIRECTORY)[-2:] == [f"sf-{number:016x}.sfa" for number in (2, 3)]
+
+
+def test_a_frame_that_never_fits_is_refused_up_front():
+    """Nothing is rotated for it."""
+    slot = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=InMemoryObserver())
+    with pytest.raises(WrongUse, match="room for 480"):
+        slot.ring.append(bytes(481))
+    with pytest.raises(WrongUse):
+        slot.ring.append(b"")
+    assert slot.ring.append(bytes(480)) == 0
+    slot.close()
+    with pytest.raises(StoreClosed):
+        slot.ring.append(b"x")
+
+
+def test_memory_is_the_same_ring():
+    """Append, read, confirm, trim, cap: without a disk."""
+    slot = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=InMemoryObserver())
+    ring = slot.ring
+    for number in range(200):
+        assert ring.append(_payload(number)) == number
+        assert ring.read(number) == _payload(number)
+        assert ring.acknowledge(number)
+        ring.upkeep(force=True)
+    assert not ring.acknowledge(3)
+    assert ring.allocated_bytes <= 1024
+    slot.keep_dead_letter(DeadLetter(1, 1, 1, "", b""))
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "sync_dir", "remove", "rename", "reserve"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_failing_disk_never_takes_what_was_synced(operation, error):
+    """Each call fails in turn: what was synced is there afterwards, and the slot says so or goes on."""
+    nth = 0
+    while True:
+        nth += 1
+        disk = CrashFileSystem()
+        files = FaultFileSystem(disk, {operation: nth}, error=error)
+        synced = 0
+        confirmed = -1
+        try:
+            slot = _open(files)
+            for number in range(14):
+                slot.ring.append(_payload(number))
+                if number % 2:
+                    slot.ring.sync()
+                    synced = number + 1
+                if number == 7:
+                    confirmed = 4
+                    slot.ring.acknowledge(4)
+                slot.ring.upkeep(force=True)
+            slot.close()
+        except (OSError, StoreFailed, AtCapacity):
+            pass
+        for seed in (0, 1, 2):
+            again = _open(disk.clone_after_crash(seed))
+            frames = _frames(again)
+            assert all(fsn in frames for fsn in range(confirmed + 1, synced)), (operation, nth, seed)
+            assert all(data == _payload(fsn) for fsn, data in frames.items())
+        if files.calls[operation] < nth:
+            return
+
+
+def test_dead_letters_are_kept_one_behind_the_other():
+    """Also behind one that was cut short; what is listed is what was kept."""
+    fs = CrashFileSystem()
+    slot = _open(fs)
+    letters = [DeadLetter(number, number, 3, f"reason {number}", _payload(number)) for number in range(3)]
+    for letter in letters[:2]:
+        slot.keep_dead_letter(letter)
+    path = f"{DIRECTORY}/.dead-letters"
+    file = fs.open_write(path)
+    file.pwrite(b"torn", file.size())
+    file.close()
+    slot.keep_dead_letter(letters[2])
+    assert read_dead_letters(fs.clone_after_crash(0), DIRECTORY) == letters
+    assert read_dead_letters(fs, "/sf") == []
+
+
+def test_orphans_are_other_slots_with_segments_and_without_a_mark():
+    """The own slot, empty ones, marked ones and files are none."""
+    fs = CrashFileSystem()
+    for name in ("a", "b", "c", "edge"):
+        ring = RingSettings(512, 1024, 0.0)
+        slot = open_slot(fs, SF, name, ring, observer=InMemoryObserver(), clock=ManualClock())
+        if name != "c":
+            slot.ring.append(b"QWP1")
+        slot.close()
+    mark_failed(fs, "/sf/b", "broken")
+    fs.create_or_truncate("/sf/file").close()
+    assert find_orphans(fs, SF, "edge") == ["a"]
+
+
+# ---- newer slots
+
+
+def _delta_frame(start: int, symbols: list[str], used: int) -> bytes:
+    """A frame of the newer clients: it brings what is new and refers to what is not."""
+    table = RowTable("t")
+    table.append({"s": "x"}, {}, None, bytes_max=1000)
+    body = encode_message([table.pack()])[12 + 4 :]
+    payload = bytes([start, len(symbols)]) + b"".join(bytes([len(one)]) + one.encode() for one in symbols)
+    payload += body[:-1] + bytes([used])
+    return b"QWP1\1\x08\1\0" + len(payload).to_bytes(4, "little") + payload
+
+
+def _newer_slot(fs: FileSystem, *, side_file: bool) -> list[bytes]:
+    frames = [_delta_frame(0, ["a"], 0), _delta_frame(1, ["b"], 0), _delta_frame(2, [], 1)]
+    data = encode_segment_header(SegmentHeader(0, 1, 1))
+    data += b"".join(encode_frame_head(frame) + frame for frame in frames)
+    _write(fs, "sf-0000000000000003.sfa", data.ljust(1024, b"\0"))
+    from quiver.primitives.checksum import crc32c
+
+    def record(magic: bytes, first: int) -> bytes:
+        fields = NEWER_RECORD.pack(magic, 1, 5, first, 0, 0)[:60]
+        return (fields + crc32c(fields).to_bytes(4, "little")).ljust(8192, b"\0")
+
+    _write(fs, "sf-manifest.bin", record(b"SFM1", 0))
+    _write(fs, ".ack-watermark", record(b"AKW1", 0))
+    if side_file:
+        entries = b"".join(chunk + crc32c(chunk).to_bytes(4, "little") for chunk in (b"\1\2\1a", b"\1\2\1b"))
+        _write(fs, ".symbol-dict", b"SYD1\1\0\0\0" + entries)
+    return frames
+
+
+@pytest.mark.parametrize("side_file", [True, False])
+def test_a_newer_slot_is_taken_over(side_file):
+    """Its watermark counts, its symbols are known, with the side file or without, and its manifest is gone."""
+    fs = CrashFileSystem()
+    frames = _newer_slot(fs, side_file=side_file)
+    slot = _open(fs)
+    assert list(_frames(slot).values()) == frames[1:]
+    assert list(slot.symbols) == ["a", "b"]
+    slot.ring.append(_payload(3))
+    again = _open(fs.clone_after_kill())
+    assert "sf-manifest.bin" not in fs.list_dir(DIRECTORY)
+    assert list(again.symbols) == ["a", "b"]
+    assert list(_frames(again)) == [1, 2, 3]
+    again.ring.acknowledge(3)
+    again.close()
+
+
+def test_taking_over_survives_a_crash_at_any_step():
+    """No frame is lost, and none that was confirmed comes back with its watermark gone, but the one in doubt."""
+    fs = CrashFileSystem()
+    frames = _newer_slot(fs, side_file=True)
+    clones: list[CrashFileSystem] = []
+    fs.on_step = lambda _op, _path: clones.extend(fs.clone_after_crash(seed) for seed in (0, 1, 2))
+    _open(fs)
+    fs.on_step = None
+    assert clones
+    for clone in clones:
+        found = _frames(_open(clone))
+        assert list(found.values())[-2:] == frames[1:]
+
+
+def test_a_frame_whose_symbols_are_gone_is_refused():
+    """Without the side file and without the frame that brought them nothing can be sent."""
+    fs = CrashFileSystem()
+    frame = _delta_frame(2, [], 1)
+    data = encode_segment_header(SegmentHeader(4, 1)) + encode_frame_head(frame) + frame
+    _write(fs, "sf-0000000000000003.sfa", data.ljust(1024, b"\0"))
+    with pytest.raises(Damaged, match="symbol 1"):
+        _open(fs)
+
+
+def test_the_slot_of_the_official_client_is_recovered(tmp_path):
+    """Frames 0 to 12 of the real slot, byte for byte, and the next one is 13."""
+    directory = tmp_path / "edge"
+    directory.mkdir()
+    for path in (VECTORS / "slot-5.0.0-dense").iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+    ring = RingSettings(4096, 1 << 20, 0.0)
+    slot = open_slot(REAL_FILES, str(tmp_path), "edge", ring, observer=InMemoryObserver())
+    assert len(_frames(slot)) == 13
+    assert slot.ring.append(b"QWP1") == 13
+    slot.ring.acknowledge(13)
+    slot.close()
+    assert sorted(path.name for path in directory.iterdir()) == [".lock", ".lock.pid"]
+
+
+class SlotMachine(RuleBasedStateMachine):
+    """Against a list of frames and two numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fs = CrashFileSystem()
+        self.frames: list[bytes] = []
+        self.synced = 0
+        self.acked = -1
+        self.slot = _open(self.fs)
+
+    @rule(size=st.integers(1, 450), times=st.integers(1, 4))
+    def append(self, size: int, times: int) -> None:
+        for _ in range(times):
+            data = (b"QWP1" + len(self.frames).to_bytes(4, "little") + bytes(size))[:480]
+            assert self.slot.ring.append(data) == len(self.frames)
+            self.frames.append(data)
+
+    @rule()
+    def sync(self) -> None:
+        self.slot.ring.sync()
+        self.synced = len(self.frames)
+
+    @rule(back=st.integers(0, 6))
+    def confirm(self, back: int) -> None:
+        self.slot.ring.acknowledge(len(self.frames) - 1 - back)
+        self.acked = max(self.acked, len(self.frames) - 1 - back)
+
+    @rule()
+    def upkeep(self) -> None:
+        self.slot.ring.upkeep(force=True)
+
+    @precondition(lambda self: self.acked < len(self.frames) - 1)
+    @rule()
+    def reopen(self) -> None:
+        self.slot.close()
+        self.synced = len(self.frames)
+        self.slot = _open(self.fs)
+
+    @precondition(lambda self: self.acked < len(self.frames) - 1)
+    @rule(seed=st.integers(0, 9), kill=st.booleans())
+    def crash(self, seed: int, kill: bool) -> None:
+        self.fs = self.fs.clone_after_kill() if kill else self.fs.clone_after_crash(seed)
+        self.slot = _open(self.fs)
+        ring = self.slot.ring
+        least = len(self.frames) if kill else self.synced
+        # Confirmations may be forgotten, frames that were synced and not confirmed may not.
+        assert least - 1 <= max(ring.published_fsn, self.acked)
+        assert ring.acked_fsn <= self.acked
+        if ring.published_fsn < 0 or ring.published_fsn + 1 < self.acked:
+            self.__init__()
+            return
+        del self.frames[ring.published_fsn + 1 :]
+        self.acked = ring.acked_fsn
+        self.synced = len(self.frames)
+
+    @invariant()
+    def holds_what_is_not_confirmed(self) -> None:
+        ring = self.slot.ring
+        assert ring.published_fsn == len(self.frames) - 1
+        assert ring.acked_fsn == self.acked
+        for fsn in range(max(0, self.acked + 1), len(self.frames)):
+            assert ring.read(fsn) == self.frames[fsn]
+
+
+SlotMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestSlotMachine = SlotMachine.TestCase
