@@ -95,6 +95,9 @@ class FakeSource:
         with self.lock:
             self.free.appendleft(handle)
 
+    def pending_bundles_in_range(self, first_segment, last_segment):
+        return [handle.ref for handle in (*self.free, *(one for _, one in self.waiting))]
+
     def pending_bundle_count(self):
         return len(self.free) + len(self.waiting)
 
@@ -110,10 +113,12 @@ class FakeSender:
     def __init__(self, answer=None) -> None:
         self.answer = answer
         self.sent: list[tuple[str, bytes]] = []
+        self.batch_ids: list[str] = []
         self.closed = 0
 
-    def send(self, signal, request) -> Reply:
+    def send(self, signal, request, batch_id="") -> Reply:
         self.sent.append((signal, request))
+        self.batch_ids.append(batch_id)
         return Reply("confirmed") if self.answer is None else self.answer(signal, request)
 
     def close(self):

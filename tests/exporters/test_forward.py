@@ -12,8 +12,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
+from quiver.delivery.policy import RETRY_AFTER_S_MAX
 from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, StoreClosed, SubscriberUnknown
-from quiver.exporters.forward import RETRY_AFTER_S_MAX, BundleForwarder
+from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.pace import SUSPECTS
 from quiver.exporters.reply import Reply
 from quiver.observe import InMemoryObserver

@@ -57,6 +57,19 @@ def test_requests_of_all_signals_arrive_as_they_are(sender_to, compression):
     assert {metadata["authorization"] for _, _, metadata in far.got} == {"Bearer x"}
 
 
+def test_a_batch_id_goes_with_its_request(sender_to):
+    """Beside the headers of the settings; without one nothing is sent."""
+    with GrpcFarSide() as far:
+        sender = sender_to(far, headers={"Authorization": "Bearer x"})
+        sender.send("logs", b"a", "store/1:2/0")
+        sender.send("logs", b"a")
+
+    assert [(one.get("authorization"), one.get("x-quiver-batch-id")) for _, _, one in far.got] == [
+        ("Bearer x", "store/1:2/0"),
+        ("Bearer x", None),
+    ]
+
+
 def test_every_code_is_understood(sender_to):
     """One connection, sixteen refusals."""
     codes = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]

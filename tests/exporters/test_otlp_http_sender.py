@@ -47,6 +47,19 @@ def test_requests_of_all_signals_arrive_on_one_connection(sender_to):
     assert far.connections == 1
 
 
+def test_a_batch_id_goes_with_its_request(sender_to):
+    """Beside the headers of the settings; without one nothing is sent."""
+    with http_far_side() as far:
+        sender = sender_to(far.server_port, headers={"X-Token": "t"})
+        sender.send("logs", b"a", "store/1:2/0")
+        sender.send("logs", b"a")
+
+    assert [(headers["X-Token"], headers.get("X-Quiver-Batch-Id")) for _, headers, _ in far.got] == [
+        ("t", "store/1:2/0"),
+        ("t", None),
+    ]
+
+
 def test_gzip_is_said_and_done(sender_to):
     """The body is compressed, and the same bytes each time."""
     data = b"0123456789" * 10_000

@@ -10,7 +10,7 @@ import pytest
 import quiver
 from quiver.bundle import BundleRef
 from quiver.store.opening import open_store
-from quiver.store.recovery import load_segments, scan_log
+from quiver.store.recovery import load_segments, quarantine_file, scan_log
 from quiver.store.wal.replay import scan_file
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -157,6 +157,19 @@ def test_a_damaged_body_is_found_when_it_is_read_not_when_the_store_opens():
             store.catalog.bundle(BundleRef(0, 0))
         assert store.catalog.bundle(BundleRef(1, 0)) == bundle(5_000)
         assert disk.list_dir(f"{ROOT}/quarantine") == ["0000000000000000.qseg"]
+
+
+def test_quarantine_replaces_nothing():
+    """What lies there under the same name stays; the same bytes come to lie there once."""
+    disk = sealed(1)
+    for contents in (b"first", b"second", b"first", b"second"):
+        file = disk.create(f"{ROOT}/a.qseg")
+        file.pwrite(contents, 0)
+        file.close()
+        quarantine_file(disk, ROOT, f"{ROOT}/a.qseg")
+        assert not disk.exists(f"{ROOT}/a.qseg")
+    kept = [disk.read_all(f"{ROOT}/quarantine/{name}", size_max=9) for name in disk.list_dir(f"{ROOT}/quarantine")]
+    assert sorted(kept) == [b"first", b"second"]
 
 
 def test_a_segment_that_the_log_may_still_have_is_verified_at_open(verifications):

@@ -16,7 +16,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import quiver
-from quiver.metrics import METRICS, OpenTelemetryObserver, observe_store
+from quiver.metrics import LOG_METRICS, METRICS, OpenTelemetryObserver, observe_store
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
 from quiver.testing.clock import ManualClock
@@ -24,6 +24,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"count": "counter", "record": "histogram"}
+EVERY = METRICS + LOG_METRICS
 GAUGES = {metric.name for metric in METRICS if metric.kind == "gauge"}
 
 
@@ -66,7 +67,7 @@ def emitted():
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
             for pattern in name_patterns(node.args[0], tables) if node.func.attr in KINDS else ():
-                if pattern.startswith("quiver"):
+                if re.match(r"quiver|danube|aof", pattern):
                     attributes = {keyword.arg for keyword in node.keywords} - {"amount"}
                     where = f"{path.relative_to(ROOT)}:{node.lineno}"
                     found.append((KINDS[node.func.attr], pattern, attributes, where))
@@ -109,8 +110,8 @@ def clock():
 
 def test_names_are_unique_and_units_are_known():
     """A name stands for one metric, its unit is in OpenTelemetry's notation, gauges alone are read."""
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    for metric in METRICS:
+    assert len({metric.name for metric in EVERY}) == len(EVERY)
+    for metric in EVERY:
         assert re.fullmatch(r"By|s|\{[a-z]+\}", metric.unit), metric
         assert (metric.read is not None) == (metric.kind == "gauge"), metric
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
@@ -118,7 +119,7 @@ def test_names_are_unique_and_units_are_known():
 
 def test_whatever_the_code_emits_is_in_the_table():
     """Every counter and latency of the source has its row, with the attributes that it is given there."""
-    rows = {(metric.kind, metric.name): set(metric.attributes) for metric in METRICS}
+    rows = {(metric.kind, metric.name): set(metric.attributes) for metric in EVERY}
     for kind, pattern, attributes, where in emitted():
         fitting = [known for (one, name), known in rows.items() if one == kind and re.fullmatch(pattern, name)]
         assert fitting, f"{where}: {pattern} is not in METRICS"
@@ -128,7 +129,7 @@ def test_whatever_the_code_emits_is_in_the_table():
 def test_whatever_the_table_has_is_emitted():
     """Every counter and latency of the table is emitted somewhere, and each of its attributes is given somewhere."""
     calls = emitted()
-    for metric in METRICS:
+    for metric in EVERY:
         if metric.kind == "gauge":
             continue
         places = [call for call in calls if call[0] == metric.kind and re.fullmatch(call[1], metric.name)]
@@ -139,11 +140,11 @@ def test_whatever_the_table_has_is_emitted():
 def test_the_page_says_what_the_table_says():
     """docs/metrics.md has a row for each metric, in the table's order and words."""
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    found = [line for line in page.splitlines() if line.startswith("| `quiver.")]
+    found = [line for line in page.splitlines() if re.match(r"\| `(quiver\.|danube_|aof_)", line)]
     wanted = [
         f"| `{metric.name}` | {metric.kind} | {metric.unit} | "
         f"{', '.join(f'`{name}`' for name in metric.attributes)} | {metric.meaning} |".replace("|  |", "| |")
-        for metric in METRICS
+        for metric in EVERY
     ]
     assert found == wanted
 

@@ -75,12 +75,18 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.roster import standings  # noqa: PLC0415
 
-    found = [(root, one) for root in roots for one in standings(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns())]
+    now_ns = SYSTEM_CLOCK.now_ns()
+    found = [(root, one) for root in roots for one in standings(REAL_FILES, root, now_ns=now_ns)]
+    waiting = [_retries(root, one.subscriber, now_ns) for root, one in found]
     if as_json:
-        print_json([{"directory": root, **as_dict(one)} for root, one in found])
+        described = zip(found, waiting, strict=True)
+        print_json([{"directory": root, **as_dict(one), **retries} for (root, one), retries in described])
     else:
         several = len(roots) > 1
-        rows = [({"core": Path(root).name} if several else {}) | row(one) for root, one in found]
+        rows = [
+            ({"core": Path(root).name} if several else {}) | row(one) | _retry_row(retries)
+            for (root, one), retries in zip(found, waiting, strict=True)
+        ]
         print_table(f"subscribers of {directory}", rows)
     if any(one.problem for _, one in found):
         raise typer.Exit(1)
@@ -108,6 +114,42 @@ def row(one: Standing) -> dict[str, Any]:
         "progress": human_age(one.progress_age_s),
         "at_work": one.owner if one.is_owned else ("-" if one.is_owned is None else "nobody"),
         "problem": one.problem,
+    }
+
+
+def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
+    """
+    Return what an exporter has to try again: how many bundles, the most attempts, the next one, and the last reason.
+    """
+    from quiver.delivery.dead_letters import read_letters  # noqa: PLC0415
+    from quiver.delivery.retry_set import load_retry_set  # noqa: PLC0415
+    from quiver.errors import Damaged  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+
+    told: dict[str, Any] = {"retrying": 0, "attempts": 0, "next_retry_s": None, "last_failure": None}
+    try:
+        entries = load_retry_set(REAL_FILES, root, subscriber)
+    except Damaged as damage:
+        entries = ()
+        told["last_failure"] = str(damage)
+    if entries:
+        due = min(entries, key=lambda entry: entry.next_try_at_ns)
+        told |= {
+            "retrying": len(entries),
+            "attempts": max(entry.attempts for entry in entries),
+            "next_retry_s": max(0.0, (due.next_try_at_ns - now_ns) / 1e9),
+            "last_failure": due.reason,
+        }
+    return told | {"dead_letters": len(read_letters(REAL_FILES, root, subscriber))}
+
+
+def _retry_row(retries: dict[str, Any]) -> dict[str, Any]:
+    seconds = retries["next_retry_s"]
+    return {
+        "retrying": retries["retrying"],
+        "attempts": retries["attempts"],
+        "next_retry": None if seconds is None else f"in {human_age(seconds)}" if seconds else "now",
+        "dead_letters": retries["dead_letters"],
     }
 
 

@@ -10,6 +10,7 @@ file                    purpose
 `otlp_grpc.py`          OTLP/gRPC
 `otlp_http.py`          OTLP/HTTP
 `otap_grpc.py`          OTAP/gRPC, and OTLP where that is not understood
+`ports.py`              where bundles come from, where requests go: two protocols
 `pace.py`               is one bundle sick, or is the far side down?            (pure)
 `forward.py`            take, send, acknowledge or defer: threads that drain a subscriber
 ======================  ==========================================================================

@@ -6,7 +6,7 @@ the far side            the bundle
 ======================  ==========================================================================
 confirms                is acknowledged
 cannot take it now      is deferred, each time for longer up to a cap, and newer ones go before it
-refuses it for good     is rejected: dropped for this subscriber, counted with the reason
+refuses it for good     is given up as the policy says: a dead letter, dropped and counted, or all stops here
 ======================  ==========================================================================
 
 A bundle of several requests remembers those that were confirmed; only the others are sent again. It is delivered at
@@ -19,15 +19,17 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.delivery.policy import Again, GiveUp, Permanent, RetryPolicy, Transient
+from quiver.delivery.undelivered import Undelivered
 from quiver.errors import (
+    AtCapacity,
     BundleInvalid,
     BundleUnavailable,
     Damaged,
@@ -37,8 +39,9 @@ from quiver.errors import (
     SubscriberUnknown,
 )
 from quiver.exporters.pace import Pace
+from quiver.exporters.ports import ForwardedHandle, Sender, Source
 from quiver.exporters.reply import Reply
-from quiver.exporters.requests import requests_of
+from quiver.exporters.requests import bundle_of, requests_of
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.backoff import Backoff
 
@@ -47,9 +50,6 @@ __all__ = ["BundleForwarder", "ForwardState", "ForwardedHandle", "Sender", "Sour
 LOOK_S = 0.2
 """A thread that waits for a bundle looks this often whether it shall stop."""
 
-RETRY_AFTER_S_MAX = 600.0
-"""A far side that wants to be left alone for longer is asked again all the same."""
-
 TOLD_AGAIN_S = 60.0
 """A refusal for the same reason is told so often at most: whoever refuses one request refuses many, and the program
 may export its own log."""
@@ -57,87 +57,8 @@ may export its own log."""
 TROUBLE_S = 1.0
 """Before the store is asked again after it could not give a bundle."""
 
-
-class ForwardedHandle(Protocol):
-    """
-    A claimed bundle; `quiver.BundleHandle` is one.
-    """
-
-    @property
-    def ref(self) -> BundleRef:
-        """
-        Where it lies.
-        """
-
-    @property
-    def bundle(self) -> Bundle:
-        """
-        The bundle, read when asked for.
-        """
-
-    def ack(self) -> None:
-        """
-        It is done.
-        """
-
-    def reject(self, why: str = "") -> None:
-        """
-        It can never be done.
-        """
-
-    def defer(self, seconds: float = 0.0) -> None:
-        """
-        It comes again after *seconds*.
-        """
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class Source(Protocol):
-    """
-    Where bundles come from; `quiver.Subscriber` is one.
-    """
-
-    @property
-    def id(self) -> str:
-        """
-        Its name.
-        """
-
-    def next_bundles(self, count: int, timeout: float | None = None) -> Sequence[ForwardedHandle]:
-        """
-        Claim up to *count* bundles, waiting up to *timeout* seconds for the first.
-        """
-
-    def pending_bundle_count(self) -> int:
-        """
-        Return how many bundles are not resolved.
-        """
-
-    def oldest_incomplete_segment(self) -> int | None:
-        """
-        Return the number of the oldest segment with a bundle that is not resolved, or None.
-        """
-
-
-class Sender(Protocol):
-    """
-    Where requests go; `OtlpGrpcSender` and `OtlpHttpSender` are two.
-    """
-
-    def send(self, signal: str, request: bytes) -> Reply:
-        """
-        Send one request and wait for the answer. Called from several threads; raises nothing.
-        """
-
-    def close(self) -> None:
-        """
-        End it, and every request on its way.
-        """
+SOON_S = 0.05
+"""A bundle whose time has not come, by so little, is tried all the same: two clocks were rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +73,7 @@ class ForwardState:
         in_flight: bundles being sent.
         is_down: whether the far side counts as down.
         problem: the last failure, for people; empty when the last attempt succeeded.
+        halted: why nothing is sent any more, until somebody has looked after it; empty otherwise.
     """
 
     confirmed: int
@@ -160,17 +82,19 @@ class ForwardState:
     in_flight: int
     is_down: bool
     problem: str
+    halted: str = ""
 
 
 @dataclass(slots=True)
 class _Attempts:
     """
-    What is known of a bundle that was tried and not resolved.
+    What this process knows of a bundle that was tried and not resolved, beside what stands in the retry set.
     """
 
-    delays: Iterator[float]
-    settled: set[int] = field(default_factory=set)
-    refusal: str = ""
+    confirmed: set[int] = field(default_factory=set)
+    refused: dict[int, Permanent] = field(default_factory=dict)
+    troubles: int = 0
+    """How often it could not be read here, which says nothing of the far side."""
 
 
 class BundleForwarder:
@@ -180,8 +104,13 @@ class BundleForwarder:
     Args:
         source: the subscriber; nobody else takes from it.
         sender: closed by `stop`.
+        origin: the id of the store; with it each request carries a batch id that is the same whenever it is sent again:
+            ``<origin>/<segment>:<index>/<number of the request>``.
         in_flight_max: bundles being sent at once, each in a thread.
-        retry: how long a bundle waits after each of its failures; the same for the pauses while the far side is down.
+        retry: how long a bundle waits after each of its failures, without end; what is refused is dropped. Not with
+            *undelivered*.
+        undelivered: the policy, and where what was not delivered is kept; closed by `stop`. Its delays are those of
+            the pauses while the far side is down, too.
         random: where jitter comes from.
         clock: for the pauses.
         observer: takes counts and events.
@@ -192,26 +121,37 @@ class BundleForwarder:
         source: Source,
         sender: Sender,
         *,
+        origin: str = "",
         in_flight_max: int = 4,
         retry: Backoff | None = None,
+        undelivered: Undelivered | None = None,
         random: Random | None = None,
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
     ) -> None:
         self._source = source
         self._sender = sender
+        self._origin = origin
         self._in_flight_max = in_flight_max
-        self._retry = retry or Backoff(first_s=1.0, cap_s=30.0)
-        self._random = random or Random()  # noqa: S311 - jitter, not a secret
+        random = random or Random()  # noqa: S311 - jitter, not a secret
         self._clock = clock
         self._observer = observer or InMemoryObserver()
-        self._pace = Pace(self._retry, self._random)
+        self._undelivered = undelivered or Undelivered(
+            source.id,
+            RetryPolicy.of_backoff(retry or Backoff(first_s=1.0, cap_s=30.0), on_exhausted="drop"),
+            random=random,
+            clock=clock,
+            observer=self._observer,
+        )
+        self._random = random
+        self._pace = Pace(self._undelivered.policy.backoff, random)
         self._condition = threading.Condition(threading.Lock())
         self._turn = threading.Lock()  # one thread looks for a bundle, the others wait for their turn
         self._attempts: dict[BundleRef, _Attempts] = {}
         self._counts: Counter[str] = Counter()
         self._in_flight = 0
         self._problem = ""
+        self._halted = ""
         self._trouble = ""
         self._told_at_s: dict[str, float] = {}
         self._draining = False
@@ -232,6 +172,7 @@ class BundleForwarder:
                 raise StoreClosed("this forwarder was stopped; make another")
             if self._threads:
                 return
+            self._forget_resolved()
             name = f"quiver-forward {self._source.id}"
             # Daemons: a program that forgets to stop them must still be able to end; nothing is lost by it.
             self._threads = [
@@ -264,6 +205,7 @@ class BundleForwarder:
         deadline = self._clock.monotonic() + LOOK_S + TROUBLE_S
         for thread in self._threads:
             thread.join(max(deadline - self._clock.monotonic(), 0.0))
+        self._undelivered.close()
         try:
             return self._source.pending_bundle_count()
         except QuiverError:
@@ -307,6 +249,7 @@ class BundleForwarder:
                 self._in_flight,
                 self._pace.is_down,
                 self._problem,
+                self._halted,
             )
 
     # ── one thread ───────────────────────────────────────────────────────────────────────────────────
@@ -333,7 +276,7 @@ class BundleForwarder:
             OSError: the same, for what the disk says.
         """
         with self._condition:
-            if self._stopped or self._pace.wait_s(self._clock.monotonic()) > 0:
+            if self._stopped or self._halted or self._pace.wait_s(self._clock.monotonic()) > 0:
                 return False
         handle = self._take(0)
         if handle is None:
@@ -360,6 +303,7 @@ class BundleForwarder:
                 continue
             if handle is not None:
                 return handle
+            self._save()
             if self._draining and timeout_s == 0:
                 return None
         return None
@@ -370,11 +314,11 @@ class BundleForwarder:
         """
         with self._condition:
             while not self._stopped:
-                wait_s = self._pace.wait_s(self._clock.monotonic())
+                wait_s = LOOK_S if self._halted else self._pace.wait_s(self._clock.monotonic())
                 if wait_s <= 0:
                     return True
                 if self._draining:
-                    return False  # the far side is down
+                    return False  # the far side is down, or nothing is to be sent
                 self._clock.wait(self._condition, wait_s)
         return False
 
@@ -383,18 +327,32 @@ class BundleForwarder:
             # While the far side is down a single bundle decides whether it is up again: that should not be one that
             # failed for reasons of its own, as long as there is another.
             count = len(self._attempts) + 1 if self._pace.is_down else 1
-        handles = self._source.next_bundles(count, timeout_s)
-        if not handles:
+        while handles := self._source.next_bundles(count, timeout_s):
+            ready = [one for one in handles if not self._put_off(one)]
+            if ready:
+                break
+        else:
             return None
         with self._condition:
-            chosen = next((one for one in handles if one.ref not in self._attempts), handles[0])
+            chosen = next((one for one in ready if one.ref not in self._attempts), ready[0])
             self._pace.probing(self._clock.monotonic())
             self._in_flight += 1
-        for other in handles:
+        for other in ready:
             if other is not chosen:
                 with other:
                     pass  # left without a decision, it is pending as before
         return chosen
+
+    def _put_off(self, handle: ForwardedHandle) -> bool:
+        """
+        Give a bundle back whose time has not come: an earlier process was told to wait with it.
+        """
+        wait_s = self._undelivered.retries.wait_s(handle.ref)
+        if wait_s <= SOON_S:
+            return False
+        self._known(handle.ref)
+        handle.defer(wait_s)
+        return True
 
     def _note_trouble(self, problem: str) -> None:
         if problem != self._trouble:
@@ -416,7 +374,7 @@ class BundleForwarder:
         except Exception as error:  # noqa: BLE001 - the edge: a fault of ours or of a sender must not end the thread
             self._note_trouble(f"{type(error).__name__}: {error}")
             with contextlib.suppress(QuiverError):
-                self._defer(handle, Reply("retry", type(error).__name__, str(error)), far=False)
+                self._defer_unread(handle, type(error).__name__, error)
         finally:
             with self._condition:
                 self._in_flight -= 1
@@ -427,36 +385,42 @@ class BundleForwarder:
         try:
             requests = requests_of(handle.bundle)
         except (OSError, FormatUnsupported) as error:
-            self._defer(handle, Reply("retry", "READ", str(error)), far=False)
+            self._defer_unread(handle, "READ", error)
             return
         except (BundleInvalid, Damaged) as error:
-            self._count("refused", "", reason=type(error).__name__, message=str(error))
-            self._forget(handle.ref)
-            handle.reject(str(error))
+            kind = type(error).__name__
+            self._count("refused", "", reason=kind, message=str(error))
+            # What is damaged cannot be read again; what is only no request can.
+            content = None if isinstance(error, Damaged) else handle.bundle
+            self._failed(handle, Permanent(kind, str(error)), lambda: content)
             return
         attempts = self._known(handle.ref)
         for number, (signal, request) in enumerate(requests):
-            if number in attempts.settled:
+            if number in attempts.confirmed or number in attempts.refused:
                 continue
-            reply = self._sender.send(signal, request)
+            batch_id = f"{self._origin}/{handle.ref}/{number}" if self._origin else ""
+            reply = self._sender.send(signal, request, batch_id)
             if reply.outcome == "retry":
                 self._count("retried", signal, reason=reply.reason)
-                self._defer(handle, reply)
+                self._defer(handle, reply, lambda: bundle_of(handle.bundle, requests, attempts.confirmed))
                 return
-            attempts.settled.add(number)
-            self._answered(signal, reply, attempts)
+            if reply.outcome == "refused":
+                attempts.refused[number] = Permanent(reply.reason, reply.message)
+            else:
+                attempts.confirmed.add(number)
+            self._answered(signal, reply)
+        if attempts.refused:
+            last = attempts.refused[max(attempts.refused)]
+            self._failed(handle, last, lambda: bundle_of(handle.bundle, requests, attempts.confirmed))
+            return
+        handle.ack()
         self._forget(handle.ref)
-        if attempts.refusal:
-            handle.reject(attempts.refusal)
-        else:
-            handle.ack()
 
-    def _answered(self, signal: str, reply: Reply, attempts: _Attempts) -> None:
+    def _answered(self, signal: str, reply: Reply) -> None:
         """
         Take note of an answer that settles a request, one way or the other. Either way the far side is up.
         """
         if reply.outcome == "refused":
-            attempts.refusal = f"{reply.reason}: {reply.message}" if reply.message else reply.reason
             self._count("refused", signal, reason=reply.reason, message=reply.message)
         else:
             self._count("confirmed", signal)
@@ -477,32 +441,98 @@ class BundleForwarder:
             self._event("quiver.exporter.up", level=logging.INFO)
             self._forget_dropped()
 
-    def _defer(self, handle: ForwardedHandle, reply: Reply, *, far: bool = True) -> None:
+    def _defer(self, handle: ForwardedHandle, reply: Reply, content: Callable[[], Bundle | None]) -> None:
         """
-        Give the bundle back for later; *far* says whether it was the far side that failed.
+        Take note that the far side could not take the bundle, and do what the policy says.
         """
-        after_s = min(reply.retry_after_s or 0.0, RETRY_AFTER_S_MAX)
-        attempts = self._known(handle.ref)
-        problem = f"{reply.reason}: {reply.message}" if reply.message else reply.reason
+        outcome = Transient(reply.reason, reply.message, reply.retry_after_s)
         with self._condition:
-            delay_s = max(next(attempts.delays), after_s)
+            self._problem = str(outcome)
+        if reply.reason == "CLOSED":
+            # It was broken off here, which is no attempt.
+            handle.defer(0.0)
+            return
+        delay_s = self._failed(handle, outcome, content)
+        with self._condition:
             now_s = self._clock.monotonic()
-            went_down = far and reply.reason != "CLOSED" and self._pace.failed(handle.ref, now_s, after_s)
-            self._problem = problem
+            went_down = self._pace.failed(handle.ref, now_s, min(reply.retry_after_s or 0.0, delay_s))
         if went_down:
-            self._event("quiver.exporter.down", problem=problem)
+            self._event("quiver.exporter.down", problem=str(outcome))
+
+    def _failed(
+        self, handle: ForwardedHandle, outcome: Transient | Permanent, content: Callable[[], Bundle | None]
+    ) -> float:
+        """
+        Give the bundle back for later, or give it up; return for how long.
+        """
+        try:
+            verdict = self._undelivered.failed(handle.ref, outcome, content=content)
+        except (AtCapacity, OSError) as error:
+            # It is pending in the store all the same; only its attempts are not counted.
+            self._note_trouble(str(error))
+            verdict = Again(self._undelivered.policy.max_interval_s)
+        if isinstance(verdict, GiveUp):
+            self._give_up(handle, verdict)
+            return 0.0
+        handle.defer(verdict.delay_s)
+        return verdict.delay_s
+
+    def _give_up(self, handle: ForwardedHandle, verdict: GiveUp) -> None:
+        if verdict.how == "halt":
+            with self._condition:
+                self._halted = self._problem = verdict.reason
+                self._condition.notify_all()
+            handle.defer(0.0)
+            return
+        handle.reject(verdict.reason)
+        self._forget(handle.ref)
+
+    def _defer_unread(self, handle: ForwardedHandle, reason: str, error: Exception) -> None:
+        """
+        Give a bundle back that could not be read: that is no failure of the far side, and uses nothing up.
+        """
+        attempts = self._known(handle.ref)
+        with self._condition:
+            attempts.troubles += 1
+            delay_s = self._undelivered.policy.delay_s(attempts.troubles, self._random)
+            self._problem = f"{reason}: {error}"
         handle.defer(delay_s)
 
     def _known(self, ref: BundleRef) -> _Attempts:
         with self._condition:
             known = self._attempts.get(ref)
             if known is None:
-                known = self._attempts[ref] = _Attempts(self._retry.delays(self._random))
+                known = self._attempts[ref] = _Attempts()
             return known
 
     def _forget(self, ref: BundleRef) -> None:
         with self._condition:
             self._attempts.pop(ref, None)
+        try:
+            self._undelivered.resolved(ref)
+        except OSError as error:
+            self._note_trouble(str(error))
+
+    def _save(self) -> None:
+        """
+        Write the retry set, if it changed; when nothing else is to be done, too.
+        """
+        try:
+            self._undelivered.save()
+        except OSError as error:
+            self._note_trouble(str(error))
+
+    def _forget_resolved(self) -> None:
+        """
+        Take out of the retry set what an earlier process resolved and was killed before it took it out.
+        """
+        with contextlib.suppress(StoreClosed, SubscriberUnknown, OSError):
+            entries = self._undelivered.retries.entries()
+            for segment in sorted({entry.ref.segment for entry in entries}):
+                pending = set(self._source.pending_bundles_in_range(segment, segment))
+                for entry in entries:
+                    if entry.ref.segment == segment and entry.ref not in pending:
+                        self._undelivered.resolved(entry.ref)
 
     def _forget_dropped(self) -> None:
         """
@@ -511,8 +541,8 @@ class BundleForwarder:
         oldest = self._source.oldest_incomplete_segment()
         with self._condition:
             gone = [ref for ref in self._attempts if oldest is None or ref.segment < oldest]
-            for ref in gone:
-                del self._attempts[ref]
+        for ref in gone:
+            self._forget(ref)
 
     def _count(self, outcome: str, signal: str, *, reason: str = "", message: str = "") -> None:
         with self._condition:

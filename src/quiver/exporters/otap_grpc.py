@@ -62,15 +62,15 @@ class OtapGrpcSender:
         self._without_otap = False
         self._closed = False
 
-    def send(self, signal: str, request: bytes) -> Reply:
+    def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
         """
         Send one request and wait for the statuses of its batches, at most `timeout_s` seconds.
         """
         if self._without_otap:
-            return self._otlp.send(signal, request)
+            return self._otlp.send(signal, request, batch_id)
         converted = tables_of_request(request, signal)
         if isinstance(converted, Damage):
-            return self._otlp.send(signal, request)
+            return self._otlp.send(signal, request, batch_id)
         deadline = self._clock.monotonic() + self.settings.timeout_s
         waiting = list(converted.tables)
         for _ in range(_STREAMS_TRIED):
@@ -78,7 +78,7 @@ class OtapGrpcSender:
             if isinstance(reply, Reply):
                 return reply
             if reply.is_otlp:
-                return self._otlp.send(signal, request)
+                return self._otlp.send(signal, request, batch_id)
         return Reply("retry", "UNAVAILABLE", "the far side ended one stream after the other without an answer")
 
     def _send(self, signal: str, waiting: list[Any], deadline: float) -> Reply | _Again:

@@ -13,7 +13,10 @@ import grpc
 from quiver.exporters.reply import Reply, confirmed_reply, grpc_reply
 from quiver.exporters.settings import ExporterSettings
 
-__all__ = ["OtlpGrpcSender", "open_channel"]
+__all__ = ["BATCH_ID_HEADER", "OtlpGrpcSender", "open_channel"]
+
+BATCH_ID_HEADER = "x-quiver-batch-id"
+"""Delivery is at least once: a request that is sent again carries the same id again."""
 
 _COLLECTOR = "opentelemetry.proto.collector"
 _METHODS = {
@@ -48,15 +51,16 @@ class OtlpGrpcSender:
         self._metadata = tuple((name.lower(), value) for name, value in settings.headers.items())
         self._closed = threading.Event()
 
-    def send(self, signal: str, request: bytes) -> Reply:
+    def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
         """
         Send one request and wait for the answer, at most `timeout_s` seconds.
         """
+        metadata = (*self._metadata, (BATCH_ID_HEADER, batch_id)) if batch_id else self._metadata
         try:
             response = self._methods[signal](
                 request,
                 timeout=self.settings.timeout_s,
-                metadata=self._metadata,
+                metadata=metadata,
                 compression=self._compression,
             )
         except grpc.RpcError as error:

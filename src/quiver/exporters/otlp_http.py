@@ -18,6 +18,7 @@ from quiver.exporters.settings import ExporterSettings
 __all__ = ["OtlpHttpSender"]
 
 _PATHS = {"logs": "/v1/logs", "traces": "/v1/traces", "metrics": "/v1/metrics"}
+_BATCH_ID_HEADER = "X-Quiver-Batch-Id"
 _RESPONSE_BYTES_MAX = 64 * 1024
 _PIECE_BYTES = 8 * 1024
 _GZIP_LEVEL = 1
@@ -57,10 +58,11 @@ class OtlpHttpSender:
         self._busy: set[_Connection] = set()
         self._closed = False
 
-    def send(self, signal: str, request: bytes) -> Reply:
+    def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
         """
         Send one request and wait for the answer, about `timeout_s` seconds.
         """
+        headers = {**self._headers, _BATCH_ID_HEADER: batch_id} if batch_id else self._headers
         body = request
         if self.settings.compression_method == "gzip":
             body = gzip.compress(request, compresslevel=_GZIP_LEVEL, mtime=0)
@@ -70,7 +72,7 @@ class OtlpHttpSender:
             if connection is None:
                 return Reply("retry", "CLOSED", "the sender was closed")
             try:
-                return self._exchange(connection, signal, body, deadline)
+                return self._exchange(connection, signal, body, headers, deadline)
             except (OSError, http.client.HTTPException) as error:
                 self._drop(connection)
                 if is_used and isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
@@ -78,9 +80,11 @@ class OtlpHttpSender:
                 reason = "TIMEOUT" if isinstance(error, TimeoutError) else "CONNECTION"
                 return Reply("retry", reason, f"{type(error).__name__}: {error}")
 
-    def _exchange(self, connection: _Connection, signal: str, body: bytes, deadline: float) -> Reply:
+    def _exchange(
+        self, connection: _Connection, signal: str, body: bytes, headers: dict[str, str], deadline: float
+    ) -> Reply:
         self._limit(connection, deadline)
-        connection.request("POST", self._target.path + _PATHS[signal], body, self._headers)
+        connection.request("POST", self._target.path + _PATHS[signal], body, headers)
         with connection.getresponse() as response:
             content = self._read(connection, response, deadline)
             is_whole = response.isclosed() if response.chunked else response.length == 0

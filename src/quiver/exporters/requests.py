@@ -1,14 +1,18 @@
 """
-A bundle's OTLP requests: those it holds as they came, and those made of its OTAP tables. Pure.
+A bundle's OTLP requests: those it holds as they came, and those made of its OTAP tables; and the way back. Pure.
 """
 
 from __future__ import annotations
 
-from quiver.bundle import OTLP_FINGERPRINT, OTLP_SLOTS, Bundle, schema_fingerprint
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+
+from quiver.bundle import OTLP_FINGERPRINT, OTLP_SCHEMA, OTLP_SLOTS, Bundle, schema_fingerprint
 from quiver.errors import BundleInvalid
 from quiver.otap.bundles import to_otlp
 
-__all__ = ["requests_of"]
+__all__ = ["bundle_of", "requests_of"]
 
 
 def requests_of(bundle: Bundle) -> list[tuple[str, bytes]]:
@@ -37,3 +41,17 @@ def requests_of(bundle: Bundle) -> list[tuple[str, bytes]]:
         made = [(signal, to_otlp(tables, signal)) for signal in signals]
         found += [one for one in made if one[1]]
     return found
+
+
+def bundle_of(bundle: Bundle, requests: Sequence[tuple[str, bytes]], without: Collection[int]) -> Bundle:
+    """
+    Return *bundle* with only those of its *requests* whose numbers are not in *without*; as it is when that is empty.
+    """
+    if not without:
+        return bundle
+    left: dict[int, list[bytes]] = {}
+    for number, (signal, request) in enumerate(requests):
+        if number not in without:
+            left.setdefault(OTLP_SLOTS[signal], []).append(request)
+    batches = {slot: pa.record_batch([pa.array(data, pa.binary())], schema=OTLP_SCHEMA) for slot, data in left.items()}
+    return Bundle.of_read(dict(sorted(batches.items())), bundle.ingested_at_ns, bundle.adapter)

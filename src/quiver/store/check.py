@@ -31,9 +31,12 @@ from quiver.store.format.names import (
     STORE_LOCK,
     WAL_DIR,
     parse_progress_name,
+    parse_retry_set_name,
     parse_segment_name,
 )
 from quiver.store.format.progress import decode_progress
+from quiver.store.format.retry_set import decode_retry_set
+from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
@@ -142,6 +145,12 @@ def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None]
         # A backup is a progress file too; the next writer of its subscriber may remove it meanwhile.
         if parse_progress_name(name.removesuffix(_BACKUP_SUFFIX)) is not None:
             _check_small(fs, report, f"{root}/{name}", decode_progress)
+        if parse_retry_set_name(name) is not None:
+            _check_small(fs, report, f"{root}/{name}", decode_retry_set)
+    for writer in _names(fs, f"{root}/{INCOMING_DIR}"):
+        for name in _names(fs, f"{root}/{INCOMING_DIR}/{writer}"):
+            if parse_commit_name(name) is not None:
+                _check_small(fs, report, f"{root}/{INCOMING_DIR}/{writer}/{name}", decode_commit)
     _note_leftovers(fs, report)
     return report
 

@@ -95,13 +95,12 @@ class StoreReader:
 
     def directories(self) -> list[str]:
         """
-        Return the stores that there are: the directory itself, or those of its cores.
+        Return the stores that there are: the directory itself, those of its cores, or both.
         """
         names = self._fs.list_dir(self.path)
-        if SEGMENTS_DIR in names or WAL_DIR in names:
-            return [self.path]
+        alone = [self.path] if SEGMENTS_DIR in names or WAL_DIR in names else []
         cores = sorted(core for core in map(parse_core_directory, names) if core is not None)
-        return [f"{self.path}/{core_directory(core)}" for core in cores]
+        return alone + [f"{self.path}/{core_directory(core)}" for core in cores]
 
     def _stores(self) -> list[SegmentDigests]:
         """

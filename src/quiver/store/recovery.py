@@ -27,7 +27,7 @@ from quiver.errors import Damaged, FormatUnsupported
 from quiver.observe import Observer
 from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.copying import keep_as, keep_damaged
+from quiver.primitives.copying import checksum_of, keep_as, keep_damaged
 from quiver.primitives.files import File, FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.catalog import Catalog
@@ -189,11 +189,16 @@ def _verified(files: FileSystem, path: str, verified: VerifiedSegments) -> Segme
 
 def quarantine_file(files: FileSystem, root: str, path: str) -> None:
     """
-    Move a file of the store out of the way, whole. Durable on return.
+    Move a file of the store out of the way, whole. Durable on return. What lies there under its name stays.
     """
     target = f"{root}/{QUARANTINE_DIR}"
     files.make_dirs(target)
-    files.rename(path, f"{target}/{path.rpartition('/')[2]}")
+    moved = f"{target}/{path.rpartition('/')[2]}"
+    if files.exists(moved):
+        # Other bytes get another name; the same, of a move that a crash cut short, come to lie in the same place.
+        found = checksum_of(files, path)
+        moved = moved if checksum_of(files, moved) == found else f"{moved}.{found[1]:08x}"
+    files.rename(path, moved)
     # The new name first: after a crash between the two the file has both names, never none.
     files.sync_dir(target)
     files.sync_dir(path.rpartition("/")[0])

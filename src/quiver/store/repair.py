@@ -288,11 +288,10 @@ def _progress(work: _Work) -> Iterator[Mend]:
         try:
             load_progress(work.fs, work.root, subscriber)
             continue
+        except FormatUnsupported:
+            raise
         except Damaged as damage:
             problem = f"damaged at byte {damage.offset}: {damage.reason}"
-            if _is_newer(work.read(path) or b"", problem):
-                # Opening the store would begin it anew.
-                raise FormatUnsupported(path, damage.offset, damage.reason) from damage
         gave_up = f"what {subscriber} has resolved: everything that still exists is delivered to it once more"
         if work.dry_run:
             yield Mend(path, problem, "replaced by its backup, if there is one, or begun anew", gave_up)

@@ -16,6 +16,7 @@ import logging
 from quiver.errors import AtCapacity, StoreFailed
 from quiver.primitives.atomic import remove_durably
 from quiver.primitives.disk_full import is_full_disk
+from quiver.store.adoption import OpenAdoption
 from quiver.store.cleanup import Cleanup
 from quiver.store.parts import Parts
 from quiver.store.subscribers.state import SegmentRef
@@ -36,6 +37,13 @@ class Sealer:
     def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
         self._parts = parts
         self._cleanup = cleanup
+        self._adoption = OpenAdoption(parts, cleanup)
+
+    def adopt(self) -> int:
+        """
+        Take over the segments that Spark sinks committed (see `adoption`); how many came.
+        """
+        return self._adoption.adopt()
 
     def seal_pending(self) -> int:
         """

@@ -4,16 +4,20 @@ A subscriber of several cores: one `Subscriber` in each store, and handles that 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import Clock
-from quiver.errors import BundleUnavailable, StoreClosed, SubscriberUnknown
+from quiver.errors import BundleUnavailable, StoreClosed, SubscriberUnknown, WrongUse
 from quiver.store.subscribers.handle import BundleHandle, Subscriber
+from quiver.store.subscribers.rewinding import Rewound
 
 __all__ = ["CoreHandle", "ShardedSubscriber"]
 
@@ -223,9 +227,54 @@ class ShardedSubscriber:
         """
         return CoreHandle(core, self.part(core).claim(ref))
 
+    def on_bundle(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """
+        Have *callback* called when bundles become available in any core that is open now; see `Subscriber.on_bundle`.
+
+        It is never called twice at once: cores take turns.
+
+        Returns:
+            A function that ends it. A call that runs at that moment is not waited for.
+
+        Raises:
+            DirectoryInUse: another process works for this subscriber in one of the cores; nothing is called.
+            SubscriberUnknown: it was unregistered.
+            StoreClosed: the store was closed.
+        """
+        turn = threading.Lock()
+
+        def call() -> None:
+            with turn:
+                callback()
+
+        with contextlib.ExitStack() as ending:
+            for part in self._parts.values():
+                ending.callback(part.on_bundle(call))
+            return ending.pop_all().close
+
+    def rewind(self, to: Literal["earliest"] | datetime) -> dict[int, Rewound]:
+        """
+        Deliver again, in every core that is open, what was resolved: *to* and all behind it; see `Subscriber.rewind`.
+
+        A segment number or a `BundleRef` names a place in one core: rewind that `part`.
+
+        Returns:
+            Per core what came back.
+
+        Raises:
+            WrongUse: *to* is neither "earliest" nor an aware datetime.
+            DirectoryInUse: another process works for this subscriber in one of the cores; those before it are rewound.
+            SubscriberUnknown: it was unregistered.
+            StoreClosed: the store was closed.
+            OSError: as for `Subscriber.rewind`; those before it are rewound.
+        """
+        if to != "earliest" and not isinstance(to, datetime):
+            raise WrongUse(f'{to!r} names a place in one core; part(core).rewind does that. Here: "earliest" or a time')
+        return {core: part.rewind(to) for core, part in sorted(self._parts.items())}
+
     def part(self, core: int) -> Subscriber:
         """
-        Return the subscriber of one core, which can do more: rewind, look at segments, be called back.
+        Return the subscriber of one core, which can do more: rewind to a bundle, look at segments.
 
         Raises:
             SubscriberUnknown: this process has no such core open.

@@ -221,6 +221,12 @@ class ShardedStore:
             raise WrongUse(f"core={core}: this process has open core {known} of {self.core_count}")
         return self._shards[core].store
 
+    def open_stores(self) -> dict[int, Store]:
+        """
+        Return the store of each core that this process has open now, those included that are only drained.
+        """
+        return {shard.core: shard.store for shard in self._open_shards()}
+
     # ── subscribers ──────────────────────────────────────────────────────────────────────────────────
 
     def register(self, subscriber_id: str, start: Start = "latest", *, order: Order = "oldest") -> ShardedSubscriber:

@@ -49,6 +49,7 @@ from quiver.store.format.names import (
     parse_segment_name,
     parse_wal_rotated_name,
     progress_name,
+    retry_set_name,
 )
 from quiver.store.format.progress import Progress, decode_progress, encode_progress, progress_checksum
 from quiver.store.format.snapshot_list import (
@@ -288,6 +289,8 @@ class _Copy:
             self._small(name)
         for subscriber in find_subscribers(self._fs, self._root):
             self._progress(progress_name(subscriber))
+            # After the progress: whatever that leaves out for it stands here, or is delivered by now.
+            self._small(retry_set_name(subscriber))
         self._write_floor()
         self._small(STORE_ID)
 

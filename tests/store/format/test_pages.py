@@ -30,7 +30,7 @@ from quiver.store.format.manifest import INGESTED_AT_KEY
 from quiver.store.format.segment_file import DIRECTORY_SCHEMA, decode_segment_footer
 
 PAGES = Path(__file__).parents[3] / "docs" / "formats"
-KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores"]
+KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores", "retry-set"]
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 STRUCTS = {
     "wal": ["WAL_HEADER", "ENTRY_HEAD", "SLOT_HEAD", "CRC"],
@@ -40,9 +40,10 @@ STRUCTS = {
     "floor": ["SIDECAR"],
     "drops": ["DROP_HEADER", "DROP_ENTRY"],
     "cores": ["SIDECAR"],
+    "retry-set": ["RETRY_HEADER", "RETRY_ENTRY"],
 }
-LIMITS = {"wal": 2, "cursor": 0, "segment": 5, "progress": 2, "floor": 0, "drops": 2, "cores": 1}
-EXAMPLES = {"wal": 1, "cursor": 1, "segment": 0, "progress": 2, "floor": 1, "drops": 0, "cores": 1}
+LIMITS = {"wal": 2, "cursor": 0, "segment": 5, "progress": 2, "floor": 0, "drops": 2, "cores": 1, "retry-set": 4}
+EXAMPLES = {"wal": 1, "cursor": 1, "segment": 0, "progress": 2, "floor": 1, "drops": 0, "cores": 1, "retry-set": 1}
 
 
 def page_of(kind: str) -> str:

@@ -4,6 +4,8 @@ Several cores as one store: where bundles go, who gets them, what is refused, an
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
 
@@ -82,6 +84,29 @@ def test_unregister_says_what_was_lost(rig: Rig) -> None:
             store.ingest(numbered(number))
         store.flush()
         assert store.unregister("one") == 5
+
+
+def test_all_cores_call_back_and_rewind(rig: Rig) -> None:
+    """A callback hears of bundles in any core until it is ended; a rewind brings all of them back."""
+    heard = threading.Semaphore(0)
+    with rig.open() as store:
+        subscriber = store.register("one", start="earliest")
+        end = subscriber.on_bundle(heard.release)
+        for core in range(3):
+            store.ingest(numbered(core))
+            store.flush()
+            assert heard.acquire(timeout=30)
+            assert len(subscriber.next_bundles(1, timeout=0)) == 1
+        end()
+        subscriber.release()
+        for handle in iter(lambda: subscriber.next_bundle(timeout=0), None):
+            handle.ack()
+        assert subscriber.is_drained()
+        back = subscriber.rewind("earliest")
+        assert {core: found.bundles for core, found in back.items()} == {0: 1, 1: 1, 2: 1}
+        assert subscriber.pending_bundle_count() == 3
+        with pytest.raises(WrongUse, match="in one core"):
+            subscriber.rewind(0)
 
 
 def test_order_is_kept_within_a_core(rig: Rig) -> None:

@@ -6,7 +6,8 @@ import pytest
 from registry_rig import ROOT, Bench, crash_states, names
 
 from quiver.bundle import BundleRef
-from quiver.errors import Damaged
+from quiver.errors import Damaged, FormatUnsupported
+from quiver.primitives.checksum import crc32c
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress
 from quiver.store.subscribers.progress_store import SubscriberFile, load_progress
 from quiver.store.subscribers.state import SegmentRef
@@ -200,3 +201,19 @@ def test_an_owner_elsewhere_keeps_a_backup_when_asked():
             file.ack_through(1 if keep else 0, 1)
             assert file.save()
         assert disk.exists(f"{ROOT}/{BACKUP}") == expected
+
+
+@pytest.mark.parametrize("policy", ["fail", "restart_earliest", "restart_latest", "backup"])
+def test_what_a_newer_version_wrote_is_refused_and_stays(policy):
+    """Its checksum is right, so it says something: under no policy is it thrown away."""
+    bench = _worked(policy)
+    file = bench.disk.open_write(f"{ROOT}/{FILE}")
+    body = bytearray(file.pread(1 << 16, 0)[:-4])
+    body[8] += 1
+    newer = bytes(body) + crc32c(body).to_bytes(4, "little")
+    file.pwrite(newer, 0)
+    file.sync()
+    file.close()
+    with pytest.raises(FormatUnsupported, match="version 2"):
+        names(_again(bench, policy).registry.register("a").next_bundles(9, timeout=0))
+    assert bench.disk.read_all(f"{ROOT}/{FILE}", size_max=1 << 16) == newer

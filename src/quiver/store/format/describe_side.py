@@ -14,7 +14,16 @@ from quiver.store.format.audit import AuditRecord, decode_audit
 from quiver.store.format.cores import CLAIM_MAGIC, CORE_CLAIM, EVICTED, decode_claim
 from quiver.store.format.drop_ledger import DROP_MAGIC, decode_drop_ledger
 from quiver.store.format.identity import decode_identity
-from quiver.store.format.names import AUDIT_PREVIOUS, AUDIT_TRAIL, DROP_LEDGER, RESERVE, STORE_ID
+from quiver.store.format.names import (
+    AUDIT_PREVIOUS,
+    AUDIT_TRAIL,
+    DROP_LEDGER,
+    RESERVE,
+    STORE_ID,
+    parse_retry_set_name,
+)
+from quiver.store.format.retry_set import RETRY_MAGIC, decode_retry_set
+from quiver.store.format.sink_commit import COMMIT_PREFIX, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST, SNAPSHOT_PREFIX, decode_snapshot_list
 
 __all__ = ["SIDE_DESCRIBERS", "side_kind_by_head", "side_kind_by_name"]
@@ -37,9 +46,11 @@ def side_kind_by_head(head: bytes) -> str | None:
     """
     Return the kind that the first bytes of a file speak of; None when they do not.
     """
-    by_magic = {DROP_MAGIC: "drop ledger", CLAIM_MAGIC: "claim"}
+    by_magic = {DROP_MAGIC: "drop ledger", CLAIM_MAGIC: "claim", RETRY_MAGIC: "retry set"}
     if head.startswith(SNAPSHOT_PREFIX):
         return "snapshot list"
+    if head.startswith(COMMIT_PREFIX):
+        return "sink commit"
     return by_magic.get(head[: len(DROP_MAGIC)])
 
 
@@ -51,6 +62,10 @@ def side_kind_by_name(base: str) -> str | None:
         return _NAMES[base]
     if base.startswith("quiver.") and base.endswith(".lock"):
         return "lock"
+    if parse_retry_set_name(base) is not None:
+        return "retry set"
+    if parse_commit_name(base) is not None:
+        return "sink commit"
     return "kept copy" if base.endswith(_KEPT_SUFFIXES) else None
 
 
@@ -68,6 +83,24 @@ def _describe_drops(to: Description, view: memoryview, rows_max: int) -> None:
             "reason": entry.reason,
             "dropped_at_ns": entry.dropped_at_ns,
             "wal_position_end": entry.wal_position_end,
+        }
+        for entry in entries[:rows_max]
+    ]
+
+
+def _describe_retries(to: Description, view: memoryview, rows_max: int) -> None:
+    to.version = int.from_bytes(view[8:10], "little") if len(view) >= 10 else None
+    entries = to.accept(decode_retry_set(view))
+    if entries is None:
+        return
+    to.fields = {"bundles": len(entries)}
+    to.tables["waiting"] = [
+        {
+            "bundle": str(entry.ref),
+            "attempts": entry.attempts,
+            "first_failed_at_ns": entry.first_failed_at_ns,
+            "next_try_at_ns": entry.next_try_at_ns,
+            "reason": entry.reason,
         }
         for entry in entries[:rows_max]
     ]
@@ -95,6 +128,14 @@ def _describe_snapshot(to: Description, view: memoryview, rows_max: int) -> None
     to.tables["files"] = [
         {"path": file.path, "size_bytes": file.size_bytes, "crc32": file.crc32} for file in found.files[:rows_max]
     ]
+
+
+def _describe_commit(to: Description, view: memoryview, rows_max: int) -> None:
+    found = to.accept(decode_commit(view))
+    if found is not None:
+        to.version = 1
+        to.fields = {"writer": found.writer, "batch": found.batch, "parts": len(found.parts)}
+        to.tables["parts"] = [{"part": part} for part in found.parts[:rows_max]]
 
 
 def _describe_audit(to: Description, view: memoryview, rows_max: int) -> None:
@@ -146,7 +187,9 @@ def _describe_kept(to: Description, _view: memoryview, _rows_max: int) -> None:
 
 SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
     "drop ledger": _describe_drops,
+    "retry set": _describe_retries,
     "claim": _describe_claim,
+    "sink commit": _describe_commit,
     "snapshot list": _describe_snapshot,
     "audit trail": _describe_audit,
     "identity": _describe_identity,

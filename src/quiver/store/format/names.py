@@ -29,10 +29,13 @@ __all__ = [
     "WAL_NEXT",
     "check_subscriber_id",
     "parse_progress_name",
+    "parse_retry_set_name",
     "parse_segment_name",
     "parse_wal_rotated_name",
     "progress_backup_name",
     "progress_name",
+    "retry_lock_name",
+    "retry_set_name",
     "segment_name",
     "subscriber_lock_name",
     "wal_rotated_name",
@@ -67,6 +70,7 @@ _NUMBER = "0|[1-9][0-9]{0,19}"
 _WAL_ROTATED = re.compile(rf"quiver\.wal\.({_NUMBER})")
 _SEGMENT = re.compile(r"([0-9]{16}|[1-9][0-9]{16,19})\.qseg")
 _PROGRESS_PREFIX = "quiver.sub."
+_RETRY_PREFIX = "quiver.retry."
 _SUBSCRIBER_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{SUBSCRIBER_ID_LENGTH_MAX}}}")
 _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)
 
@@ -139,6 +143,35 @@ def subscriber_lock_name(subscriber: str) -> str:
         WrongUse: *subscriber* is not a valid id.
     """
     return f"{progress_name(subscriber)}.lock"
+
+
+def retry_set_name(subscriber: str) -> str:
+    """
+    Return the name of the file with what *subscriber* could not deliver yet, in the root of the store.
+
+    Raises:
+        WrongUse: *subscriber* is not a valid id.
+    """
+    check_subscriber_id(subscriber)
+    return f"{_RETRY_PREFIX}{subscriber}"
+
+
+def parse_retry_set_name(name: str) -> str | None:
+    """
+    Return the subscriber id in *name*, or None when it is not a retry set.
+    """
+    subscriber = name.removeprefix(_RETRY_PREFIX)
+    return subscriber if subscriber != name and _is_subscriber_id(subscriber) else None
+
+
+def retry_lock_name(subscriber: str) -> str:
+    """
+    Return the name of the lock file that whoever changes *subscriber*'s retry set holds.
+
+    Raises:
+        WrongUse: *subscriber* is not a valid id.
+    """
+    return f"{retry_set_name(subscriber)}.lock"
 
 
 def check_subscriber_id(subscriber: str) -> None:

@@ -235,6 +235,7 @@ class Membership:
             DirectoryInUse: another process works for this subscriber.
             SubscriberUnknown: its progress file is gone.
             Damaged: the file is not what was written, and the policy is not to go on.
+            FormatUnsupported: a newer version wrote it; whatever the policy, it stays as it is.
             OSError: the file cannot be read.
         """
         shared = self._shared
@@ -306,6 +307,7 @@ class Membership:
 
         Raises:
             Damaged: the policy is not to go on.
+            FormatUnsupported: a newer version wrote it; whatever the policy, it stays as it is.
             OSError: the disk refused.
         """
         shared = self._shared

@@ -16,13 +16,13 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from quiver.bundle import BundleRef
-from quiver.errors import Damaged, DirectoryInUse, SubscriberUnknown, WrongUse
+from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SubscriberUnknown, WrongUse
 from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.copying import keep_damaged
 from quiver.primitives.files import FileSystem, Lock
@@ -36,6 +36,7 @@ from quiver.store.format.names import (
     parse_progress_name,
     progress_backup_name,
     progress_name,
+    retry_set_name,
     subscriber_lock_name,
 )
 from quiver.store.format.progress import Progress, decode_progress, encode_progress, progress_checksum
@@ -104,7 +105,9 @@ def _decode(path: str, data: bytes) -> Progress:
     if isinstance(answer, NeedMore):
         raise Damaged(path, len(data), f"the file is cut short by at least {answer.missing} bytes")
     if not isinstance(answer, Frame):
-        raise Damaged(path, answer.offset, answer.reason)
+        # The checksum at its end is right, so the version was not damaged: what it says must not be thrown away.
+        is_newer = "unsupported version" in answer.reason and progress_checksum(memoryview(data)) is not None
+        raise (FormatUnsupported if is_newer else Damaged)(path, answer.offset, answer.reason)
     progress = answer.value
     if max(progress.oldest_incomplete, max(progress.entries, default=0)) > SEGMENT_SEQ_MAX:
         raise Damaged(path, 14, f"names a segment above {SEGMENT_SEQ_MAX}")
@@ -117,6 +120,7 @@ def load_progress(fs: FileSystem, root: str, subscriber_id: str) -> Progress | N
 
     Raises:
         Damaged: the file is not what was written; what it said is unknown.
+        FormatUnsupported: a newer version wrote it.
         WrongUse: not a valid subscriber id.
     """
     path = progress_path(root, subscriber_id)
@@ -254,6 +258,7 @@ def recreate_damaged(
     The policy `fail` is for callers: they do not come here.
 
     Raises:
+        FormatUnsupported: a newer version wrote it, and it is sound: it stays as it is.
         OSError: the disk refused; call again.
     """
     path = progress_path(root, subscriber_id)
@@ -263,6 +268,12 @@ def recreate_damaged(
     except Damaged:
         data = None
     if data is not None:
+        try:
+            _decode(path, data)
+        except FormatUnsupported:
+            raise
+        except Damaged:
+            pass
         copy = keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", progress_name(subscriber_id), data)
     progress, start = Progress(0, {}), "earliest"
     if policy == "restart_latest":
@@ -281,7 +292,8 @@ def delete(fs: FileSystem, root: str, subscriber_id: str) -> None:
     """
     # The lock's own file last: until then nobody else can make the progress file anew.
     lock = f"{root}/{subscriber_lock_name(subscriber_id)}"
-    remove_durably(fs, [backup_path(root, subscriber_id), progress_path(root, subscriber_id), lock])
+    retries = f"{root}/{retry_set_name(subscriber_id)}"
+    remove_durably(fs, [backup_path(root, subscriber_id), progress_path(root, subscriber_id), retries, lock])
 
 
 def lock_subscriber(fs: FileSystem, root: str, subscriber_id: str) -> Lock:
@@ -348,6 +360,7 @@ class SubscriberFile:
             DirectoryInUse: another process, or another object of this one, owns the subscriber.
             SubscriberUnknown: there is no progress file.
             Damaged: the progress file is not what was written. The lock is not kept.
+            FormatUnsupported: a newer version wrote it. The lock is not kept.
         """
         if self._lock is not None:
             return
@@ -373,6 +386,7 @@ class SubscriberFile:
 
         Raises:
             DirectoryInUse: another process owns the subscriber.
+            FormatUnsupported: a newer version wrote it, and it is sound; nothing is owned.
             OSError: the disk refused; nothing is owned.
         """
         lock = lock_subscriber(self._fs, self._root, self.subscriber_id)
@@ -408,18 +422,18 @@ class SubscriberFile:
             raise WrongUse("say which segments there are first: know(segments)")
         return self._segments
 
-    def position(self) -> BundleRef:
+    def position(self, *, held: Collection[BundleRef] = ()) -> BundleRef:
         """
-        Return the next bundle an in-order reader must read: everything before it is resolved.
+        Return the next bundle an in-order reader must read: everything before it is resolved, or one of *held*.
 
         Raises:
             WrongUse: `know` was not called.
         """
-        return self.state.position(self._known())
+        return self.state.position(self._known(), held=held)
 
-    def ack_through(self, segment: int, index: int) -> bool:
+    def ack_through(self, segment: int, index: int, *, held: Collection[BundleRef] = ()) -> bool:
         """
-        Resolve everything strictly before bundle *index* of *segment*; True when that changed anything.
+        Resolve everything strictly before bundle *index* of *segment* but *held*; True when that changed anything.
 
         Going back is not an error: what is resolved stays so. Durable after `save`. A position is believed:
         behind the newest segment it says that the ones to come are resolved.
@@ -429,9 +443,9 @@ class SubscriberFile:
         """
         position = BundleRef(segment, index)
         segments = self._known()
-        if self.state.acked_through(position, segments):
+        if self.state.acked_through(position, segments, held=held):
             return False
-        self.state.resolve_through(position, segments)
+        self.state.resolve_through(position, segments, held=held)
         return True
 
     def fold_drops(self, entries: Iterable[DroppedSegment]) -> dict[DropReason, int]:

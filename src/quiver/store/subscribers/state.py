@@ -17,7 +17,7 @@ would look delivered before anybody saw it).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -178,13 +178,6 @@ class _Marks:
         self.bits[index >> 3] |= mask
         self.resolved_count += 1
         return True
-
-    def first_clear(self) -> int:
-        """
-        Return the lowest index that is not set; `bundle_count` when all are.
-        """
-        bitmap = self.bitmap
-        return ((bitmap + 1) & ~bitmap).bit_length() - 1
 
 
 class SubscriberState:
@@ -405,43 +398,68 @@ class SubscriberState:
         for seq in spent:
             del self._entries[seq]
 
-    def position(self, segments: Segments) -> BundleRef:
+    def position(self, segments: Segments, *, held: Collection[BundleRef] = ()) -> BundleRef:
         """
         Return the first bundle that is not resolved, which is where an in-order reader goes on.
 
-        Everything strictly before it is resolved. When nothing is left: index 0 of the next segment.
+        Everything strictly before it is resolved, or one of *held*. When nothing is left: index 0 of the next segment.
         """
-        below = sorted(seq for seq in self._entries if seq < self.oldest_incomplete and seq in segments)
-        for seq in below:
-            if not self._entries[seq].is_full:
-                return BundleRef(seq, self._entries[seq].first_clear())
+        masks = _masks(held)
+        below = (segments.get(seq) for seq in sorted(seq for seq in self._entries if seq < self.oldest_incomplete))
+        for segment in below:
+            left = 0 if segment is None else self.unresolved(segment) & ~masks.get(segment.seq, 0)
+            if segment is not None and left:
+                return BundleRef(segment.seq, _lowest(left))
         segment = segments.at_or_after(self.oldest_incomplete)
         while segment is not None:
             if not self.is_complete(segment):
-                marks = self._entries.get(segment.seq)
-                return BundleRef(segment.seq, 0 if marks is None else marks.first_clear())
+                left = self.unresolved(segment) & ~masks.get(segment.seq, 0)
+                if left:
+                    return BundleRef(segment.seq, _lowest(left))
             segment = segments.at_or_after(segment.seq + 1)
         return BundleRef(max(self.oldest_incomplete, segments.next_seq), 0)
 
-    def acked_through(self, position: BundleRef, segments: Segments) -> bool:
+    def acked_through(self, position: BundleRef, segments: Segments, *, held: Collection[BundleRef] = ()) -> bool:
         """
-        Say whether everything strictly before *position* is resolved.
+        Say whether everything strictly before *position* is resolved, or one of *held*.
         """
-        return self.position(segments) >= position
+        return self.position(segments, held=held) >= position
 
-    def resolve_through(self, position: BundleRef, segments: Segments) -> None:
+    def resolve_through(self, position: BundleRef, segments: Segments, *, held: Collection[BundleRef] = ()) -> None:
         """
-        Mark everything strictly before *position* as resolved. Nothing is ever unmarked.
+        Mark everything strictly before *position* as resolved, but for *held*. Nothing is ever unmarked.
 
         A position behind the last bundle of a segment is the same as index 0 of the next.
         """
+        position, kept = self._kept(position, segments, held)
         for seq in [seq for seq in self._entries if seq < position.segment]:
             del self._entries[seq]
         self.oldest_incomplete = max(self.oldest_incomplete, position.segment)
         segment = segments.get(position.segment)
-        if segment is not None and position.index > 0:
+        if segment is not None and position.index > 0 and position.segment not in kept:
             self._resolve_first(segment, min(position.index, segment.bundle_count))
+        self._entries.update(kept)
         self.advance(segments, over_gaps=False)
+
+    def _kept(
+        self, position: BundleRef, segments: Segments, held: Collection[BundleRef]
+    ) -> tuple[BundleRef, dict[int, _Marks]]:
+        """
+        Return the entries that keep those of *held* pending which are, and how far may be resolved beside them.
+        """
+        kept: dict[int, _Marks] = {}
+        waiting = (ref for ref in held if ref < position and not self.is_resolved(ref))
+        for seq, mask in sorted(_masks(waiting).items()):
+            marks, segment = self._entries.get(seq), segments.get(seq)
+            if marks is None and segment is None:
+                # How many bundles it has is not known, so there is no entry to be made: nothing behind it is resolved.
+                return BundleRef(seq, 0), kept
+            count = segment.bundle_count if segment is not None else marks.bundle_count if marks is not None else 0
+            done = (1 << count) - 1
+            if seq == position.segment:
+                done = (0 if marks is None else marks.bitmap) | (1 << min(position.index, count)) - 1
+            kept[seq] = _Marks(count, done & ~mask)
+        return position, kept
 
     def rewind(self, to: BundleRef, segments: Segments) -> int:
         """
@@ -469,6 +487,20 @@ class SubscriberState:
                 return
             marks = _Marks(segment.bundle_count)
         self._entries[segment.seq] = _Marks(segment.bundle_count, marks.bitmap | (1 << count) - 1)
+
+
+def _masks(refs: Iterable[BundleRef]) -> dict[int, int]:
+    """
+    Return for each segment a number with bit n set for its bundle n, as far as *refs* has it.
+    """
+    masks: dict[int, int] = {}
+    for segment, index in refs:
+        masks[segment] = masks.get(segment, 0) | 1 << index
+    return masks
+
+
+def _lowest(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
 
 
 def start_segment(start: Start, segments: Segments) -> int:

@@ -1,0 +1,13 @@
+"""
+What stands between an exporter and its far side: what to do with what was not delivered, and where it waits.
+
+======================  ==========================================================================
+file                    purpose
+======================  ==========================================================================
+`policy.py`             delivered, again later or given up: the rules                       (pure)
+`retry_set.py`          what has to be tried again: durable, left out by whoever acks in order
+`dead_letters.py`       what was given up: a store of the exporter's own, and what people do there
+`undelivered.py`        the three as one object: asked for each bundle that failed
+`batches.py`            a reader in order: what becomes of a batch before it is committed
+======================  ==========================================================================
+"""

@@ -1,0 +1,403 @@
+"""
+Dead letters: the bundles an exporter gave up, each with the reason, in a store of the exporter's own.
+
+It lies in ``dead-letter/<exporter>/`` of the store that the bundles came from, and is a store like that one: readable
+with `quiver.read`, `quiver inspect` and Spark while the exporter runs. A letter is the bundle as it was, with one more
+slot that says why it is here (`LETTER_SCHEMA`)::
+
+    1  the letter is logged and synced      only then
+    2  the original is acknowledged         killed in between: the original is tried once more, and may come here again
+
+A letter is known by where the original lay (`DeadLetter.ref`): one that came twice is listed, replayed and dropped
+once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from quiver.bundle import OTAP, SLOT_MAX, Adapter, Bundle, BundleRef
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.delivery.policy import Delivered, Outcome
+from quiver.errors import BundleInvalid, BundleUnavailable, DirectoryInUse
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.settings import Settings
+from quiver.store.format.names import SEGMENTS_DIR, check_subscriber_id
+from quiver.store.opening import open_store
+from quiver.store.read import StoreReader
+from quiver.store.roster import find_segments
+from quiver.store.store import Store
+from quiver.store.subscribers.progress_store import SubscriberFile, find_subscribers, load_progress
+from quiver.store.subscribers.state import SegmentRef, SubscriberState
+
+__all__ = [
+    "DEAD_LETTER_DIR",
+    "LETTERS",
+    "LETTER_SCHEMA",
+    "DeadLetter",
+    "DeadLetters",
+    "LetterBox",
+    "Replayed",
+    "exporters_with_letters",
+    "letters_root",
+    "open_letters",
+    "read_letters",
+    "replay_letters",
+]
+
+DEAD_LETTER_DIR = "dead-letter"
+LETTERS = "letters"
+"""The one subscriber of such a store: what it has resolved was replayed or dropped by a person."""
+
+LETTER_SCHEMA = pa.schema(
+    [
+        pa.field("segment", pa.uint64(), nullable=False),
+        pa.field("index", pa.uint32(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("attempts", pa.uint32(), nullable=False),
+        pa.field("first_failed_at_ns", pa.int64(), nullable=False),
+        pa.field("given_up_at_ns", pa.int64(), nullable=False),
+        pa.field("ingested_at_ns", pa.int64(), nullable=True),
+    ],
+    metadata={"quiver.dead_letter": "1"},
+)
+
+REASON_CHARS_MAX = 2000
+
+LETTER_SETTINGS = Settings(segment_open_s_max=1.0, delete_grace_s=0.0, maintain_interval_s=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """
+    One bundle that was given up.
+
+    Attributes:
+        ref: where the original lay, in the store that the exporter reads.
+        reason: why it was given up.
+        attempts: how many failed.
+        first_failed_at_ns: when the first of them did, on the wall clock.
+        given_up_at_ns: when it came here.
+        ingested_at_ns: when the original was ingested; None when that is not known.
+        bundle: the original; empty when it could not be read any more.
+    """
+
+    ref: BundleRef
+    reason: str
+    attempts: int
+    first_failed_at_ns: int
+    given_up_at_ns: int
+    ingested_at_ns: int | None
+    bundle: Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """
+    A letter and where it lies in the store of letters. The place of one that is not sealed yet is not final.
+    """
+
+    letter: DeadLetter
+    place: BundleRef
+
+
+def letters_root(root: str, subscriber_id: str) -> str:
+    """
+    Return the directory of an exporter's dead letters, in the store at *root*.
+
+    Raises:
+        WrongUse: not a valid subscriber id.
+    """
+    check_subscriber_id(subscriber_id)
+    return f"{root}/{DEAD_LETTER_DIR}/{subscriber_id}"
+
+
+class DeadLetters:
+    """
+    Where one exporter puts what it gives up. Thread-safe. The store is opened with the first letter.
+
+    Args:
+        root: the directory of the store that the bundles come from.
+        subscriber_id: the exporter.
+        settings: of the store of letters.
+        files: the file system.
+        clock: stamps letters.
+        adapter: the slot table.
+        background: run the store's threads; without them the caller drives `maintain`.
+
+    Raises:
+        WrongUse: not a valid subscriber id.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        subscriber_id: str,
+        *,
+        settings: Settings = LETTER_SETTINGS,
+        files: FileSystem = REAL_FILES,
+        clock: Clock = SYSTEM_CLOCK,
+        adapter: Adapter = OTAP,
+        background: bool = True,
+    ) -> None:
+        self.path = letters_root(root, subscriber_id)
+        self._settings = settings
+        self._files = files
+        self._clock = clock
+        self._adapter = adapter
+        self._background = background
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+        self._known: set[BundleRef] = set()
+
+    def add(
+        self, ref: BundleRef, bundle: Bundle | None, *, reason: str, attempts: int = 1, first_failed_at_ns: int = 0
+    ) -> bool:
+        """
+        Keep a bundle that was given up; durable on return. False when it is here already.
+
+        Args:
+            ref: where it lies.
+            bundle: its content; None when it cannot be read.
+            reason: why it was given up.
+            attempts: how many failed.
+            first_failed_at_ns: when the first of them did; 0: just now.
+
+        Raises:
+            BundleInvalid: it uses every slot there is.
+            RetryLater: there is no room, or somebody else has the letters open. Nothing was kept.
+            QuiverError: the store of letters failed.
+            OSError: the disk refused.
+        """
+        with self._lock:
+            store = self._opened()
+            if ref in self._known:
+                return False
+            now_ns = self._clock.now_ns()
+            row = {
+                "segment": ref.segment,
+                "index": ref.index,
+                "reason": reason[:REASON_CHARS_MAX],
+                "attempts": attempts,
+                "first_failed_at_ns": first_failed_at_ns or now_ns,
+                "given_up_at_ns": now_ns,
+                "ingested_at_ns": None if bundle is None else bundle.ingested_at_ns,
+            }
+            slots = {} if bundle is None else dict(bundle.batches)
+            free = next((slot for slot in range(SLOT_MAX, -1, -1) if slot not in slots), None)
+            if free is None:
+                raise BundleInvalid(f"bundle {ref} uses all {SLOT_MAX + 1} slots: there is none left for the letter")
+            slots[free] = pa.RecordBatch.from_pylist([row], schema=LETTER_SCHEMA)
+            store.ingest(Bundle(slots, adapter=self._adapter), durable=True)
+            self._known.add(ref)
+        return True
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            store = open_store(
+                self.path,
+                self._settings,
+                files=self._files,
+                clock=self._clock,
+                adapter=self._adapter,
+                background=self._background,
+            )
+            try:
+                # A store without subscribers may delete what nobody waits for.
+                store.register(LETTERS, start="earliest")
+                store.activate()
+                self._known = {found.letter.ref for found in _all_letters(self._files, self.path, self._adapter)}
+            except BaseException:
+                store.close()
+                raise
+            self._store = store
+        return self._store
+
+    def close(self) -> None:
+        """
+        Seal what is open, and let go. Idempotent; the next letter opens it again.
+
+        Raises:
+            StoreFailed: the disk failed; what was added is safe.
+        """
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            try:
+                with contextlib.suppress(OSError):  # what cannot be sealed is in the log
+                    store.flush()
+            finally:
+                store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# ── for people, beside the exporter ──────────────────────────────────────────────────────────────────
+
+
+def exporters_with_letters(fs: FileSystem, root: str) -> list[str]:
+    """
+    Return the exporters of the store at *root* that have a store of letters, sorted; it may be empty.
+    """
+    directory = f"{root}/{DEAD_LETTER_DIR}"
+    names = fs.list_dir(directory) if fs.exists(directory) else []
+    return sorted(name for name in names if fs.exists(f"{directory}/{name}/{SEGMENTS_DIR}"))
+
+
+def read_letters(fs: FileSystem, root: str, subscriber_id: str, *, adapter: Adapter = OTAP) -> list[DeadLetter]:
+    """
+    Return the letters of an exporter that were neither replayed nor dropped, the oldest first, each once.
+
+    Takes no lock: it works beside the exporter. What is damaged is passed over.
+
+    Raises:
+        WrongUse: not a valid subscriber id.
+        OSError: they cannot be read.
+    """
+    return _each_once(_all_letters(fs, letters_root(root, subscriber_id), adapter))
+
+
+def _each_once(found: Iterable[_Found]) -> list[DeadLetter]:
+    known: dict[BundleRef, DeadLetter] = {}
+    for one in found:
+        known.setdefault(one.letter.ref, one.letter)
+    return list(known.values())
+
+
+def _all_letters(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[_Found]:
+    if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
+        return
+    progress = load_progress(fs, path, LETTERS) if LETTERS in find_subscribers(fs, path) else None
+    state = SubscriberState() if progress is None else SubscriberState.from_progress(progress)
+    for place, bundle in StoreReader(path, fs=fs, adapter=adapter).bundles():
+        if state.is_resolved(place):
+            continue
+        letter = _letter_of(bundle, adapter)
+        if letter is not None:
+            yield _Found(letter, place)
+
+
+def _letter_of(bundle: Bundle, adapter: Adapter) -> DeadLetter | None:
+    slots = dict(bundle.batches)
+    for slot in reversed(bundle.slots):
+        if slots[slot].schema.equals(LETTER_SCHEMA, check_metadata=True):
+            (row,) = slots.pop(slot).to_pylist()
+            ref = BundleRef(row.pop("segment"), row.pop("index"))
+            original = Bundle.of_read(slots, row["ingested_at_ns"], adapter)
+            return DeadLetter(ref=ref, bundle=original, **row)
+    return None
+
+
+class LetterBox:
+    """
+    The letters of one exporter, open for dropping: nobody else drops any meanwhile. Made by `open_letters`.
+    """
+
+    def __init__(self, file: SubscriberFile, found: Sequence[_Found], counts: Mapping[int, int], path: str) -> None:
+        self._file = file
+        self._found = found
+        self._counts = counts
+        self._path = path
+
+    def letters(self) -> list[DeadLetter]:
+        """
+        Return the letters that there were when it was opened, the oldest first, each once.
+        """
+        return _each_once(self._found)
+
+    def drop(self, refs: Collection[BundleRef] | None = None) -> int:
+        """
+        Drop letters for good, durably: those of *refs*, or all there were. Return how many went.
+
+        Raises:
+            BundleUnavailable: one of them is still being written: try again in a second. The others are gone.
+            OSError: the disk refused.
+        """
+        chosen = [one for one in self._found if refs is None or one.letter.ref in refs]
+        sealed = [one for one in chosen if one.place.index < self._counts.get(one.place.segment, 0)]
+        gone = set()
+        for one in sealed:
+            if self._file.state.resolve(one.place, self._counts[one.place.segment]):
+                gone.add(one.letter.ref)
+        self._file.save()
+        if len(sealed) < len(chosen):
+            raise BundleUnavailable(f"{len(chosen) - len(sealed)} letters in {self._path} are being written: try again")
+        return len(gone)
+
+
+@contextlib.contextmanager
+def open_letters(
+    fs: FileSystem, root: str, subscriber_id: str, *, adapter: Adapter = OTAP
+) -> Iterator[LetterBox | None]:
+    """
+    Open an exporter's letters for dropping; None when it has none. Works beside the exporter.
+
+    The disk is freed at the end when nobody else has them open, and otherwise by who has.
+
+    Raises:
+        DirectoryInUse: another command is at it.
+        OSError: they cannot be read.
+    """
+    path = letters_root(root, subscriber_id)
+    if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
+        yield None
+        return
+    with contextlib.ExitStack() as opened:
+        try:
+            store = opened.enter_context(open_store(path, LETTER_SETTINGS, files=fs, adapter=adapter, background=False))
+        except DirectoryInUse:
+            pass  # the exporter's, which seals and deletes by itself
+        else:
+            store.register(LETTERS, start="earliest")
+            store.activate()
+            # What was logged last has no place of its own before it is sealed.
+            store.flush()
+            opened.callback(store.maintain)
+        file = opened.enter_context(SubscriberFile(fs, path, LETTERS))
+        found = list(_all_letters(fs, path, adapter))
+        counts = {info.seq: info.bundle_count for info in find_segments(fs, path).infos}
+        file.know([SegmentRef(seq, count) for seq, count in sorted(counts.items())])
+        yield LetterBox(file, found, counts, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """
+    What became of one letter: the outcome says whether it is delivered, and gone from the letters, or why not.
+    """
+
+    letter: DeadLetter
+    outcome: Outcome
+
+
+def replay_letters(
+    box: LetterBox, letters: Iterable[DeadLetter], deliver: Callable[[Bundle], Outcome]
+) -> Iterator[Replayed]:
+    """
+    Deliver *letters* again, one after the other; each that is delivered is dropped, durably, before the next.
+
+    Killed in between, one letter is delivered and still here: it is delivered once more.
+
+    Raises:
+        BundleUnavailable: one was delivered and is still being written: drop it in a second.
+        OSError: the disk refused.
+    """
+    for letter in letters:
+        outcome = deliver(letter.bundle)
+        if isinstance(outcome, Delivered):
+            box.drop({letter.ref})
+        yield Replayed(letter, outcome)

@@ -1,0 +1,284 @@
+"""
+The table of all metrics: names, units, meanings, and how a gauge is read from the figures of a store.
+
+Counters keep the names that each log's own document gives them. docs/metrics.md says the same; a test compares the two,
+and both with what the code emits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["LOG_METRICS", "METRICS", "Figures", "Metric", "Reading"]
+
+Figures = Mapping[str, Any]
+Reading = Iterator[tuple[float | None, dict[str, str]]]
+
+
+def _of_store(key: str) -> Callable[[Figures], Reading]:
+    def read(figures: Figures) -> Reading:
+        # Several cores: the figure is the sum over them.
+        yield sum(one[key] for one in figures["cores"].values()), {}
+
+    return read
+
+
+def _of_core(key: str) -> Callable[[Figures], Reading]:
+    def read(figures: Figures) -> Reading:
+        for core, one in figures["cores"].items():
+            yield one[key], {"core_id": str(core)}
+
+    return read
+
+
+def _of_subscriber(key: str) -> Callable[[Figures], Reading]:
+    def read(figures: Figures) -> Reading:
+        for subscriber, one in figures["subscribers"].items():
+            yield one[key], {"subscriber": subscriber}
+
+    return read
+
+
+def _unsynced(figures: Figures) -> Reading:
+    yield sum(one["wal_position"] - one["wal_synced_position"] for one in figures["cores"].values()), {}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """
+    One metric.
+
+    Attributes:
+        name: as it is emitted.
+        kind: counters and histograms come from an observer, gauges from `observe_store`.
+        unit: in OpenTelemetry's notation.
+        meaning: one sentence.
+        attributes: what it is told apart by.
+        read: of a gauge, its values and their attributes among the figures of a store.
+    """
+
+    name: str
+    kind: Literal["counter", "histogram", "gauge"]
+    unit: str
+    meaning: str
+    attributes: tuple[str, ...] = ()
+    read: Callable[[Figures], Reading] | None = None
+
+
+def _counter(name: str, unit: str, meaning: str, *attributes: str) -> Metric:
+    return Metric(name, "counter", unit, meaning, attributes)
+
+
+def _gauge(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
+    return Metric(name, "gauge", unit, meaning, attributes, read)
+
+
+METRICS: tuple[Metric, ...] = (
+    # Taking in.
+    _counter(
+        "quiver.ingest.throttle_total", "{bundle}", "Bundles that were refused or had to wait: something was full."
+    ),
+    _counter("quiver.receiver.requests_total", "{request}", "OTLP requests answered.", "signal", "outcome"),
+    _counter("quiver.receiver.batches_total", "{batch}", "OTAP batches answered.", "signal", "outcome"),
+    _counter(
+        "quiver.receiver.dedupe_unread_total", "{entry}", "Log entries that the duplicate window could not look into."
+    ),
+    _counter("quiver.receiver.unauthorized_total", "{request}", "Requests without known credentials.", "protocol"),
+    _counter(
+        "quiver.receiver.connections_refused_total", "{connection}", "Connections that were one too many.", "protocol"
+    ),
+    _counter(
+        "quiver.receiver.left_out_total",
+        "{part}",
+        "Parts of OTLP requests that tables have no place for.",
+        "signal",
+        "what",
+    ),
+    # The log.
+    Metric("quiver.wal.fsync.duration", "histogram", "s", "Seconds of one sync of the log."),
+    _counter("quiver.wal.torn_tail_total", "{file}", "Ends of the log that a crash had cut, found at open."),
+    _gauge("quiver.wal.bytes", "By", "Bytes of all log files on disk, zeros ahead included.", _of_store("wal_bytes")),
+    _gauge("quiver.wal.files", "{file}", "Log files, the active one included.", _of_store("wal_files")),
+    _gauge("quiver.wal.unsynced_bytes", "By", "Bytes that a power loss would take at this moment.", _unsynced),
+    # Segments.
+    _counter("quiver.segment.sealed_total", "{segment}", "Segments written."),
+    _counter("quiver.segment.flush_failures_total", "{attempt}", "Writes of a segment that the disk refused."),
+    _counter("quiver.segment.dropped_total", "{segment}", "Segments dropped by policy before all had them.", "reason"),
+    _counter("quiver.segment.damaged_bundles_total", "{bundle}", "Bundles of segments that were found damaged."),
+    _gauge("quiver.segment.count", "{segment}", "Sealed segments on disk.", _of_store("segments")),
+    _gauge("quiver.segment.bytes", "By", "Bytes of sealed segments.", _of_store("segment_bytes")),
+    _gauge(
+        "quiver.segment.incomplete",
+        "{segment}",
+        "Sealed segments that not every subscriber has finished; all while there is none.",
+        _of_store("incomplete_segments"),
+    ),
+    _gauge("quiver.segment.open_bytes", "By", "Bytes of bundles in the open segment.", _of_store("open_bytes")),
+    _gauge("quiver.segment.open_bundles", "{bundle}", "Bundles in the open segment.", _of_store("open_bundles")),
+    # Subscribers.
+    _counter("quiver.subscriber.acked_bundles_total", "{bundle}", "Bundles acknowledged.", "subscriber"),
+    _counter("quiver.subscriber.rejected_bundles_total", "{bundle}", "Bundles rejected for good.", "subscriber"),
+    _counter("quiver.subscriber.deferred_bundles_total", "{bundle}", "Bundles given back for later.", "subscriber"),
+    _counter(
+        "quiver.subscriber.dropped_bundles_total",
+        "{bundle}",
+        "Bundles that a subscriber will never get.",
+        "subscriber",
+        "reason",
+    ),
+    _counter("quiver.subscriber.read_errors_total", "{bundle}", "Bundles that could not be read.", "subscriber"),
+    _counter("quiver.subscriber.audit_lost_lines_total", "{line}", "Lines that the trail of outcomes lost."),
+    _gauge(
+        "quiver.subscriber.lag_bundles",
+        "{bundle}",
+        "Sealed bundles that it has not resolved, claimed ones included.",
+        _of_subscriber("pending_bundles"),
+        "subscriber",
+    ),
+    _gauge(
+        "quiver.subscriber.lag_bytes",
+        "By",
+        "The pending bundles' share of their files.",
+        _of_subscriber("lag_bytes"),
+        "subscriber",
+    ),
+    _gauge(
+        "quiver.subscriber.lag_seconds",
+        "s",
+        "Age of the oldest segment with a pending bundle; 0 when there is none.",
+        _of_subscriber("lag_seconds"),
+        "subscriber",
+    ),
+    _gauge(
+        "quiver.subscriber.claimed_bundles",
+        "{bundle}",
+        "Bundles handed out at this moment.",
+        _of_subscriber("claimed_bundles"),
+        "subscriber",
+    ),
+    _gauge(
+        "quiver.subscriber.progress_age_seconds",
+        "s",
+        "Seconds since its progress file changed.",
+        _of_subscriber("progress_age_seconds"),
+        "subscriber",
+    ),
+    _gauge(
+        "quiver.subscriber.orphan",
+        "{subscriber}",
+        "1 when nobody has registered it since the start; it holds its data all the same.",
+        _of_subscriber("orphan"),
+        "subscriber",
+    ),
+    # Sending on.
+    _counter(
+        "quiver.exporter.requests_total",
+        "{request}",
+        "OTLP requests sent on, by what became of them: confirmed, retried, refused.",
+        "exporter",
+        "signal",
+        "outcome",
+        "reason",
+    ),
+    _counter(
+        "quiver.exporter.rejected_items_total",
+        "{item}",
+        "Records, spans and points that a far side did not take of a request that it confirmed.",
+        "exporter",
+        "signal",
+    ),
+    _counter(
+        "quiver.exporter.given_up_total",
+        "{bundle}",
+        "Bundles that an exporter gave up, by what became of them: dead_letter, drop; halt counts a stop.",
+        "exporter",
+        "how",
+    ),
+    _counter(
+        "quiver.otel.dropped_items_total",
+        "{item}",
+        "Items that an exporter of the OpenTelemetry SDK could not keep.",
+        "signal",
+        "reason",
+    ),
+    # Room and recovery.
+    _counter("quiver.gc.evictions_total", "{segment}", "Segments deleted.", "reason"),
+    _counter("quiver.retention.size_emergency_total", "{time}", "Times that the size cap made data be dropped."),
+    _gauge("quiver.core.bytes", "By", "Bytes on disk, of everything.", _of_core("bytes"), "core_id"),
+    _gauge(
+        "quiver.core.cap_fraction",
+        "{fraction}",
+        "Bytes on disk over the size cap; nothing without a cap.",
+        _of_core("cap_fraction"),
+        "core_id",
+    ),
+    Metric("quiver.recovery.duration", "histogram", "s", "Seconds that opening the store took."),
+    _counter("quiver.recovery.damaged_files_total", "{file}", "Damage found at open; a copy is kept.", "kind"),
+    _gauge("quiver.quarantine.files", "{file}", "Damaged files and ranges kept.", _of_store("quarantined_files")),
+)
+"""Every metric of the store, its receivers and its exporters."""
+
+LOG_METRICS: tuple[Metric, ...] = (
+    # Objects, which several logs keep their old data in.
+    _counter(
+        "quiver.objects.retries_total", "{request}", "Requests to an object store that were tried again.", "operation"
+    ),
+    # Topics: the log.
+    Metric(
+        "danube_wal_append_latency_seconds", "histogram", "s", "Seconds of an append that was looked at.", ("topic",)
+    ),
+    Metric("danube_wal_fsync_latency_seconds", "histogram", "s", "Seconds of one sync of a topic's log."),
+    _counter("danube_wal_bytes_written_total", "By", "Bytes written to topics' logs."),
+    _counter("danube_wal_rotation_total", "{file}", "Files that a topic's log began behind another."),
+    _counter("danube_wal_torn_bytes_total", "By", "Bytes that a crash had torn off the end of a log, found at open."),
+    _counter("danube_wal_damage_total", "{range}", "Damaged ranges of topics' logs; a copy is kept."),
+    _counter("danube_wal_messages_lost_total", "{message}", "Messages that a reader could not be given any more."),
+    _counter("danube_wal_delete_total", "{file}", "Local files deleted.", "reason"),
+    _counter(
+        "danube_wal_delete_refused_total", "{file}", "Local files that were due, and not verified in the objects."
+    ),
+    # Topics: the objects.
+    Metric(
+        "danube_uploader_cycle_duration_seconds", "histogram", "s", "Seconds of one look for what is to be uploaded."
+    ),
+    _counter("danube_uploader_bytes_uploaded_total", "By", "Bytes of finished objects."),
+    _counter("danube_uploader_objects_created_total", "{object}", "Objects finished, verified and described."),
+    _counter("danube_uploader_errors_total", "{time}", "Uploads that failed and are tried again.", "reason"),
+    _counter("danube_uploader_leftovers_total", "{object}", "Unfinished objects of earlier uploads that were removed."),
+    Metric("danube_etcd_put_latency_seconds", "histogram", "s", "Seconds of writing one descriptor."),
+    _counter("danube_etcd_descriptor_write_total", "{descriptor}", "Descriptors written."),
+    Metric("danube_cloud_reader_query_duration_seconds", "histogram", "s", "Seconds of looking for descriptors."),
+    _counter("danube_cloud_reader_bytes_read_total", "By", "Bytes read from objects."),
+    _counter("danube_cloud_reader_errors_total", "{object}", "Objects that were damaged, missing or out of reach."),
+    _counter("danube_cloud_objects_expired_total", "{object}", "Objects that their own retention deleted."),
+    # Topics: subscriptions.
+    _counter("danube_subscription_redelivery_total", "{message}", "Messages delivered again.", "subscription"),
+    _counter("danube_subscription_ack_timeout_total", "{message}", "Messages not confirmed in time.", "subscription"),
+    _counter("danube_subscription_dlq_total", "{message}", "Messages given to the dead letters.", "subscription"),
+    _counter(
+        "danube_subscription_lost_total", "{message}", "Messages gone before they were delivered.", "subscription"
+    ),
+    # AOF2.
+    _counter("aof_flush_failures_total", "{time}", "Flushes that failed for good."),
+    _counter("aof_flush_retry_attempts_total", "{time}", "Flushes tried again."),
+    _counter("aof_flush_retry_failures_total", "{time}", "Flushes that failed when tried again."),
+    _counter("aof_flush_metadata_retry_attempts_total", "{time}", "Writes of the durability snapshot tried again."),
+    _counter("aof_flush_metadata_failures_total", "{time}", "Durability snapshots that could not be written."),
+    _counter("aof_retention_retired_total", "{segment}", "Segments that retention took away.", "action"),
+    _counter("aof_recovery_findings_total", "{file}", "What recovery found that a clean stop does not leave.", "kind"),
+    _counter("aof_upkeep_failed_total", "{time}", "Passes of the background work that failed."),
+    # QWP.
+    _counter("quiver.qwp.connect_attempts_total", "{time}", "Connections tried."),
+    _counter("quiver.qwp.reconnects_total", "{time}", "Connections made again."),
+    _counter("quiver.qwp.backpressure_stalls_total", "{time}", "Times that a producer waited for room."),
+    _counter("quiver.qwp.flushes_postponed_total", "{time}", "Automatic flushes that found no room and were put off."),
+    _counter("quiver.qwp.frames_dropped_total", "{frame}", "Frames that a policy dropped."),
+    _counter("quiver.qwp.segments_trimmed_total", "{segment}", "Segments removed because all of them was confirmed."),
+    _counter("quiver.qwp.spares_missing_total", "{segment}", "Segments that had to be made while a producer waited."),
+    _counter("quiver.qwp.torn_tails_total", "{file}", "Ends of slots that a crash had torn, found at open."),
+    _counter("quiver.qwp.damaged_segments_total", "{segment}", "Segments of slots that were found damaged."),
+    _counter("quiver.qwp.errors_not_told_total", "{error}", "Errors that the inbox had no room for."),
+)
+"""Those of the other logs, and of what they stand on: there with their first event, in programs that use them."""

@@ -1,0 +1,318 @@
+"""
+Segments that Spark sinks staged and committed become segments of the store. Only the store's owner does this.
+
+::
+
+    1  tasks write and sync       incoming/<writer>/<batch>-…/….qseg    nobody sees them
+    2  the sink's driver commits  incoming/<writer>/<batch>.commit      durable: from here on the batch counts
+    3  the owner renames each     → segments/<next number>.qseg         visible, in order
+    4  the owner syncs segments/, then the staging directory
+    5  the owner removes empty staging directories and all but the writer's last commit
+
+The owner is whoever holds the lock of the directory: a store that is open in any process does it with its maintenance,
+and where none is open the sink does it itself. A crash between 3 and 4 can leave a file under both names, which are one
+file: the staged name goes, the segment stays. Doing it all again changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from quiver.errors import Damaged
+from quiver.primitives.atomic import remove_durably
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Answer, Frame, NeedMore
+from quiver.store.cleanup import Cleanup
+from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
+from quiver.store.format.floor import decode_floor
+from quiver.store.format.names import (
+    DROP_LEDGER,
+    QUARANTINE_DIR,
+    SEGMENT_FLOOR,
+    SEGMENTS_DIR,
+    parse_segment_name,
+    segment_name,
+)
+from quiver.store.format.sink_commit import (
+    COMMIT_BYTES_MAX,
+    INCOMING_DIR,
+    ONCE_PREFIX,
+    SinkCommit,
+    commit_name,
+    decode_commit,
+    parse_commit_name,
+    parse_part_directory,
+)
+from quiver.store.parts import Parts
+from quiver.store.segment.info import SegmentInfo
+from quiver.store.segment.tail import read_info
+from quiver.store.subscribers.progress_store import find_subscribers, load_progress
+from quiver.store.subscribers.state import SegmentRef
+
+__all__ = ["Adoption", "OpenAdoption", "first_free_segment", "load_commit", "remove_staged", "writer_commits"]
+
+_FLOOR_BYTES_MAX = 64 * 1024
+
+_Value = TypeVar("_Value")
+
+
+def writer_commits(files: FileSystem, directory: str) -> list[int]:
+    """
+    Return the batches that a writer's directory holds commits of, ascending; none when there is no such directory.
+    """
+    try:
+        names = files.list_dir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = (parse_commit_name(name) for name in names)
+    return sorted(batch for batch in found if batch is not None)
+
+
+def load_commit(files: FileSystem, path: str) -> SinkCommit:
+    """
+    Read the commit at *path*.
+
+    Raises:
+        Damaged: it is not what was written.
+        FileNotFoundError: there is none.
+    """
+    answer = decode_commit(memoryview(files.read_all(path, size_max=COMMIT_BYTES_MAX)))
+    if isinstance(answer, Frame):
+        return answer.value
+    if isinstance(answer, NeedMore):
+        raise Damaged(path, 0, "the commit of a sink is cut short")
+    raise Damaged(path, answer.offset, answer.reason)
+
+
+def first_free_segment(files: FileSystem, root: str) -> int:
+    """
+    Return a number above every segment that the directory or anybody's progress speaks of. For whoever holds the
+    directory's lock and has no store open.
+
+    Raises:
+        Damaged: the floor, the drop ledger or a progress file is not what was written: open the store first.
+    """
+    highest = -1
+    for directory in (f"{root}/{SEGMENTS_DIR}", f"{root}/{QUARANTINE_DIR}"):
+        if files.exists(directory):
+            found = (parse_segment_name(name) for name in files.list_dir(directory))
+            highest = max(highest, *(seq for seq in found if seq is not None), -1)
+    for subscriber in find_subscribers(files, root):
+        progress = load_progress(files, root, subscriber)
+        if progress is not None:
+            highest = max(highest, progress.oldest_incomplete - 1, *progress.entries, -1)
+    ledger = f"{root}/{DROP_LEDGER}"
+    dropped = _decoded(files, ledger, decode_drop_ledger, DROP_LEDGER_BYTES_MAX) or ()
+    highest = max(highest, *(entry.seq for entry in dropped), -1)
+    floor = _decoded(files, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor, _FLOOR_BYTES_MAX) or 0
+    return max(highest + 1, floor)
+
+
+def _decoded(
+    files: FileSystem, path: str, decode: Callable[[memoryview], Answer[_Value]], size_max: int
+) -> _Value | None:
+    try:
+        view = memoryview(files.read_all(path, size_max=size_max))
+    except FileNotFoundError:
+        return None
+    answer = decode(view)
+    if isinstance(answer, Frame):
+        return answer.value
+    raise Damaged(path, getattr(answer, "offset", len(view)), getattr(answer, "reason", "the file is cut short"))
+
+
+class Adoption:
+    """
+    Takes over what sinks committed. One for each time that the directory's lock is held; not thread-safe.
+
+    Args:
+        files: the file system.
+        root: the store's directory, whose lock the caller holds.
+        next_segment: gives a number that no segment has had, above all that anybody can read; None for not now.
+        on_adopted: told of each segment that became one, durably, in the order of their numbers.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        root: str,
+        *,
+        next_segment: Callable[[], int | None],
+        on_adopted: Callable[[SegmentInfo], None] = lambda _: None,
+    ) -> None:
+        self._files = files
+        self._incoming = f"{root}/{INCOMING_DIR}"
+        self._segments = f"{root}/{SEGMENTS_DIR}"
+        self._next_segment = next_segment
+        self._on_adopted = on_adopted
+        self._done: dict[str, int] = {}
+        """Of each writer the last batch that is taken over, durably."""
+        self._inodes: frozenset[int] | None = None
+        """Of the segments that were there at first: one may be a staged file under its second name."""
+
+    def adopt(self) -> int:
+        """
+        Take over all that is committed; how many segments came. Durable on return. One look when nothing is there.
+
+        Raises:
+            Damaged: a commit or a staged segment is not what was written. What other writers committed is taken over.
+            OSError: the disk refused; call again.
+        """
+        if not self._files.exists(self._incoming):
+            return 0
+        adopted = 0
+        damage: Damaged | None = None
+        for writer in self._files.list_dir(self._incoming):
+            try:
+                adopted += self._adopt_writer(writer)
+            except Damaged as problem:
+                damage = damage or problem
+        if damage is not None:
+            raise damage
+        return adopted
+
+    def _adopt_writer(self, writer: str) -> int:
+        directory = f"{self._incoming}/{writer}"
+        batches = writer_commits(self._files, directory)
+        if not batches or batches[-1] <= self._done.get(writer, -1):
+            return 0
+        adopted = 0
+        for batch in batches:
+            if batch <= self._done.get(writer, -1):
+                continue
+            commit = load_commit(self._files, f"{directory}/{commit_name(batch)}")
+            for part in commit.parts:
+                came = self._adopt_part(f"{directory}/{part}")
+                if came is None:
+                    return adopted
+                adopted += came
+        self._tidy(directory, batches)
+        self._done[writer] = batches[-1]
+        return adopted
+
+    def _adopt_part(self, staged: str) -> bool | None:
+        """
+        Give one staged file its number; False when it has one, None when there is no number to be had now.
+        """
+        files = self._files
+        if not files.exists(staged):
+            return False
+        if self._inodes is None:
+            self._inodes = frozenset(self._found_inodes())
+        if files.stat(staged).inode in self._inodes:
+            # A power cut took back that the staged name went. The segment's own name was synced before.
+            files.sync_dir(self._segments)
+            remove_durably(files, [staged])
+            return False
+        read_info(files, staged)  # is it whole? Before it has a name that readers trust.
+        number = self._next_segment()
+        if number is None:
+            return None
+        path = f"{self._segments}/{segment_name(number)}"
+        files.rename(staged, path)
+        # The new name first: after a crash between the two the file has both names, never none.
+        files.sync_dir(self._segments)
+        files.sync_dir(staged.rpartition("/")[0])
+        self._on_adopted(read_info(files, path))
+        return True
+
+    def _found_inodes(self) -> Iterator[int]:
+        for name in self._files.list_dir(self._segments):
+            if parse_segment_name(name) is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    yield self._files.stat(f"{self._segments}/{name}").inode
+
+    def _tidy(self, directory: str, batches: list[int]) -> None:
+        """
+        Remove what is done: all commits but the last, and whatever was staged for batches up to that one.
+        """
+        files = self._files
+        for name in files.list_dir(directory):
+            batch = parse_part_directory(name)
+            if batch is not None and batch <= batches[-1]:
+                _remove_tree(files, f"{directory}/{name}")
+        # These before the commits: without its commit a staged segment is one that was never committed.
+        files.sync_dir(directory)
+        is_once = directory.rpartition("/")[2].startswith(ONCE_PREFIX)
+        remove_durably(files, [f"{directory}/{commit_name(batch)}" for batch in (batches if is_once else batches[:-1])])
+        if is_once:
+            _remove_empty(files, directory)
+            files.sync_dir(self._incoming)
+
+
+class OpenAdoption:
+    """
+    The same in a store that is open: its numbers, its catalog, its subscribers.
+
+    Args:
+        parts: the store.
+        cleanup: learns how old each segment is.
+    """
+
+    def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
+        self._parts = parts
+        self._cleanup = cleanup
+        self._reported = ""
+        self._adoption = Adoption(parts.files, parts.path, next_segment=self._next_segment, on_adopted=self._on_adopted)
+
+    def adopt(self) -> int:
+        """
+        Take over what sinks committed; how many segments came. What is damaged stays where it is, and is reported.
+
+        Raises:
+            OSError: the disk refused; call again.
+        """
+        with self._parts.maintenance:
+            try:
+                return self._adoption.adopt()
+            except Damaged as damage:
+                if str(damage) != self._reported:
+                    self._reported = str(damage)
+                    self._parts.observer.event("quiver.sink.damaged", level=logging.ERROR, problem=str(damage))
+                return 0
+
+    def _next_segment(self) -> int | None:
+        sealing = self._parts.sealing
+        with self._parts.lock:
+            if sealing.pending is not None:
+                # Its number is lower and its file not there yet: whoever reads by number would pass it over.
+                return None
+            number = sealing.next_seq
+            sealing.next_seq = number + 1
+            return number
+
+    def _on_adopted(self, info: SegmentInfo) -> None:
+        self._cleanup.know(info)
+        self._parts.catalog.add(info)
+        self._parts.registry.sealed(SegmentRef.of(info))
+
+
+def _remove_tree(files: FileSystem, directory: str) -> None:
+    # What is left in it was written by an attempt that no commit names.
+    with contextlib.suppress(FileNotFoundError):
+        for name in files.list_dir(directory):
+            with contextlib.suppress(FileNotFoundError):
+                files.remove(f"{directory}/{name}")
+        _remove_empty(files, directory)
+
+
+def _remove_empty(files: FileSystem, directory: str) -> None:
+    try:
+        files.remove_dir(directory)
+    except OSError as error:
+        # Somebody writes there again: an attempt that Spark gave up and that does not know it yet.
+        if error.errno not in {errno.ENOTEMPTY, errno.ENOENT}:
+            raise
+
+
+def remove_staged(files: FileSystem, directory: str, names: Iterable[str]) -> None:
+    """
+    Remove the staging directories *names* of a writer's *directory*, whatever is in them.
+    """
+    for name in names:
+        if parse_part_directory(name) is not None:
+            _remove_tree(files, f"{directory}/{name}")

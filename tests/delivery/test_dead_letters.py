@@ -1,0 +1,191 @@
+"""
+Dead letters: kept durably with the reason, each once, readable beside the exporter, gone when a person says so.
+"""
+
+import pytest
+from numbered import bundle_of, number_of
+
+from quiver.bundle import Bundle, BundleRef
+from quiver.delivery.dead_letters import (
+    LETTER_SETTINGS,
+    DeadLetters,
+    exporters_with_letters,
+    letters_root,
+    open_letters,
+    read_letters,
+    replay_letters,
+)
+from quiver.delivery.policy import Delivered, Permanent, Transient
+from quiver.errors import BundleUnavailable, WrongUse
+from quiver.primitives.real_files import REAL_FILES
+from quiver.store.format.names import parse_segment_name
+from quiver.store.opening import open_store
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/store"
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def disk(clock):
+    disk = CrashFileSystem(clock=clock)
+    disk.make_dirs(ROOT)
+    return disk
+
+
+@pytest.fixture
+def letters(disk, clock):
+    opened = DeadLetters(ROOT, "out", files=disk, clock=clock, background=False)
+    yield opened
+    opened.close()
+
+
+def drop(disk, refs=None, root=ROOT):
+    with open_letters(disk, root, "out") as box:
+        return None if box is None else box.drop(refs)
+
+
+def refs_of(disk, root=ROOT):
+    return [tuple(letter.ref) for letter in read_letters(disk, root, "out")]
+
+
+def fill(letters, *indexes):
+    for index in indexes:
+        assert letters.add(BundleRef(3, index), bundle_of(index), reason=f"HTTP 40{index}")
+
+
+def test_a_letter_says_everything(disk, clock, letters):
+    """The bundle as it was, why, how often, since when; a reader needs no lock, and nothing else to be there."""
+    original = Bundle(bundle_of(5).batches, ingested_at_ns=12)
+    letters.add(BundleRef(3, 4), original, reason="HTTP 400: no", attempts=6, first_failed_at_ns=99)
+    (letter,) = read_letters(disk.clone_after_crash(0), ROOT, "out")
+    assert (letter.ref, letter.reason, letter.attempts) == (BundleRef(3, 4), "HTTP 400: no", 6)
+    assert (letter.first_failed_at_ns, letter.given_up_at_ns, letter.ingested_at_ns) == (99, clock.now_ns(), 12)
+    assert letter.bundle == original
+    assert exporters_with_letters(disk, ROOT) == ["out"]
+
+
+def test_nothing_is_made_before_the_first_letter(disk, letters):
+    """An exporter that never gives anything up has no directory for it."""
+    letters.close()
+    assert not disk.exists(letters.path)
+    assert (exporters_with_letters(disk, ROOT), read_letters(disk, ROOT, "out")) == ([], [])
+    assert drop(disk) is None
+    with pytest.raises(WrongUse):
+        letters_root(ROOT, "../out")
+
+
+def test_what_comes_twice_is_kept_once(disk, clock, letters):
+    """In one life and over lives: the original may come again when the process was killed before the ack."""
+    fill(letters, 1, 2)
+    assert not letters.add(BundleRef(3, 1), bundle_of(1), reason="again")
+    again = DeadLetters(ROOT, "out", files=disk.clone_after_kill(), clock=clock, background=False)
+    assert not again.add(BundleRef(3, 2), bundle_of(2), reason="again")
+    assert again.add(BundleRef(4, 2), bundle_of(2), reason="another")
+    again.close()
+    assert refs_of(disk) == [(3, 1), (3, 2)]
+
+
+def test_an_unreadable_bundle_is_a_letter_without_content(disk, letters):
+    """That it was given up is kept all the same."""
+    letters.add(BundleRef(0, 0), None, reason="Damaged")
+    (letter,) = read_letters(disk, ROOT, "out")
+    assert (letter.bundle.slots, letter.ingested_at_ns) == ((), None)
+
+
+def test_the_slot_of_the_letter_is_a_free_one(disk, letters):
+    """A bundle that uses the last slots keeps them."""
+    batch = bundle_of(1)[60]
+    letters.add(BundleRef(0, 0), Bundle(dict.fromkeys((60, 62, 63), batch)), reason="no")
+    (letter,) = read_letters(disk, ROOT, "out")
+    assert letter.bundle.slots == (60, 62, 63)
+
+
+def test_dropped_letters_are_gone_from_the_disk(disk, letters):
+    """Some, then the rest; a second time nothing is left to drop."""
+    fill(letters, 1, 2, 3)
+    letters.close()
+    assert drop(disk, {BundleRef(3, 2)}) == 1
+    assert refs_of(disk.clone_after_crash(0)) == [(3, 1), (3, 3)]
+    assert drop(disk) == 2
+    assert (drop(disk), refs_of(disk)) == (0, [])
+    names = disk.list_dir(f"{letters.path}/segments")
+    assert [name for name in names if parse_segment_name(name) is not None] == []
+
+
+def test_letters_are_dropped_beside_the_exporter(tmp_path):
+    """What it has sealed; what it is writing in a moment. It frees the disk itself, and goes on."""
+    letters = DeadLetters(str(tmp_path), "out", background=False)
+    fill(letters, 1)
+    with pytest.raises(BundleUnavailable, match="1 letters"):
+        drop(REAL_FILES, root=str(tmp_path))
+    letters._store.flush()
+    fill(letters, 2)
+    assert drop(REAL_FILES, {BundleRef(3, 1)}, str(tmp_path)) == 1
+    assert refs_of(REAL_FILES, str(tmp_path)) == [(3, 2)]
+    letters._store.maintain()
+    letters._store.flush()
+    assert len([name for name in REAL_FILES.list_dir(f"{letters.path}/segments") if name.endswith(".qseg")]) == 1
+    assert drop(REAL_FILES, root=str(tmp_path)) == 1
+    letters.close()
+    assert refs_of(REAL_FILES, str(tmp_path)) == []
+
+
+def test_replay_drops_what_was_delivered(disk, letters):
+    """One by one; what is refused again stays."""
+    fill(letters, 1, 2, 3)
+    letters.close()
+    answers = {1: Delivered(), 2: Permanent("HTTP 400"), 3: Transient("UNAVAILABLE")}
+    seen = []
+
+    def deliver(bundle):
+        seen.append((number_of(bundle), len(refs_of(disk))))
+        return answers[seen[-1][0]]
+
+    with open_letters(disk, ROOT, "out") as box:
+        done = list(replay_letters(box, box.letters(), deliver))
+    assert [(tuple(one.letter.ref), one.outcome) for one in done] == [((3, n), answers[n]) for n in (1, 2, 3)]
+    assert seen == [(1, 3), (2, 2), (3, 2)]
+    assert refs_of(disk) == [(3, 2), (3, 3)]
+
+
+def test_it_is_a_store_like_any_other(disk, letters):
+    """What reads a store reads letters."""
+    fill(letters, 1, 2)
+    letters.close()
+    with open_store(letters.path, LETTER_SETTINGS, files=disk, background=False) as store:
+        handle = store.register("look", start="earliest").next_bundle(timeout=0)
+        assert handle.bundle.slots == (60, 63)
+        assert handle.bundle[63].to_pylist()[0]["reason"] == "HTTP 401"
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_a_crash_at_any_step_keeps_what_was_promised(disk, clock, kill):
+    """What `add` returned for is there, once, and what was dropped is not; nothing is invented."""
+    moments = []
+    promised, begun, dropped = set(), set(), set()
+
+    def crash(*_step):
+        state = disk.clone_after_kill() if kill else disk.clone_after_crash(disk.steps % 4)
+        moments.append((state, promised - begun, set(dropped)))
+
+    letters = DeadLetters(ROOT, "out", files=disk, clock=clock, background=False)
+    disk.on_step = crash
+    for index in (1, 2):
+        letters.add(BundleRef(3, index), bundle_of(index), reason="no")
+        promised.add((3, index))
+    letters.close()
+    begun.add((3, 1))
+    drop(disk, {BundleRef(3, 1)})
+    dropped.add((3, 1))
+    disk.on_step = None
+    assert len(moments) > 60
+    for state, kept, gone in moments:
+        found = refs_of(state)
+        assert len(found) == len(set(found))
+        assert kept <= set(found) <= {(3, 1), (3, 2)} - gone

@@ -1,0 +1,36 @@
+"""
+docs/howto/delivery.md: its pipeline is one, and it names every key and every word.
+"""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+from quiver.delivery.policy import OnExhausted, RetryPolicy
+from quiver.pipeline.child import read_pipeline
+from quiver.pipeline.exporter_config import RetryConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "delivery.md"
+
+
+def test_the_page_is_a_pipeline_and_names_every_key(tmp_path):
+    """With the defaults that it says."""
+    text = PAGE.read_text(encoding="utf-8")
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0], encoding="utf-8")
+    ((name, config),) = read_pipeline(path, [], {}).forwarders
+    policy = config.policy()
+    assert (name, policy.max_elapsed_s, policy.on_exhausted) == ("otlp_exporter", 21_600.0, "dead_letter")
+
+    rows = re.findall(r"^\| `(\w+)` \| ?(?:`([\w.]+)`)? ?\|", text, re.MULTILINE)
+    assert {key for key, _ in rows if key in RetryConfig.model_fields} == set(RetryConfig.model_fields)
+    words = re.findall(r"^\| `(\w+)` \| (?:is kept|leaves|stays)", text, re.MULTILINE)
+    assert sorted(words) == sorted(get_args(OnExhausted))
+    default = RetryPolicy()
+    said = dict(rows)
+    assert (said["initial_interval"], said["max_interval"]) == (
+        f"{default.initial_interval_s:g}s",
+        f"{default.max_interval_s:g}s",
+    )
+    assert (said["multiplier"], said["jitter"]) == (f"{default.multiplier:g}", f"{default.jitter:g}")
+    assert (said["on_exhausted"], said["max_attempts"], said["max_elapsed"]) == (default.on_exhausted, "", "")
