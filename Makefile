@@ -15,9 +15,11 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 KILL_CYCLES ?= 10000
 CRASH_STATES ?= 1000000
 SOAK_SECONDS ?= 600
+DELIVERY_SECONDS ?= 300
 STRACE_STRIDE ?= 1
+FUZZ_INPUTS ?= 1000000
 
-.PHONY: help setup demo test test-slow test-kill test-crash-states test-strace test-soak lint format bench rival-rust wheel lock clean
+.PHONY: help setup demo test test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench rival-rust rival-collector test-collector fuzz wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -46,16 +48,42 @@ test-slow: $(READY) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
 test-kill: $(READY) ## ten thousand real kill -9 cycles (KILL_CYCLES=500 for fewer)
-	$(BIN)/python -m pytest -m kill --kill-cycles $(KILL_CYCLES)
+	$(BIN)/python -m pytest -m kill --kill-cycles $(KILL_CYCLES) -o faulthandler_timeout=0
 
 test-crash-states: $(READY) ## a million enumerated crash states (CRASH_STATES=20000 for fewer)
-	$(BIN)/python -m pytest -m crash_states --crash-states $(CRASH_STATES)
+	$(BIN)/python -m pytest -m crash_states --crash-states $(CRASH_STATES) -o faulthandler_timeout=0
 
 test-strace: $(READY) ## SIGKILL, EIO, ENOSPC at every system call (needs strace; STRACE_STRIDE=9 for every ninth)
-	$(BIN)/python -m pytest -m strace --strace-stride $(STRACE_STRIDE)
+	$(BIN)/python -m pytest -m strace --strace-stride $(STRACE_STRIDE) -o faulthandler_timeout=0
 
 test-soak: $(READY) ## producers, subscribers and kills for ten minutes a variant (SOAK_SECONDS=60 for less)
-	$(BIN)/python -m pytest -m soak --soak-seconds $(SOAK_SECONDS)
+	$(BIN)/python -m pytest -m soak --soak-seconds $(SOAK_SECONDS) --delivery-seconds $(DELIVERY_SECONDS) \
+		-o faulthandler_timeout=0
+
+test-etcd: $(READY) build/bin/etcd ## metadata on a real etcd, built from source (needs Go)
+	$(BIN)/python -m pytest -m etcd
+
+build/bin/etcd:
+	mkdir -p build/bin build/etcd
+	cp tests/metadata/etcd_build/* build/etcd/
+	cd build/etcd && go mod tidy && CGO_ENABLED=0 go build -o ../bin/etcd .
+
+test-versity: $(READY) build/bin/versitygw ## objects on a second S3 server, built from source (needs Go)
+	$(BIN)/python -m pytest -m versity
+
+build/bin/versitygw:
+	mkdir -p build/bin
+	GOBIN=$(CURDIR)/build/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+
+test-collector: $(READY) build/bin/otelcol-rival ## a real Collector between our exporters and receivers, with kills (needs Go)
+	$(BIN)/python -m pytest -m collector
+
+fuzz: $(READY) ## a million broken inputs for each decoder of the wire (FUZZ_INPUTS=10000 for fewer)
+	$(BIN)/python -m pytest -m slow tests/otap/test_decoder_fuzz.py tests/receivers/test_receiver_fuzz.py \
+		--fuzz-inputs $(FUZZ_INPUTS)
+
+test-cluster: $(READY) ## a Spark cluster of one master and two workers on loopback, and Spark Connect
+	$(BIN)/python -m pytest -m cluster
 
 lint: $(READY) ## ruff, mypy and the repository's own rules
 	$(BIN)/ruff check .
@@ -72,10 +100,25 @@ bench: $(READY) ## measure beside rivals: ratios, with the noise (make rival-rus
 	$(BIN)/python bench/engines.py --write docs/benchmarks.md
 	$(BIN)/python bench/goals.py --write docs/benchmarks.md
 	$(BIN)/python bench/startup.py --write docs/benchmarks.md
+	$(BIN)/python bench/decode.py --write docs/benchmarks.md
+	$(BIN)/python bench/receive.py --write docs/benchmarks.md
 	$(BIN)/python bench/spark_read.py --write docs/benchmarks.md
+	$(BIN)/python bench/pipeline.py --write docs/benchmarks.md
+	$(BIN)/python bench/overhead.py --write docs/benchmarks.md
+	$(BIN)/python bench/topics.py --write docs/benchmarks.md
+	$(BIN)/python bench/aof.py --write docs/benchmarks.md
+	$(BIN)/python bench/qwp.py --write docs/benchmarks.md
 
 rival-rust: ## build the Rust engine's driver for bench and interoperability tests; needs cargo, takes minutes
 	cd bench/rivals/rust_engine && cargo build --release
+
+rival-collector: build/bin/otelcol-rival ## build the Collector for bench and interoperability tests; needs Go, takes minutes
+
+build/bin/otelcol-rival: bench/rivals/collector/manifest.yaml
+	mkdir -p build/bin build/collector
+	GOBIN=$(CURDIR)/build/bin go install go.opentelemetry.io/collector/cmd/builder@v0.161.0
+	CGO_ENABLED=0 build/bin/builder --config bench/rivals/collector/manifest.yaml --ldflags="-s -w"
+	mv build/collector/otelcol-rival $@
 
 wheel: $(READY) ## build dist/arrow_quiver-*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -5,6 +5,17 @@ The default of each lane is what the lane promises; a smaller number is for a qu
 """
 
 import pytest
+from hypothesis import settings
+
+from etcd_server import etcd_server  # noqa: F401 - a fixture
+from s3_server import (
+    s3_server,  # noqa: F401 - a fixture
+    versity_server,  # noqa: F401 - a fixture
+)
+
+settings.register_profile("quiver", deadline=None)
+"""A loaded machine is slow; that says nothing about what is tested."""
+settings.load_profile("quiver")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,13 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kill-cycles", type=int, default=10_000, help="fork-and-kill cycles of the kill lane")
     group.addoption("--crash-states", type=int, default=1_000_000, help="enumerated states of the crash_states lane")
     group.addoption("--soak-seconds", type=float, default=600.0, help="how long each variant of the soak runs")
+    group.addoption("--delivery-seconds", type=float, default=300.0, help="how long the soak of deliveries runs")
+    group.addoption("--fuzz-inputs", type=int, default=100_000, help="broken inputs for each decoder of OTLP and OTAP")
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
     group.addoption("--workers", type=int, default=2, help="processes that share the crash states")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One Spark session serves all that need one: they stay together, in one process."""
+    """One Spark session, and one server of each kind, serves all that need it: they stay together, in one process."""
     for item in items:
         if item.get_closest_marker("spark") is not None:
             item.add_marker(pytest.mark.xdist_group("spark"))
+        for server in ("s3_server", "versity_server", "etcd_server"):
+            if server in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(server))

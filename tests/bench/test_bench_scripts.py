@@ -43,6 +43,13 @@ def test_ingest_shows_all_contenders(tmp_path):
     assert {"Quiver", "bare log", "LMDB", "RocksDB", "SQLite queue"} <= set(column(text, 3))
 
 
+def test_overhead_shows_the_buffer_on_and_off(tmp_path):
+    """In both figures, beside a proxy that keeps nothing."""
+    text = run("overhead.py", tmp_path / "page.md")
+
+    assert column(text, 2) == ["off", "on", "proxy"] * 2
+
+
 def test_engines_shows_every_row(tmp_path):
     """Three modes, delivery, replay, sealing and reopening, for each engine that is there."""
     text = run("engines.py", tmp_path / "page.md", "--rows", "10")
@@ -69,3 +76,13 @@ def test_goals_shows_the_store_beside_its_floor(tmp_path, goals):
 def test_startup_shows_every_case(tmp_path):
     """All three kinds of directory are opened."""
     assert len(column(run("startup.py", tmp_path / "page.md"), 1)) == 3
+
+
+@pytest.mark.spark
+def test_pipeline_shows_stages_and_latencies(tmp_path):
+    """Each stage and latency beside Spark's own file source, which is 1.00."""
+    text = run("pipeline.py", tmp_path / "page.md")
+    assert set(column(text, 2)) == {"taken in", "to Parquet", "end to end", "p50", "p95"}
+    assert {"Quiver", "Quiver, small segments", "Spark's file source"} == set(column(text, 3))
+    floor = [line for line in text.splitlines() if "| Spark's file source | 1.00 |" in line]
+    assert len(floor) == 5

@@ -27,10 +27,10 @@ from quiver.errors import PipelineInvalid, WrongUse
 from quiver.exporters.settings import ExporterSettings
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.child import read_pipeline
+from quiver.pipeline.explain import describe
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.plugins import OtlpExporterConfig
-from quiver.pipeline.run import describe
 from quiver.primitives.backoff import Backoff
 from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings

@@ -8,8 +8,9 @@ import pytest
 
 from quiver.errors import PipelineInvalid, WrongUse
 from quiver.pipeline.child import parse_assignments, read_pipeline
+from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.run import default_run_dir, describe
+from quiver.pipeline.run import default_run_dir
 from quiver.settings import MIB, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -53,10 +54,8 @@ nodes:
 """
 
 
-CANNOT_FEED = (
-    "otlp_receiver is a receiver and cannot feed parquet, an exporter; "
-    "a receiver feeds the persistence node persistence"
-)
+REACHED_TWICE = "parquet is reached in two ways, first on line 8; give each way a node of its own"
+PUT_BEHIND = "otlp_receiver feeds persistence and parquet; put everything behind persistence, which hands it to each"
 
 
 def load(text, **values):
@@ -154,7 +153,10 @@ def test_every_exporter_receives_everything():
         ("    kind: receiver\n", "", 2, "kind is missing"),
         ("          - persistence", "          - persistance", 8,
          "there is no node named persistance; did you mean persistence?"),
-        ("          - persistence", "          - parquet", 8, CANNOT_FEED),
+        ("          - persistence", "          - parquet", 19, REACHED_TWICE),
+        ("          - persistence", "          - persistence\n          - parquet", 9, PUT_BEHIND),
+        ("dispatch_strategy: round_robin", "dispatch_strategy: broadcast", 8,
+         "broadcast would store a copy for each core; write round_robin: every exporter gets everything"),
         ("          - persistence", "          - persistence\n          - persistence", 9,
          "persistence is listed twice; a node receives everything once"),
         ("dispatch_strategy: round_robin", "dispatch_strategie: round_robin", 9,
@@ -215,12 +217,13 @@ def test_what_is_not_available_yet_says_what_is(urn, kind):
     assert reason.startswith(f"{urn} is not available in this version; for kind {kind} there is {old}")
 
 
-def test_a_second_store_is_refused():
-    """A pipeline has one persistence node."""
+def test_a_store_that_nobody_feeds_is_refused():
+    """It would hold nothing; one behind another is a mistake as well."""
     more = "  more:\n    kind: processor\n    plugin_urn: urn:otap:processor:persistence\n    config: {path: x}\n"
-    text = GOOD + more
 
-    assert refused(text) == (36, "more is a second persistence node; a pipeline has one: persistence")
+    assert refused(GOOD + more) == (36, "nobody feeds more: no node has it as a destination")
+    behind = changed("          - parquet\n", "          - parquet\n          - more\n") + more
+    assert refused(behind) == (20, "persistence and more are both persistence nodes; one is enough here")
 
 
 def test_two_exporters_cannot_share_a_directory():

@@ -34,21 +34,25 @@ ON_LIFELINE = (
 class Running:
     """A supervisor in a thread, and what it said."""
 
-    def __init__(self, tmp_path, scripts, *, stop_timeout_s=5.0, backoff=None):
+    def __init__(self, tmp_path, scripts, *, stop_timeout_s=5.0, backoff=None, stages=(), on_reload=None):
         self.said = []
         self.changed = threading.Condition()
-        specs = [
-            ChildSpec(name, [*(FULL if "quiver" in script else BARE), script], tmp_path / f"{name}.log", stop_timeout_s)
-            for name, script in scripts.items()
-        ]
+        self.tmp_path = tmp_path
+        self.stages = dict(stages)
+        specs = [self.spec(name, script, stop_timeout_s) for name, script in scripts.items()]
         self.supervisor = Supervisor(
             specs,
             on_change=self.on_change,
             backoff=backoff or Backoff(first_s=0.01, cap_s=0.02),
             random=Random(1),
+            on_reload=on_reload,
         )
         self.code = None
         self.thread = threading.Thread(target=self.run)
+
+    def spec(self, name, script, stop_timeout_s=5.0):
+        argv = [*(FULL if "quiver" in script else BARE), script]
+        return ChildSpec(name, argv, self.tmp_path / f"{name}.log", stop_timeout_s, self.stages.get(name, ord(name[0])))
 
     def run(self):
         self.code = self.supervisor.run()
@@ -209,11 +213,104 @@ def test_children_die_with_a_supervisor_that_was_killed(tmp_path):
     assert (tmp_path / "a.log").read_text() == "up\ndown\n"
 
 
+def test_those_of_one_stage_are_stopped_together(tmp_path):
+    """None of them waits for another; the next stage waits for all."""
+    note = tmp_path / "order"
+    script = (
+        "from quiver.pipeline.lifeline import Lifeline\n"
+        "line = Lifeline(deadline_s=5)\n"
+        "print('up', flush=True)\n"
+        "while not line.wait(60): pass\n"
+        f"note = open({str(note)!r}, 'a'); note.write('NAME\\n'); note.flush()\n"
+        "BEHIND\n"
+    )
+    # The first of the stage ends only when the second has been told to.
+    wait = f"import time\nwhile 'b' not in open({str(note)!r}).read(): time.sleep(0.01)"
+    scripts = {
+        "a": script.replace("NAME", "a").replace("BEHIND", wait),
+        "b": script.replace("NAME", "b").replace("BEHIND", ""),
+        "c": script.replace("NAME", "c").replace("BEHIND", ""),
+    }
+    with Running(tmp_path, scripts, stages={"a": 0, "b": 0, "c": 1}) as running:
+        wait_until(lambda: all("up" in (tmp_path / f"{name}.log").read_text() for name in "abc"))
+        running.supervisor.request_stop()
+        running.thread.join(20)
+
+        assert running.code == 0
+        assert sorted(note.read_text().split()[:2]) == ["a", "b"]
+        assert note.read_text().split()[2] == "c"
+
+
+def test_a_child_is_renewed_and_the_others_are_left_alone(tmp_path):
+    """It stops in its own time, and has another pid afterwards, without the delay of one that died."""
+    renew = lambda supervisor: supervisor.renew("a")
+    with Running(tmp_path, {"a": ON_LIFELINE, "b": PATIENT}, on_reload=renew) as running:
+        wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
+        first, other = running.child("a").pid, running.child("b").pid
+        running.supervisor.request_reload()
+        running.until(lambda: running.child("a").starts == 2 and running.child("a").pid is not None)
+
+        assert running.child("a").pid != first
+        assert (tmp_path / "a.log").read_text().startswith("up\ndown\n")
+        assert (running.child("b").pid, running.child("b").starts) == (other, 1)
+        assert not any("died" in what for _, what in running.said)
+
+
+def test_a_child_that_will_not_be_renewed_is_killed(tmp_path):
+    """After its time; then it starts again."""
+    renew = lambda supervisor: supervisor.renew("a")
+    with Running(tmp_path, {"a": STUBBORN}, stop_timeout_s=0.1, on_reload=renew) as running:
+        wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
+        running.supervisor.request_reload()
+        running.until(lambda: running.child("a").starts == 2)
+
+        assert any("did not stop in 0.1 s: killed" in what for _, what in running.said)
+
+
+def test_children_come_and_go(tmp_path):
+    """What is not wanted any more stops and is forgotten; what is new starts."""
+    running = Running(tmp_path, {"a": PATIENT, "b": ON_LIFELINE})
+    running.supervisor = Supervisor(
+        [running.spec("a", PATIENT), running.spec("b", ON_LIFELINE)],
+        on_change=running.on_change,
+        on_reload=lambda supervisor: supervisor.change([running.spec("a", PATIENT), running.spec("c", PATIENT)]),
+        backoff=Backoff(first_s=0.01, cap_s=0.02),
+        random=Random(1),
+    )
+    with running:
+        wait_until(lambda: "up" in (tmp_path / "b.log").read_text())
+        first = running.child("a").pid
+        running.supervisor.request_reload()
+        running.until(lambda: [child.spec.name for child in running.supervisor.children] == ["a", "c"])
+
+        assert running.child("a").pid == first
+        assert any(what == "b is not needed any more" for _, what in running.said)
+        wait_until(lambda: "up" in (tmp_path / "c.log").read_text())
+
+
+def test_a_signal_is_handed_on(tmp_path):
+    """To the child that is named."""
+    script = (
+        "from quiver.pipeline.lifeline import Lifeline\n"
+        "line = Lifeline(deadline_s=5)\n"
+        "print('up', flush=True)\n"
+        "while not line.wait(60):\n"
+        "    if line.reload_asked(): print('again', flush=True)\n"
+    )
+    tell = lambda supervisor: supervisor.tell("a", signal.SIGHUP)
+    with Running(tmp_path, {"a": script, "b": PATIENT}, on_reload=tell) as running:
+        wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
+        running.supervisor.request_reload()
+        wait_until(lambda: "again" in (tmp_path / "a.log").read_text())
+
+        assert running.child("b").pid is not None
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_lifeline_hears_signals(number):
     """Asked once, it stays asked."""
     reading, writing = os.pipe()
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         line = Lifeline(deadline_s=3600, stdin_fd=reading)
         assert not line.wait(0)

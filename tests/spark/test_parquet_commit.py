@@ -21,7 +21,7 @@ class PowerCut(Exception):
 
 
 def committer(fs, query_id=QUERY, store=STORE, subscriber="exp"):
-    made = ExportCommitter(fs, "/out", query_id=query_id, store=store, subscriber=subscriber)
+    made = ExportCommitter(fs, "/out", query_id=query_id, stores=[store], subscriber=subscriber)
     made.recover()
     return made
 
@@ -60,7 +60,7 @@ def export(fs, batch, attempt, query_id=QUERY):
     """One run of a batch, as the exporter does it after a restart."""
     made = committer(fs, query_id)
     if not made.is_committed(batch):
-        made.commit(batch, write_parts(fs, query_id, batch, attempt), Position(batch + 1, 0))
+        made.commit(batch, write_parts(fs, query_id, batch, attempt), {STORE: Position(batch + 1, 0)})
 
 
 def fresh():
@@ -137,7 +137,7 @@ def test_a_crash_while_recovering_changes_nothing():
 
     base.on_step = stop_at_first_part
     with pytest.raises(PowerCut):
-        made.commit(1, parts, Position(2, 0))
+        made.commit(1, parts, {STORE: Position(2, 0)})
     assert renames
     base.on_step = None
     for stop in range(30):
@@ -161,17 +161,17 @@ def test_a_new_query_of_the_same_subscriber_goes_on_where_the_old_one_stopped():
     export(fs, 0, "a")
     made = committer(fs)
     parts = write_parts(fs, QUERY, 1, "b")
-    record = ExportRecord(1, STORE, "exp", Position(7, 3), tuple((p, f"x-{i}.parquet") for i, p in enumerate(parts)))
+    record = ExportRecord(1, "exp", {STORE: Position(7, 3)}, tuple((p, f"x-{i}.parquet") for i, p in enumerate(parts)))
     fs.make_dirs(f"/out/_quiver/{QUERY}")
     file = fs.create(f"/out/_quiver/{QUERY}/0000000001.json")
     file.pwrite(record.encode(), 0)
     file.close()
     write_parts(fs, QUERY, 2, "never committed")
     again = committer(fs, OTHER)
-    assert again.exported_through == Position(7, 3)
+    assert again.exported_through == {STORE: Position(7, 3)}
     assert {"logs/x-0.parquet", "spans/x-1.parquet"} <= set(visible(fs))
     assert not [name for name in fs.list_dir("/out/logs") if name.endswith(".part")]
-    assert made.exported_through == Position(1, 0)
+    assert made.exported_through == {STORE: Position(1, 0)}
 
 
 @pytest.mark.parametrize(("store", "subscriber"), [("other", "exp"), (STORE, "other"), ("unknown", "exp")])
@@ -181,14 +181,14 @@ def test_other_stores_and_subscribers_are_independent(store, subscriber):
     export(fs, 0, "a")
     write_parts(fs, QUERY, 1, "still being written")
     other = committer(fs, OTHER, store, subscriber)
-    assert other.exported_through == Position(0, 0)
+    assert other.exported_through == {}
     assert [name for name in fs.list_dir("/out/logs") if name.endswith(".part")]
 
 
 def test_an_empty_batch_writes_nothing():
     """No record, no directory, no file."""
     fs = fresh()
-    assert committer(fs).commit(0, [], Position(0, 0)) == ()
+    assert committer(fs).commit(0, [], {}) == ()
     assert fs.list_dir(f"/out/_quiver/{QUERY}") == []
     assert fs.list_dir("/out") == ["_quiver"]
 
@@ -198,7 +198,7 @@ def test_old_records_go():
     fs = fresh()
     made = committer(fs)
     for batch in range(RECORDS_KEPT + 5):
-        made.commit(batch, write_parts(fs, QUERY, batch, "a", ("logs",)), Position(batch + 1, 0))
+        made.commit(batch, write_parts(fs, QUERY, batch, "a", ("logs",)), {STORE: Position(batch + 1, 0)})
     names = fs.list_dir(f"/out/_quiver/{QUERY}")
     assert len(names) == RECORDS_KEPT
     assert names[0] == "0000000005.json"
@@ -208,7 +208,7 @@ def test_a_damaged_record_is_said():
     """Cut anywhere or any byte flipped: an error, never another batch."""
     fs = fresh()
     made = committer(fs)
-    made.commit(0, write_parts(fs, QUERY, 0, "a"), Position(1, 0))
+    made.commit(0, write_parts(fs, QUERY, 0, "a"), {STORE: Position(1, 0)})
     path = f"/out/_quiver/{QUERY}/0000000000.json"
     data = fs.read_all(path, size_max=10_000)
     good = ExportRecord.decode(data, path)
@@ -222,6 +222,28 @@ def test_a_damaged_record_is_said():
         except Damaged:
             continue
     newer = json.loads(data)
-    newer["record"]["v"] = 2
+    newer["record"]["v"] = 3
     with pytest.raises(Damaged, match="checksum"):
         ExportRecord.decode(json.dumps(newer).encode(), path)
+
+
+def test_a_record_of_the_first_version_is_read():
+    """It names one store and one position."""
+    from quiver.spark.parquet_commit import _checksum
+
+    body = {"v": 1, "batch": 4, "store": STORE, "subscriber": "exp", "through": {"seq": 7, "idx": 3}, "files": []}
+    data = json.dumps({"crc32": _checksum(body), "record": body}).encode()
+    assert ExportRecord.decode(data, "record") == ExportRecord(4, "exp", {STORE: Position(7, 3)}, ())
+
+
+def test_every_core_has_its_position():
+    """A record is ours when one of our stores is in it; another query goes on in each of them."""
+    fs = fresh()
+    made = ExportCommitter(fs, "/out", query_id=QUERY, stores=["a", "b"], subscriber="exp", suffix=".jsonl")
+    made.recover()
+    made.commit(0, write_parts(fs, QUERY, 0, "a"), {"a": Position(1, 0), "b": Position(4, 2)})
+    made.commit(1, write_parts(fs, QUERY, 1, "a"), {"b": Position(5, 0)})
+    assert all(name.endswith(".jsonl") for name in visible(fs))
+    again = ExportCommitter(fs, "/out", query_id=OTHER, stores=["a", "b", "c"], subscriber="exp")
+    again.recover()
+    assert again.exported_through == {"a": Position(1, 0), "b": Position(5, 0)}

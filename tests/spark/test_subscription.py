@@ -195,6 +195,33 @@ def test_a_segment_that_vanished_is_reported(store, make):
     assert bundles_of(lenient.plan(start, end)) == [(0, 0), (0, 1), (3, 0), (3, 1)]
 
 
+class _DeletedWhenOpened:
+    """The files of a store whose oldest segment goes between its listing and its opening."""
+
+    def __init__(self, store):
+        self.path = f"{store.root}/segments/0000000000000000.qseg"
+
+    def map_read(self, path):
+        if path == self.path:
+            pathlib.Path(path).unlink(missing_ok=True)
+        return REAL_FILES.map_read(path)
+
+    def __getattr__(self, name):
+        return getattr(REAL_FILES, name)
+
+
+def test_a_segment_deleted_while_a_new_subscriber_is_made_is_no_loss(store):
+    """All others had finished it, and nobody owed it to a subscriber that was not there yet."""
+    store.rows(2)
+    store.rows(2)
+    files = _DeletedWhenOpened(store)
+    parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp"})
+    segments = SegmentList(files, store.root, slots=frozenset({30}), fail_on_data_loss=True)
+    made = Subscription(files, parsed, segments, parallelism=2, clock=ManualClock())
+    assert made.initial() == at(1, 0)
+    made.release()
+
+
 def test_a_number_that_never_existed_is_no_loss(store, make):
     """Numbers may have gaps."""
     store.rows(1)

@@ -39,6 +39,7 @@ def build_app() -> typer.Typer:
 
     from quiver.cli import (  # noqa: PLC0415
         bench,
+        dead_letters,
         demo,
         doctor,
         export,
@@ -49,6 +50,8 @@ def build_app() -> typer.Typer:
         snapshot,
         stats,
         subscribers,
+        top,
+        topic,
         verify,
     )
 
@@ -85,10 +88,13 @@ def build_app() -> typer.Typer:
     app.command("restore")(snapshot.restore)
     app.command("migrate")(migrate.migrate)
     app.command("stats")(stats.stats)
+    app.command("top")(top.top)
     app.command("subscribers")(subscribers.subscribers)
+    app.command("dead-letters")(dead_letters.dead_letters)
     app.command("export")(export.export)
     app.command("doctor")(doctor.doctor)
     app.command("bench")(bench.bench)
+    app.add_typer(topic.build_topic_app(), name="topic")
     return app
 
 

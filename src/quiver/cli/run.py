@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,17 @@ def run(
     pipeline: Annotated[Path, typer.Argument(help="The pipeline file.")],
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Fill the placeholder {{NAME}}; else the environment does."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Fill {{NAME}} and ${NAME}; else the environment does."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Say what would run, and stop.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw the graph for Mermaid, and stop.")] = False,
+    cores: Annotated[
+        int | None,
+        typer.Option("--cores", help="Ingest processes that share the ports, each with a store.", min=1),
+    ] = None,
+    drain: Annotated[
+        str | None, typer.Option("--drain", help="How long exporters go on when told to stop, for example 30s.")
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Logs and state file.  [default: <store>.run]", show_default=False)
     ] = None,
@@ -32,42 +40,70 @@ def run(
     """
     Run a pipeline until it is told to stop.
 
-    Receivers and store run in one process, Spark in another; either is restarted when it dies.
+    Receivers and stores run in one process or several, Spark in another; each is restarted when it dies. SIGHUP reads
+    the file again: exporters, processors and log_level change without a restart.
     """
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
     from quiver.pipeline.child import read_pipeline  # noqa: PLC0415
-    from quiver.pipeline.run import default_run_dir, describe, run_pipeline  # noqa: PLC0415
+    from quiver.pipeline.explain import describe  # noqa: PLC0415
+    from quiver.pipeline.picture import as_mermaid  # noqa: PLC0415
+    from quiver.pipeline.run import RunOptions, default_run_dir, run_pipeline  # noqa: PLC0415
+    from quiver.settings import parse_duration_s  # noqa: PLC0415
 
     given = assignments or []
     checked = read_pipeline(pipeline, given, os.environ)
-    described = describe(checked)
+    if mermaid:
+        typer.echo(as_mermaid(checked))
+        return
+    if cores is not None and checked.metrics is not None and not as_json:
+        typer.echo(f"metrics: each core tells its own, at {checked.metrics.listen} and the ports above it")
+    described = describe(checked, cores=cores)
     if check and as_json:
         print_json(described)
         return
-    print_table("receivers", described["receivers"])
-    print_table("persistence", [described["persistence"]])
-    print_table("exporters", described["exporters"], empty="none; the pipeline only buffers")
-    if described["metrics"]:
-        print_table("metrics", [described["metrics"]])
     if check:
-        typer.echo(_promise(len(described["exporters"])))
+        _tell(checked, described)
         return
-    where = run_dir or default_run_dir(checked)
-    typer.echo(f"logs and state in {where}; Ctrl-C stops")
-    code = run_pipeline(
-        checked,
-        assignments=given,
-        run_dir=where,
-        say=typer.echo,
-        lifeline_fd=0 if stop_with_stdin else None,
+    options = RunOptions(
+        given,
+        run_dir or default_run_dir(checked),
+        cores,
+        None if drain is None else parse_duration_s(drain, key="--drain"),
+        0 if stop_with_stdin else None,
     )
+    _tell_briefly(checked, described)
+    typer.echo(f"logs and state in {options.run_dir}; Ctrl-C stops")
+
+    code = run_pipeline(checked, options, reread=lambda: read_pipeline(pipeline, given, os.environ), say=typer.echo)
     raise typer.Exit(code)
 
 
-def _promise(exporters: int) -> str:
-    if exporters == 0:
-        return "No exporter: what is received is kept until somebody reads it."
-    if exporters == 1:
-        return "The exporter receives everything."
-    return f"Each of the {exporters} exporters receives everything; nothing is shared out between them."
+def _tell_briefly(checked: Any, described: dict[str, Any]) -> None:
+    from quiver.pipeline.picture import as_text  # noqa: PLC0415
+
+    typer.echo(as_text(checked))
+    for sentence in described["says"]:
+        typer.echo(sentence)
+
+
+def _tell(checked: Any, described: dict[str, Any]) -> None:
+    """
+    Print the graph, and what each node will do.
+    """
+    from quiver.pipeline.picture import as_text  # noqa: PLC0415
+
+    typer.echo(as_text(checked))
+    typer.echo()
+    for kind in ("receivers", "buffers", "processors", "exporters"):
+        for node in described[kind]:
+            name = node.pop("node")
+            typer.echo(f"{name} ({node.pop('is', kind.removesuffix('s'))})")
+            for key, value in node.items():
+                if value is not None and value != []:
+                    text = ", ".join(value) if isinstance(value, list) else value
+                    typer.echo(f"    {key.replace('_', ' ')}: {text}")
+    if described["metrics"]:
+        print_table("metrics", [described["metrics"]])
+    for sentence in described["says"]:
+        typer.echo(sentence)

@@ -6,16 +6,23 @@ In the order a file passes:
 | module | purpose |
 |---|---|
 | `parse` | text → plain values, each with its line; placeholders filled in |
-| `plugins` | what each `plugin_urn` is, and the shape of its `config` |
-| `graph` | values → checked nodes: who feeds whom, what is missing, what is too much |
-| `supervise` | child processes: started, restarted with backoff, stopped in order |
-| `run` | `quiver run`: the two children of a pipeline, their logs and the state file |
-| `lifeline` | the other end, inside a child: stop when asked, die with the supervisor |
+| `shapes` | values of either shape → nodes: what each is, whom it feeds |
+| `plugins` | what each `plugin_urn` or `type` is, and the shape of its `config` |
+| `receiver_config`, `otap_config`, `processor_config`, `exporter_config` | those shapes, made of `config_values` |
+| `flow` | nodes → buffers and the routes out of each, also those that stand in no file |
+| `graph` | all of it, checked: a `Pipeline` |
+| `explain`, `picture` | what it will do, in words and drawn |
+| `supervise` | child processes: started, restarted with backoff, renewed, stopped in order |
+| `run` | `quiver run`: the children of a pipeline, their logs and the state file |
+| `reload` | what a changed file asks for, and what of it needs a restart |
+| `lifeline` | the other end, inside a child: stop when asked, reload when asked, die with the supervisor |
 | `child` | what every child begins and ends with: arguments, logging, exit codes |
-| `ingest` | the child that owns the store and the receivers |
-| `export` | the child that owns the Spark driver and every exporter's query |
+| `ingest` | the child that owns the stores and the receivers; there may be several, one for each core |
+| `forwarding` | in it: the exporters that need no Spark |
+| `export` | the child that owns the Spark driver |
+| `queries` | in it: which queries there are, and how each is started |
 
 `extras` says what to install when a module is missing.
 
-The children share nothing but the store's directory: either may die and come back without the other.
+The children share nothing but the stores' directories: either may die and come back without the other.
 """

@@ -11,7 +11,7 @@ import os
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,11 @@ __all__ = [
     "SPARK_READY",
     "ChildContext",
     "child_main",
+    "ingest_ready",
     "parse_assignments",
     "read_pipeline",
+    "reload_log_level",
+    "set_log_level",
     "write_ready",
 ]
 
@@ -45,11 +48,38 @@ ORPHAN_DEADLINE_S = 20.0
 class ChildContext:
     """
     What a child's body is given.
+
+    Attributes:
+        pipeline: as checked, with its directories in place.
+        run_dir: for state.
+        lifeline: says when to stop, and when to reload.
+        cores: how many ingest processes share the ports; None: there is one, and its stores have no cores.
+        core: which of them this one is.
+        drain_s: how long to go on for what is sealed, once asked to stop; None is the child's own choice.
+        reread: reads the pipeline file again.
     """
 
     pipeline: Pipeline
     run_dir: Path
     lifeline: Lifeline
+    cores: int | None = None
+    core: int = 0
+    drain_s: float | None = None
+    reread: Callable[[], Pipeline] | None = field(default=None, repr=False)
+
+    @property
+    def ready_name(self) -> str:
+        """
+        What this ingest process calls the file that says it is ready.
+        """
+        return ingest_ready(None if self.cores is None else self.core)
+
+
+def ingest_ready(core: int | None) -> str:
+    """
+    Return the name of the file in which the ingest process of *core* (None: the only one) says that it is ready.
+    """
+    return INGEST_READY if core is None else f"ingest-{core}.json"
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
@@ -100,13 +130,30 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
     parser.add_argument("pipeline", type=Path)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--set", dest="assignments", action="append", default=[])
+    parser.add_argument("--cores", type=int)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--drain-s", type=float)
     arguments = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
     )
-    try:
+
+    def reread() -> Pipeline:
         pipeline = read_pipeline(arguments.pipeline, arguments.assignments, os.environ)
-        body(ChildContext(pipeline, arguments.run_dir, Lifeline(deadline_s=ORPHAN_DEADLINE_S)))
+        return pipeline.placed(arguments.run_dir)
+
+    try:
+        context = ChildContext(
+            reread(),
+            arguments.run_dir,
+            Lifeline(deadline_s=ORPHAN_DEADLINE_S),
+            cores=arguments.cores,
+            core=arguments.core,
+            drain_s=arguments.drain_s,
+            reread=reread,
+        )
+        set_log_level(context.pipeline)
+        body(context)
     except WrongUse as error:
         _log.error("%s", error)
         return EXIT_WRONG_USE
@@ -117,6 +164,24 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
         _log.error("%s", error)
         return 1
     return 0
+
+
+def set_log_level(pipeline: Pipeline) -> None:
+    """
+    Let this process log as much as *pipeline* says.
+    """
+    logging.getLogger().setLevel(pipeline.log_level.upper())
+
+
+def reload_log_level(context: ChildContext) -> None:
+    """
+    Take over the level of the log from the file as it is now. A file that is wrong changes nothing.
+    """
+    try:
+        if context.reread is not None:
+            set_log_level(context.reread())
+    except WrongUse as error:
+        _log.error("not reloaded: %s", error)
 
 
 def write_ready(run_dir: Path, name: str, facts: Mapping[str, Any]) -> None:

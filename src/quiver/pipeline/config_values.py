@@ -4,15 +4,16 @@ What the configs of all plugins are made of: sizes, durations and addresses as p
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from typing import Annotated, Any, ClassVar, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from quiver.errors import SettingsInvalid
 from quiver.receivers.settings import split_address
 from quiver.settings import parse_duration_s, parse_size_bytes
 
-__all__ = ["Address", "Config", "Duration", "Size"]
+__all__ = ["Address", "Config", "Duration", "SettingsConfig", "Size", "settings_config"]
 
 
 def _address(value: object) -> object:
@@ -53,3 +54,64 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SettingsConfig(Config):
+    """
+    A config whose keys are the fields of a frozen dataclass of settings, which checks itself.
+    """
+
+    settings_type: ClassVar[type[Any]]
+    settings_fields: ClassVar[tuple[str, ...]] = ()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse what the settings refuse.
+        """
+        super().model_post_init(context)
+        try:
+            self.settings()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    def settings(self) -> Any:
+        """
+        Return the settings.
+
+        Raises:
+            SettingsInvalid: they refuse themselves.
+        """
+        return self.settings_type(**{name: _plain(getattr(self, name)) for name in self.settings_fields})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SettingsConfig):
+        return value.settings()
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def settings_config(name: str, settings: type[Any], base: type[Config] = Config, **types: Any) -> type[SettingsConfig]:
+    """
+    Return the config whose keys are the fields of *settings*, besides those of *base*.
+
+    Args:
+        name: of the config, for messages.
+        settings: a dataclass.
+        base: has further keys.
+        types: of fields that a YAML file writes in another way.
+    """
+    hints = get_type_hints(settings) | types
+    fields: dict[str, Any] = {}
+    for one in dataclasses.fields(settings):
+        if one.default is not dataclasses.MISSING:
+            default: Any = one.default
+        elif one.default_factory is not dataclasses.MISSING:
+            default = Field(default_factory=one.default_factory, repr=one.repr)
+        else:
+            default = ...
+        fields[one.name] = (hints[one.name], default)
+    bases: Any = (SettingsConfig,) if base is Config else (SettingsConfig, base)
+    made: type[SettingsConfig] = create_model(f"{name}_config", __base__=bases, **fields)
+    made.settings_type = settings
+    made.settings_fields = tuple(fields)
+    return made

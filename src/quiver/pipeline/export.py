@@ -11,17 +11,16 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import QuiverError, WrongUse
-from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, write_ready
-from quiver.pipeline.plugins import ParquetExporterConfig
+from quiver.errors import DeliveryHalted, QuiverError, WrongUse
+from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
+from quiver.pipeline.queries import QueryPlan, plan_queries, spark_settings, start_query
 from quiver.primitives.backoff import Backoff
-from quiver.store.format.names import progress_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,18 +40,15 @@ class _Export:
     One exporter and its query, which may be between two lives.
     """
 
-    def __init__(
-        self, spark: SparkSession, store_path: str, name: str, config: ParquetExporterConfig, *, may_lose: bool
-    ) -> None:
-        self.name = name
+    def __init__(self, spark: SparkSession, plan: QueryPlan) -> None:
+        self.name = plan.name
         self._spark = spark
-        self._store_path = store_path
-        self._config = config
-        self._may_lose = may_lose
+        self._plan = plan
         self._query: Any = None
         self._delays = self._new_delays()
         self._started_at = 0.0
         self._start_at = SYSTEM_CLOCK.monotonic()
+        self._is_halted = False
 
     @staticmethod
     def _new_delays() -> Iterator[float]:
@@ -60,37 +56,37 @@ class _Export:
 
     def look(self) -> None:
         """
-        Start the query when it is due; bury it when it has died.
+        Start the query when it is due; bury it when it has died. One that halted is left alone.
         """
         now = SYSTEM_CLOCK.monotonic()
+        if self._is_halted:
+            return
         if self._query is not None and not self._query.isActive:
+            error = self._query.exception()
+            if DeliveryHalted.__name__ in str(error):
+                # As its policy says: another start would only meet the same bundle.
+                self._is_halted = True
+                _log.error("%s halted, and stays so until the pipeline is started again: %s", self.name, error)
+                return
             if now - self._started_at >= HEALTHY_S:
                 self._delays = self._new_delays()
             delay_s = next(self._delays)
-            _log.error("%s failed, starts again in %.1f s: %s", self.name, delay_s, self._query.exception())
+            _log.error("%s failed, starts again in %.1f s: %s", self.name, delay_s, error)
             self._query = None
             self._start_at = now + delay_s
         if self._query is None and now >= self._start_at:
-            self._start(now)
+            try:
+                self._start(now)
+            except (QuiverError, OSError) as problem:
+                # One that cannot start, as it is configured or because of the disk, does not stop the others.
+                delay_s = next(self._delays)
+                self._start_at = now + delay_s
+                _log.error("%s cannot start, tries again in %.1f s: %s", self.name, delay_s, problem)
 
     def _start(self, now: float) -> None:
-        from quiver.spark.exporter_parquet import run_exporter  # noqa: PLC0415 - an extra
-
-        config = self._config
-        Path(config.path).mkdir(parents=True, exist_ok=True)
-        self._query = run_exporter(
-            self._spark,
-            str(Path(self._store_path).absolute()),
-            self.name,
-            str(Path(config.path).absolute()),
-            str(Path(config.checkpoint_path).absolute()),
-            trigger={"processingTime": f"{max(round(config.trigger * 1000), 1)} milliseconds"},
-            options={"failOnDataLoss": "false"} if self._may_lose else None,
-            compression=config.compression,
-            query_name=self.name,
-        )
+        self._query = start_query(self._spark, self._plan)
         self._started_at = now
-        _log.info("%s runs: %s → %s", self.name, self._store_path, config.path)
+        _log.info("%s runs: %s → %s", self.name, self._plan.store_path, self._plan.route.config.destination)
 
     def drain(self) -> None:
         """
@@ -117,46 +113,46 @@ def export(context: ChildContext) -> None:
     Run every exporter's query until asked to stop.
 
     Raises:
-        WrongUse: no Java was found, or an exporter cannot run as it is configured.
+        WrongUse: no Java was found.
     """
     from quiver.spark import session  # noqa: PLC0415 - an extra
     from quiver.spark.java import find_java_home  # noqa: PLC0415
 
     logging.getLogger("py4j").setLevel(logging.WARNING)
     pipeline = context.pipeline
-    store_path = pipeline.persistence.path
+    plans = plan_queries(pipeline, context.run_dir, cores=context.cores)
     try:
         find_java_home()
     except QuiverError as error:
         raise WrongUse(str(error)) from error
-    spark = session(app_name=f"quiver {Path(pipeline.source).name}")
+    spark = session(app_name=f"quiver {Path(pipeline.source).name}", config=spark_settings(pipeline))
     context.lifeline.hear_signals()
-    if not _await_registration(context, store_path):
+    if not _await_registration(context, plans):
         spark.stop()
         return
-    settings = pipeline.persistence.settings
-    # Whoever allows the store to drop what is not exported yet does not want the export to stop for it.
-    may_lose = settings.size_cap_policy == "drop_oldest" or settings.max_age_s is not None
-    exports = [_Export(spark, store_path, name, config, may_lose=may_lose) for name, config in pipeline.queries]
+    exports = [_Export(spark, plan) for plan in plans]
     for one in exports:
         one.look()
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
     while not context.lifeline.wait(LOOK_S):
+        if context.lifeline.reload_asked():
+            reload_log_level(context)
         for one in exports:
             one.look()
-    _log.info("stopping: writing what is sealed, for at most %.0f s", DRAIN_S)
-    _drain(exports)
+    drain_s = DRAIN_S if context.drain_s is None else context.drain_s
+    _log.info("stopping: writing what is sealed, for at most %.0f s", drain_s)
+    _drain(exports, drain_s)
     for one in exports:
         one.stop()
     spark.stop()
     _log.info("stopped")
 
 
-def _await_registration(context: ChildContext, store_path: str) -> bool:
+def _await_registration(context: ChildContext, plans: Sequence[QueryPlan]) -> bool:
     """
     Wait until the ingest process has registered every query's exporter; False when asked to stop before that.
     """
-    waiting = [f"{store_path}/{progress_name(name)}" for name, _ in context.pipeline.queries]
+    waiting = [path for plan in plans for path in plan.registrations]
     while waiting:
         waiting = [path for path in waiting if not os.path.exists(path)]  # noqa: PTH110
         if waiting and context.lifeline.wait(LOOK_S):
@@ -164,8 +160,8 @@ def _await_registration(context: ChildContext, store_path: str) -> bool:
     return True
 
 
-def _drain(exports: list[_Export]) -> None:
-    deadline = SYSTEM_CLOCK.monotonic() + DRAIN_S
+def _drain(exports: list[_Export], drain_s: float) -> None:
+    deadline = SYSTEM_CLOCK.monotonic() + drain_s
     threads = [threading.Thread(target=one.drain, name=f"drain-{one.name}", daemon=True) for one in exports]
     for thread in threads:
         thread.start()

@@ -2,7 +2,8 @@
 The exporters that need no Spark: they run in threads of the ingest process, beside the store.
 
 They only pass requests on as they are stored, so that a process of their own would be one more copy of each, and one
-more thing that can die alone. The far side cannot hold up the store: what it does not take stays on the disk.
+more thing that can die alone. The far side cannot hold up the store: what it does not take stays on the disk. Attempts
+and the times of the next ones stand in the exporter's retry set, what it gives up goes to its dead letters.
 """
 
 from __future__ import annotations
@@ -12,19 +13,28 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.dead_letters import DeadLetters
+from quiver.delivery.policy import RetryPolicy
+from quiver.delivery.retry_set import RetrySet
+from quiver.delivery.undelivered import Undelivered
 from quiver.errors import WrongUse
 from quiver.exporters.forward import BundleForwarder
 from quiver.observe import Observer
 from quiver.pipeline.graph import Pipeline
 from quiver.pipeline.plugins import OtapExporterConfig, OtlpExporterConfig
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Frame
+from quiver.store.format.identity import decode_identity
+from quiver.store.format.names import STORE_ID
 from quiver.store.store import Store
 
 if TYPE_CHECKING:
     from quiver.exporters.forward import Sender
 
-__all__ = ["Forwarding"]
+__all__ = ["Forwarding", "sender_of"]
 
 DRAIN_S = 8.0
+_ID_BYTES_MAX = 200
 
 _log = logging.getLogger("quiver.pipeline")
 
@@ -38,20 +48,25 @@ class Forwarding:
         store: open, until after this is left.
         observer: takes counts and events.
 
+    Attributes:
+        drain_s: the few seconds.
+
     Raises:
         WrongUse: a certificate cannot be read.
     """
 
     def __init__(self, pipeline: Pipeline, store: Store, observer: Observer) -> None:
+        self.drain_s = DRAIN_S
         self._names = []
         self._forwarders: list[BundleForwarder] = []
         for name, config in pipeline.forwarders:
             settings = config.settings()
             forwarder = BundleForwarder(
                 store.register(name, start="earliest"),
-                _sender(name, config),
+                sender_of(name, config),
+                origin=_identity(store),
                 in_flight_max=settings.in_flight_max,
-                retry=settings.retry,
+                undelivered=_undelivered(name, config.policy(), store, observer),
                 observer=observer,
             )
             self._names.append(f"{name} → {config.destination}")
@@ -66,15 +81,39 @@ class Forwarding:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        deadline = SYSTEM_CLOCK.monotonic() + (DRAIN_S if kind is None else 0.0)
+        deadline = SYSTEM_CLOCK.monotonic() + (self.drain_s if kind is None else 0.0)
         for name, forwarder in zip(self._names, self._forwarders, strict=True):
             left = forwarder.stop(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
             if left:
-                problem = forwarder.state().problem
+                state = forwarder.state()
+                problem = state.halted or state.problem
                 _log.warning("%s: %d bundles stay in the store%s", name, left, f": {problem}" if problem else "")
 
 
-def _sender(name: str, config: OtlpExporterConfig) -> Sender:
+def _identity(store: Store) -> str:
+    """
+    Return the id of the store, by which a far side knows a request that it gets again; empty when it is unreadable.
+    """
+    try:
+        answer = decode_identity(memoryview(REAL_FILES.read_all(f"{store.path}/{STORE_ID}", size_max=_ID_BYTES_MAX)))
+    except OSError:
+        return ""
+    return answer.value if isinstance(answer, Frame) else ""
+
+
+def _undelivered(name: str, policy: RetryPolicy, store: Store, observer: Observer) -> Undelivered:
+    letters = DeadLetters(store.path, name, adapter=store.adapter) if policy.on_exhausted == "dead_letter" else None
+    retries = RetrySet.open(REAL_FILES, store.path, name)
+    return Undelivered(name, policy, retries=retries, letters=letters, observer=observer)
+
+
+def sender_of(name: str, config: OtlpExporterConfig) -> Sender:
+    """
+    Return what sends as *config* says; *name* is that of the node.
+
+    Raises:
+        WrongUse: a certificate cannot be read.
+    """
     from quiver.exporters.otap_grpc import OtapGrpcSender  # noqa: PLC0415 - an extra; only what is configured
     from quiver.exporters.otlp_grpc import OtlpGrpcSender  # noqa: PLC0415
     from quiver.exporters.otlp_http import OtlpHttpSender  # noqa: PLC0415

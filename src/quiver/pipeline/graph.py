@@ -1,40 +1,44 @@
 """
-Nodes and who feeds whom, checked before anything starts.
+A pipeline, checked before anything starts: its nodes, its buffers, and the routes between them.
 
-A pipeline of this version is receivers → one persistence node → exporters. Every exporter is a subscriber of its
-own, named like its node, and receives everything; a persistence node without destinations only buffers.
+Every exporter is a subscriber of its own, named like its node, and receives everything; a persistence node without
+destinations only buffers. `flow` says which buffers there are beside those of the persistence nodes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, get_args
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
 
-from quiver.errors import WrongUse
-from quiver.pipeline.parse import Document, Path, load_document, nearest
-from quiver.pipeline.plugins import (
-    NOT_YET,
-    PLUGINS,
-    Kind,
-    MetricsConfig,
+from pydantic import Field
+
+from quiver.pipeline.config_values import Config, Size
+from quiver.pipeline.exporter_config import (
+    ExporterConfig,
     OtlpExporterConfig,
-    OtlpReceiverConfig,
-    ParquetExporterConfig,
-    PersistenceConfig,
-    Plugin,
-    checked,
+    QueryExporterConfig,
+    QuiverExporterConfig,
 )
-from quiver.store.format.names import check_subscriber_id
+from quiver.pipeline.flow import BufferKind, BufferPlan, plan_buffers
+from quiver.pipeline.parse import Document, Path, load_document, nearest
+from quiver.pipeline.plugins import Kind, MetricsConfig, OtlpReceiverConfig, PersistenceConfig, Plugin, checked
+from quiver.pipeline.shapes import Edge, RawNode, mapping, read_nodes
+from quiver.settings import MIB, Settings
 
-__all__ = ["Node", "Pipeline", "load_pipeline"]
+__all__ = ["Buffer", "MemoryConfig", "Node", "Pipeline", "Route", "load_pipeline", "memory_directory"]
 
-_TOP_KEYS = ("nodes", "metrics")
-_NODE_KEYS = ("kind", "plugin_urn", "out_ports", "config")
-_PORT_KEYS = ("destinations", "dispatch_strategy")
-_STRATEGIES = ("round_robin", "broadcast")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+"""How much the children write into their logs."""
+
+MEMORY_OPEN_S = 0.25
+"""Nothing is gained by waiting for more: what is in memory is not written to a disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Node:
     name: str
     plugin: Plugin
     config: Any
-    edges: Mapping[str, Path]
+    edges: Mapping[str, Edge]
 
     @property
     def destinations(self) -> tuple[str, ...]:
@@ -63,54 +67,191 @@ class Node:
         return self.plugin.kind
 
 
+class MemoryConfig(Config):
+    """
+    `memory`, beside `nodes`: the bounds of a pipeline without a persistence node.
+
+    Attributes:
+        size_cap: the most that may wait.
+        size_cap_policy: what happens then: senders are told to come later, or the oldest goes.
+    """
+
+    size_cap: Annotated[Size, Field(ge=32 * MIB)] = 256 * MIB
+    size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
+
+    def settings(self) -> Settings:
+        """
+        Return the settings of the store.
+        """
+        return Settings(
+            durability="segment_only",
+            segment_bytes_max=8 * MIB,
+            segment_open_s_max=MEMORY_OPEN_S,
+            size_cap_bytes=self.size_cap,
+            size_cap_policy=self.size_cap_policy,
+            delete_grace_s=0.0,
+        )
+
+
 @dataclass(frozen=True, slots=True)
+class Route:
+    """
+    A way out of a buffer: a subscriber of it.
+
+    Attributes:
+        name: the subscriber id: the name of the node at its end.
+        processors: on the way, in order.
+        config: of the exporter at its end.
+        into: the buffer it ends in; None when it ends at an exporter.
+        strategy: `round_robin`: queries of one buffer take turns in Spark; `broadcast`: first come, first served.
+    """
+
+    name: str
+    processors: tuple[Node, ...]
+    config: ExporterConfig
+    into: str | None = None
+    strategy: str = "round_robin"
+
+    @property
+    def is_query(self) -> bool:
+        """
+        Whether it runs in the Spark process; else in the ingest process.
+        """
+        return bool(self.processors) or isinstance(self.config, QueryExporterConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """
+    A store of the pipeline: who fills it, and the routes out of it.
+
+    Attributes:
+        name: of the persistence node, or a made one.
+        kind: `persistence`, or one that stands in no file: `intake`, `memory`, `staged`.
+        config: directory and settings. The directory of `memory` is empty until it is `placed`.
+        receivers: that fill it directly.
+        routes: the ways out.
+    """
+
+    name: str
+    kind: BufferKind
+    config: PersistenceConfig
+    receivers: tuple[Node, ...]
+    routes: tuple[Route, ...]
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """
-    A checked pipeline file.
+    A checked pipeline file, or the part of it around one buffer.
     """
 
     source: str
     nodes: Mapping[str, Node]
+    buffers: tuple[Buffer, ...]
     metrics: MetricsConfig | None = None
+    log_level: str = "info"
 
     @property
     def receivers(self) -> list[tuple[str, OtlpReceiverConfig]]:
         """
         Name and config of each receiver.
         """
-        return [(node.name, node.config) for node in self._of("receiver")]
+        return [(node.name, node.config) for buffer in self.buffers for node in buffer.receivers]
+
+    @property
+    def main(self) -> Buffer:
+        """
+        The buffer whose directory the pipeline goes by: that of the first persistence node, where there is one.
+        """
+        return next((buffer for buffer in self.buffers if buffer.kind == "persistence"), self.buffers[0])
 
     @property
     def persistence(self) -> PersistenceConfig:
         """
-        Config of the persistence node.
+        Directory and settings of the main buffer.
         """
-        config: PersistenceConfig = next(self._of("processor")).config
-        return config
+        return self.main.config
 
     @property
-    def exporters(self) -> list[tuple[str, ParquetExporterConfig | OtlpExporterConfig]]:
+    def is_durable(self) -> bool:
         """
-        Name (which is the subscriber id) and config of each exporter that is fed.
+        Whether what is received is kept on a disk.
         """
-        return [(node.name, node.config) for node in self._of("exporter")]
+        return all(buffer.kind != "memory" for buffer in self.buffers)
+
+    @cached_property
+    def routes(self) -> dict[str, Route]:
+        """
+        All routes by name.
+        """
+        return {route.name: route for buffer in self.buffers for route in buffer.routes}
 
     @property
-    def queries(self) -> list[tuple[str, ParquetExporterConfig]]:
+    def exporters(self) -> list[tuple[str, Any]]:
         """
-        Those of the exporters that are queries of the Spark process.
+        Name (which is the subscriber id) and config of each route's end: exporters, and buffers that processors fill.
         """
-        return [(name, config) for name, config in self.exporters if isinstance(config, ParquetExporterConfig)]
+        return [(route.name, route.config) for route in self.routes.values()]
+
+    @property
+    def queries(self) -> list[tuple[str, Any]]:
+        """
+        Those of them that are queries of the Spark process.
+        """
+        return [(route.name, route.config) for route in self.routes.values() if route.is_query]
 
     @property
     def forwarders(self) -> list[tuple[str, OtlpExporterConfig]]:
         """
-        Those of the exporters that run in the ingest process.
+        Those of them that run in the ingest process.
         """
-        return [(name, config) for name, config in self.exporters if isinstance(config, OtlpExporterConfig)]
+        return [
+            (route.name, route.config)
+            for route in self.routes.values()
+            if not route.is_query and isinstance(route.config, OtlpExporterConfig)
+        ]
 
-    def _of(self, kind: Kind) -> Iterator[Node]:
-        return (node for node in self.nodes.values() if node.kind == kind)
+    def parts(self) -> list[Pipeline]:
+        """
+        Return the pipeline around each buffer alone, in the order of the flow.
+        """
+        return [replace(self, buffers=(buffer,)) for buffer in self.buffers]
+
+    def placed(self, run_dir: FilePath) -> Pipeline:
+        """
+        Return the pipeline with the directories of what is only in memory, which hang on *run_dir* alone.
+        """
+        if self.is_durable:
+            return self
+        root = memory_directory(run_dir)
+        buffers = tuple(
+            replace(one, config=replace(one.config, path=f"{root}/{one.name}")) if one.kind == "memory" else one
+            for one in self.buffers
+        )
+        paths = {buffer.name: buffer.config.path for buffer in buffers}
+        return replace(self, buffers=tuple(_lead_into(buffer, paths) for buffer in buffers))
+
+
+def memory_directory(run_dir: FilePath) -> FilePath:
+    """
+    Return the directory below which a pipeline without persistence keeps its buffers: in memory where there is a place
+    for files in memory.
+    """
+    memory = FilePath("/dev/shm")  # noqa: S108 - the name says whose it is, and it is made for the user alone
+    name = hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=8).hexdigest()
+    return (memory if memory.is_dir() else FilePath(tempfile.gettempdir())) / f"quiver-memory-{name}"
+
+
+def _lead_into(buffer: Buffer, paths: Mapping[str, str]) -> Buffer:
+    routes = tuple(
+        route if route.into is None else replace(route, config=QuiverExporterConfig(path=paths[route.into]))
+        for route in buffer.routes
+    )
+    return replace(buffer, routes=routes)
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple[Pipeline, frozenset[str]]:
@@ -121,150 +262,107 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
         PipelineInvalid: the first thing that is wrong, with its line and what to write instead.
     """
     document = load_document(text, source=source, values=values)
-    top = _mapping(document, (), document.value, "the pipeline")
-    _known(document, (), top, _TOP_KEYS)
-    if "nodes" not in top:
-        raise document.invalid((), "nodes is missing")
-    raw = _mapping(document, ("nodes",), top["nodes"], "nodes")
-    if not raw:
-        raise document.invalid(("nodes",), "there are no nodes")
-    nodes = {name: _node(document, name, value, raw) for name, value in raw.items()}
-    _check_acyclic(document, nodes)
-    metrics = _metrics(document, top)
-    _check_shape(document, nodes, metrics)
-    return Pipeline(source, nodes, metrics), document.placeholders
+    raw = read_nodes(document)
+    _check_acyclic(document, raw)
+    plans = plan_buffers(document, raw)
+    _check_fed(document, raw)
+    nodes = _nodes(document, raw, plans)
+    metrics = _beside(document, "metrics", MetricsConfig)
+    memory = _beside(document, "memory", MemoryConfig)
+    if memory is not None and all(plan.kind != "memory" for plan in plans):
+        raise document.invalid(("memory",), "memory has no effect: the persistence node holds what waits")
+    buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig()) for plan in plans)
+    paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
+    level = _log_level(document)
+    pipeline = Pipeline(source, nodes, tuple(_lead_into(buffer, paths) for buffer in buffers), metrics, level)
+    _check_addresses(document, raw, nodes, metrics)
+    _check_directories(document, raw, pipeline)
+    return pipeline, document.placeholders
 
 
-def _metrics(document: Document, top: Mapping[str, Any]) -> MetricsConfig | None:
-    if "metrics" not in top:
+def _beside(document: Document, key: str, model: Any) -> Any:
+    top = document.value
+    if key not in top:
         return None
-    inside = _mapping(document, ("metrics",), top["metrics"], "metrics")
-    return checked(MetricsConfig, document, ("metrics",), inside)
+    return checked(model, document, (key,), mapping(document, (key,), top[key], key))
 
 
-def _mapping(document: Document, path: Path, value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise document.invalid(path, f"{what} must be a mapping of keys to values")
-    return value
+def _log_level(document: Document) -> str:
+    level = document.value.get("log_level", "info")
+    if level not in LOG_LEVELS:
+        raise document.invalid(
+            ("log_level",), f"log_level: {level!r} is not available{nearest(str(level), LOG_LEVELS)}"
+        )
+    return str(level)
 
 
-def _known(document: Document, path: Path, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in value:
-        if key not in known:
-            raise document.invalid((*path, key), f"unknown key {key}{nearest(key, known)}")
-
-
-def _node(document: Document, name: str, value: Any, names: Mapping[str, Any]) -> Node:
-    path: Path = ("nodes", name)
-    try:
-        check_subscriber_id(name)
-    except WrongUse as error:
-        raise document.invalid(path, f"a node cannot be named {name!r}: {error}") from error
-    raw = _mapping(document, path, value, f"node {name}")
-    _known(document, path, raw, _NODE_KEYS)
-    plugin = _plugin(document, path, raw)
-    edges = _edges(document, path, raw.get("out_ports"), names)
-    config = raw.get("config")
-    inside = _mapping(document, (*path, "config"), {} if config is None else config, "config")
-    checked = plugin.config(document, (*path, "config"), inside)
-    return Node(name, plugin, checked, edges)
-
-
-def _plugin(document: Document, path: Path, raw: Mapping[str, Any]) -> Plugin:
-    for key in ("kind", "plugin_urn"):
-        if not isinstance(raw.get(key), str):
-            raise document.invalid((*path, key), f"{key} is missing" if key not in raw else f"{key} must be a word")
-    kind, urn = raw["kind"], raw["plugin_urn"]
-    kinds = get_args(Kind)
-    if kind not in kinds:
-        raise document.invalid((*path, "kind"), f"unknown kind {kind}{nearest(kind, kinds)}")
-    plugin = PLUGINS.get(urn)
-    if plugin is None:
-        if urn in NOT_YET:
-            available = ", ".join(known for known, one in PLUGINS.items() if one.kind == kind)
-            reason = f"{urn} is not available in this version; for kind {kind} there is {available}"
-        else:
-            reason = f"unknown plugin_urn {urn}{nearest(urn, PLUGINS)}"
-        raise document.invalid((*path, "plugin_urn"), reason)
-    if plugin.kind != kind:
-        raise document.invalid((*path, "kind"), f"{urn} is of kind {plugin.kind}, not {kind}")
-    return plugin
-
-
-def _edges(document: Document, path: Path, ports: Any, names: Mapping[str, Any]) -> dict[str, Path]:
-    if ports is None:
-        return {}
-    found: dict[str, Path] = {}
-    here: Path = (*path, "out_ports")
-    for port, value in _mapping(document, here, ports, "out_ports").items():
-        inside = _mapping(document, (*here, port), value, f"port {port}")
-        _known(document, (*here, port), inside, _PORT_KEYS)
-        strategy = inside.get("dispatch_strategy", "round_robin")
-        if strategy not in _STRATEGIES:
-            reason = f"unknown dispatch_strategy {strategy}{nearest(str(strategy), _STRATEGIES)}"
-            raise document.invalid((*here, port, "dispatch_strategy"), reason)
-        listed = inside.get("destinations")
-        if not isinstance(listed, list):
-            raise document.invalid((*here, port, "destinations"), "destinations must be a list of node names")
-        for index, destination in enumerate(listed):
-            spot: Path = (*here, port, "destinations", index)
-            if destination not in names:
-                reason = f"there is no node named {destination}{nearest(str(destination), names)}"
-                raise document.invalid(spot, reason)
-            if destination in found:
-                raise document.invalid(spot, f"{destination} is listed twice; a node receives everything once")
-            found[destination] = spot
-    return found
-
-
-def _check_acyclic(document: Document, nodes: Mapping[str, Node]) -> None:
-    sorter = TopologicalSorter({name: node.destinations for name, node in nodes.items()})
+def _check_acyclic(document: Document, nodes: Mapping[str, RawNode]) -> None:
+    sorter = TopologicalSorter({name: tuple(node.edges) for name, node in nodes.items()})
     try:
         sorter.prepare()
     except CycleError as error:
         cycle = list(reversed(error.args[1]))
         reason = f"the nodes feed each other in a circle: {' → '.join(cycle)}"
-        raise document.invalid(nodes[cycle[0]].edges[cycle[1]], reason) from error
+        raise document.invalid(nodes[cycle[0]].edges[cycle[1]].path, reason) from error
 
 
-def _check_shape(document: Document, nodes: Mapping[str, Node], metrics: MetricsConfig | None) -> None:
-    stores = [node for node in nodes.values() if node.kind == "processor"]
-    if not stores:
-        raise document.invalid(("nodes",), "there is no persistence node (urn:otap:processor:persistence)")
-    if len(stores) > 1:
-        reason = f"{stores[1].name} is a second persistence node; a pipeline has one: {stores[0].name}"
-        raise document.invalid(("nodes", stores[1].name), reason)
+def _check_fed(document: Document, nodes: Mapping[str, RawNode]) -> None:
+    fed = {name for node in nodes.values() for name in node.edges}
     for node in nodes.values():
-        _check_destinations(document, node, nodes, stores[0].name)
-    fed = {destination for node in nodes.values() for destination in node.destinations}
-    for node in nodes.values():
-        if node.kind != "receiver" and node.name not in fed:
-            raise document.invalid(("nodes", node.name), f"nobody feeds {node.name}: no node has it as a destination")
-    _check_addresses(document, nodes, metrics)
-    _check_outputs(document, nodes)
+        if node.plugin.kind != "receiver" and node.name not in fed:
+            raise document.invalid(node.path, f"nobody feeds {node.name}: no node has it as a destination")
+    if not any(node.plugin.kind == "receiver" for node in nodes.values()):
+        raise document.invalid((), "there is no receiver")
 
 
-def _check_destinations(document: Document, node: Node, nodes: Mapping[str, Node], store: str) -> None:
-    path: Path = ("nodes", node.name)
-    ports: Path = (*path, "out_ports")
-    if node.kind == "receiver" and not node.destinations:
-        reason = f"{node.name} has no destinations; what it receives would be lost. Send it to {store}"
-        raise document.invalid(path, reason)
-    if node.kind == "exporter" and node.destinations:
-        raise document.invalid(ports, f"{node.name} is an exporter; it is the end of the line and feeds nobody")
-    wanted: Kind = "processor" if node.kind == "receiver" else "exporter"
-    for name in node.destinations:
-        if nodes[name].kind != wanted:
-            instead = f"; a receiver feeds the persistence node {store}" if node.kind == "receiver" else ""
-            reason = f"{node.name} is {_a(node.kind)} and cannot feed {name}, {_a(nodes[name].kind)}{instead}"
-            raise document.invalid(node.edges[name], reason)
+def _nodes(document: Document, raw: Mapping[str, RawNode], plans: list[BufferPlan]) -> dict[str, Node]:
+    """
+    Return the nodes with their configs checked; where a persistence node has defaults for its neighbours, with those.
+    """
+    stores = {name: _node(document, node, {}) for name, node in raw.items() if node.plugin.is_store}
+    defaults: dict[str, Mapping[str, Any]] = {}
+    for plan in plans:
+        if plan.beside is None:
+            continue
+        config: PersistenceConfig = stores[plan.beside].config
+        defaults |= dict.fromkeys(plan.receivers, config.receiver_defaults)
+        defaults |= {route.name: config.exporter_defaults for route in plan.routes if route.into is None}
+    return {name: stores.get(name) or _node(document, node, defaults.get(name, {})) for name, node in raw.items()}
 
 
-def _a(kind: Kind) -> str:
-    return f"an {kind}" if kind == "exporter" else f"a {kind}"
+def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node:
+    fields = () if raw.plugin.model is None else raw.plugin.model.model_fields
+    inside = {key: value for key, value in defaults.items() if key in fields} | dict(raw.config)
+    config = raw.plugin.config(document, (*raw.path, "config"), inside)
+    return Node(raw.name, raw.plugin, config, raw.edges)
 
 
-def _check_addresses(document: Document, nodes: Mapping[str, Node], metrics: MetricsConfig | None) -> None:
+def _buffer(plan: BufferPlan, nodes: Mapping[str, Node], memory: MemoryConfig) -> Buffer:
+    if plan.kind == "memory" or plan.beside is None:
+        config = PersistenceConfig("", memory.settings())
+    else:
+        config = nodes[plan.beside].config
+        if plan.kind != "persistence":
+            config = replace(config, path=f"{config.path.rstrip('/')}.{plan.name}")
+    routes = tuple(
+        Route(
+            route.name,
+            tuple(nodes[name] for name in route.processors),
+            QuiverExporterConfig(path="-") if route.into is not None else nodes[route.name].config,
+            route.into,
+            route.strategy,
+        )
+        for route in plan.routes
+    )
+    return Buffer(plan.name, plan.kind, config, tuple(nodes[name] for name in plan.receivers), routes)
+
+
+# ── what no two may share ────────────────────────────────────────────────────────────────────────────
+
+
+def _check_addresses(
+    document: Document, raw: Mapping[str, RawNode], nodes: Mapping[str, Node], metrics: MetricsConfig | None
+) -> None:
     taken: dict[str, str] = {} if metrics is None else {metrics.listen: "metrics"}
     for node in nodes.values():
         if not isinstance(node.config, OtlpReceiverConfig):
@@ -274,17 +372,18 @@ def _check_addresses(document: Document, nodes: Mapping[str, Node], metrics: Met
                 continue
             if address in taken:
                 reason = f"{node.name} and {taken[address]} cannot both listen on {address}"
-                raise document.invalid(("nodes", node.name, "config"), reason)
+                raise document.invalid((*raw[node.name].path, "config"), reason)
             taken[address] = node.name
 
 
-def _check_outputs(document: Document, nodes: Mapping[str, Node]) -> None:
+def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
     taken: dict[str, str] = {}
-    for node in nodes.values():
-        if not isinstance(node.config, ParquetExporterConfig):
+    for node in pipeline.nodes.values():
+        directory = getattr(node.config, "path", None)
+        if not isinstance(directory, str) or not directory or node.plugin.name == "spark":
             continue
-        path = posixpath.normpath(node.config.path)
+        path = posixpath.normpath(directory)
         if path in taken:
-            reason = f"{node.name} and {taken[path]} cannot both write to {node.config.path}"
-            raise document.invalid(("nodes", node.name, "config", "path"), reason)
+            where: Path = (*raw[node.name].path, "config", "path")
+            raise document.invalid(where, f"{node.name} and {taken[path]} cannot both write to {directory}")
         taken[path] = node.name

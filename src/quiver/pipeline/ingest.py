@@ -1,9 +1,12 @@
 """
-The ingest process: one store, everything that listens, and the exporters that need no Spark.
+The ingest process: the stores, everything that listens, and the exporters that need no Spark.
 
-Up: open and recover the store → register every exporter, durably → open the ports. Down, the other way: close the
+Up: open and recover the stores → register every route, durably → open the ports. Down, the other way: close the
 ports, let requests in hand finish → seal what is open, so that exporters can read it → send what can be sent in a few
-seconds → close the store.
+seconds → close the stores.
+
+With `--cores` there are several such processes on the same ports, each with the store of one core. The kernel deals
+connections out among them.
 """
 
 from __future__ import annotations
@@ -11,24 +14,74 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from quiver.clock import SYSTEM_CLOCK
+from quiver.errors import PipelineInvalid, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.pipeline.child import INGEST_READY, ChildContext, child_main, write_ready
-from quiver.pipeline.forwarding import Forwarding
-from quiver.pipeline.graph import Pipeline
+from quiver.pipeline.child import ChildContext, child_main, set_log_level, write_ready
+from quiver.pipeline.forwarding import DRAIN_S, Forwarding
+from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.otap_config import OtapReceiverConfig
+from quiver.pipeline.receiver_config import OtlpReceiverConfig
 from quiver.receivers.intake import OtlpIntake
-from quiver.store.opening import open_store
+from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.settings import OtlpSettings, split_address
+from quiver.store.shard_opening import open_path
+from quiver.store.shards import ShardedStore
 from quiver.store.store import Store
 
-__all__ = ["ingest"]
+__all__ = ["ingest", "settings_in_use"]
 
 GRACE_S = 5.0
+LOOK_S = 5.0
+
+AGE_WITH_CORES_S = 30.0
+"""An SDK keeps its connection for ever. Asked to connect anew from time to time, all processes get their share."""
 
 _log = logging.getLogger("quiver.pipeline")
+
+
+@dataclass(slots=True)
+class _Station:
+    """
+    One buffer of the pipeline, open: its store, who takes from it in this process, and what ends that.
+    """
+
+    part: Pipeline
+    store: Store | ShardedStore
+    own: Store
+    observer: Observer
+    sending: dict[str, Forwarding] = field(default_factory=dict)
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.part.buffers[0]
+
+    def send(self) -> None:
+        """
+        Let the exporters of this process run on each store that is open and has none yet: cores are drained, too.
+        """
+        stores = [self.store] if isinstance(self.store, Store) else self.store.open_stores().values()
+        for path in self.sending.keys() - {store.path for store in stores}:
+            self.sending.pop(path).__exit__(None, None, None)  # drained, and gone
+        for store in stores:
+            if store.path not in self.sending:
+                self.sending[store.path] = Forwarding(self.part, store, self.observer).__enter__()
+
+    def stop_sending(self, drain_s: float = DRAIN_S) -> None:
+        """
+        Let them send what can be sent in *drain_s* seconds, all together, and end.
+        """
+        deadline = SYSTEM_CLOCK.monotonic() + drain_s
+        while self.sending:
+            _, forwarding = self.sending.popitem()
+            forwarding.drain_s = max(deadline - SYSTEM_CLOCK.monotonic(), 0.0)
+            forwarding.__exit__(None, None, None)
 
 
 def ingest(context: ChildContext) -> None:
@@ -44,31 +97,71 @@ def ingest(context: ChildContext) -> None:
     # gRPC's own log tells of every failed handshake: whoever can reach the port could fill the disk with it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     pipeline = context.pipeline
-    endpoint = None if pipeline.metrics is None else MetricsEndpoint(pipeline.metrics.listen)
+    endpoint = None if pipeline.metrics is None else MetricsEndpoint(_own_address(pipeline.metrics.listen, context))
     observer = InMemoryObserver() if endpoint is None else endpoint.observer
-    with open_store(pipeline.persistence.path, pipeline.persistence.settings, observer=observer) as store:
-        for name, _ in pipeline.exporters:
-            # Before the first port opens: what arrives in between would not be theirs.
-            store.register(name, start="earliest")
-        store.activate()
-        with Forwarding(pipeline, store, observer):
-            _receive(context, store, endpoint, observer)
+    with ExitStack() as stores:
+        stations = [_open(part, context, observer, stores) for part in pipeline.parts()]
+        try:
+            for station in stations:
+                station.send()
+            _receive(context, stations, endpoint, observer)
             _log.info("stopping: sealing what is open")
-            store.flush()
+            for station in stations:
+                station.store.flush()
+        except BaseException:
+            _stop_sending(stations, 0.0)
+            raise
+        _stop_sending(stations, DRAIN_S if context.drain_s is None else context.drain_s)
     _log.info("stopped")
 
 
-def _receive(context: ChildContext, store: Store, endpoint: MetricsEndpoint | None, observer: Observer) -> None:
+def _stop_sending(stations: list[_Station], drain_s: float) -> None:
+    deadline = SYSTEM_CLOCK.monotonic() + drain_s
+    for station in stations:
+        station.stop_sending(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
+
+
+def _own_address(address: str, context: ChildContext) -> str:
+    """
+    Return where this process tells its metrics: each core one port above the one before.
+    """
+    host, port = split_address(address)
+    return address if context.core == 0 else f"{f'[{host}]' if ':' in host else host}:{port + context.core}"
+
+
+def _open(part: Pipeline, context: ChildContext, observer: Observer, stores: ExitStack) -> _Station:
+    config = part.persistence
+    store: Store | ShardedStore
+    if context.cores is None:
+        store = own = stores.enter_context(open_path(config.path, config.settings, observer=observer))
+    else:
+        store = stores.enter_context(
+            open_path(config.path, config.settings, cores=context.cores, core=context.core, observer=observer)
+        )
+        own = store.core(context.core)
+    for name, _ in part.exporters:
+        # Before the first port opens: what arrives in between would not be theirs.
+        store.register(name, start="earliest")
+    store.activate()
+    return _Station(part, store, own, observer)
+
+
+def _receive(
+    context: ChildContext, stations: list[_Station], endpoint: MetricsEndpoint | None, observer: Observer
+) -> None:
     receivers: list[Any] = []
     try:
         if endpoint is not None:
-            endpoint.start(store)
-        _start_receivers(context.pipeline, store, receivers, observer)
+            endpoint.start(next(one.own for one in stations if one.buffer.name == context.pipeline.main.name))
+        for station in stations:
+            _start_receivers(station, context, receivers, observer)
         listening = [receiver.settings.listening_addr for receiver in receivers]
-        write_ready(context.run_dir, INGEST_READY, {"listening": listening})
+        write_ready(context.run_dir, context.ready_name, {"listening": listening})
         _log.info("listening on %s", ", ".join(listening))
-        while not context.lifeline.wait(3600.0):
-            pass
+        while not context.lifeline.wait(LOOK_S):
+            if context.lifeline.reload_asked():
+                _reload(context, stations)
+            _keep_sending(stations)
     finally:
         for receiver in receivers:
             receiver.stop(GRACE_S)
@@ -76,26 +169,88 @@ def _receive(context: ChildContext, store: Store, endpoint: MetricsEndpoint | No
             endpoint.stop()
 
 
-def _start_receivers(pipeline: Pipeline, store: Store, receivers: list[Any], observer: Observer) -> None:
+def _keep_sending(stations: list[_Station]) -> None:
+    for station in stations:
+        try:
+            station.send()
+        except WrongUse as error:
+            # At the start this ends the process. A certificate that goes bad while it runs does not stop the receivers.
+            _log.error("%s: its exporters stand still: %s", station.buffer.name, error)
+
+
+def _reload(context: ChildContext, stations: list[_Station]) -> None:
+    """
+    Take over what the file says now of exporters and of the log's level; the supervisor looked at the rest.
+    """
+    if context.reread is None:
+        return
+    try:
+        parts = {part.buffers[0].name: part for part in context.reread().parts()}
+    except (PipelineInvalid, WrongUse) as error:
+        _log.error("not reloaded: %s", error)
+        return
+    for station in stations:
+        part = parts.get(station.buffer.name)
+        if part is None:
+            continue
+        for name, _ in part.exporters:
+            station.store.register(name, start="earliest")
+        # All of them: a certificate may have been replaced below the same name.
+        station.stop_sending()
+        station.part = part
+    set_log_level(next(iter(parts.values())))
+    _log.info("reloaded")
+
+
+def _start_receivers(station: _Station, context: ChildContext, receivers: list[Any], observer: Observer) -> None:
     from quiver.receivers.otap_grpc import OtapGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured
     from quiver.receivers.otlp_grpc import OtlpGrpcReceiver  # noqa: PLC0415
     from quiver.receivers.otlp_http import OtlpHttpReceiver  # noqa: PLC0415
 
-    for _, config in pipeline.receivers:
+    for node in station.buffer.receivers:
+        config = node.config
         intake: OtlpIntake | None = None
-        grpc_type: Any = OtlpGrpcReceiver
+        types: dict[str, Any] = {"grpc": OtlpGrpcReceiver, "http": OtlpHttpReceiver}
         if isinstance(config, OtapReceiverConfig):
-            grpc_type = partial(OtapGrpcReceiver, otap=config.otap())
-        listeners = ((config.grpc_address, grpc_type), (config.http_address, OtlpHttpReceiver))
-        for address, receiver_type in listeners:
-            if address is None:
-                continue
-            settings = config.settings(address)
+            types["grpc"] = partial(OtapGrpcReceiver, otap=config.otap())
+        for protocol, settings in settings_in_use(config, station.buffer, context)[0].items():
             # One window for both protocols: a client may come back by the other one.
-            intake = intake or OtlpIntake(store, settings, observer=observer)
-            receiver = receiver_type(store, settings, intake=intake)
+            intake = intake or OtlpIntake(station.own, settings, observer=observer)
+            receiver = types[protocol](station.own, settings, intake=intake)
             receivers.append(receiver)
             receiver.start()
+
+
+def settings_in_use(
+    config: OtlpReceiverConfig, buffer: Buffer, context: ChildContext
+) -> tuple[dict[str, OtlpSettings], OtapSettings | None]:
+    """
+    Return the settings of each port that *config* opens to fill *buffer*, by protocol, and the limits of OTAP streams.
+
+    Raises:
+        SettingsInvalid: two of the settings contradict each other.
+    """
+    addresses = {"grpc": config.grpc_address, "http": config.http_address}
+    ports = {
+        protocol: _settled(config.settings(address), buffer, context)
+        for protocol, address in addresses.items()
+        if address is not None
+    }
+    return ports, config.otap() if isinstance(config, OtapReceiverConfig) else None
+
+
+def _settled(settings: OtlpSettings, buffer: Buffer, context: ChildContext) -> OtlpSettings:
+    """
+    Return *settings* as they are here: in memory there is nothing to sync, and cores share the port.
+    """
+    if buffer.kind == "memory":
+        settings = replace(settings, ack="logged")
+    if context.cores is None:
+        return settings
+    keepalive = settings.keepalive
+    if keepalive.max_connection_age_s is None:
+        keepalive = replace(keepalive, max_connection_age_s=AGE_WITH_CORES_S)
+    return replace(settings, share_port=True, keepalive=keepalive)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-A child's side of being supervised: stop when asked, and never outlive the supervisor.
+A child's side of being supervised: stop when asked, read the file again when asked, and never outlive the supervisor.
 
 The supervisor holds the other end of the child's standard input. When the supervisor dies, by whatever signal, the
 kernel closes that end, the child reads the end of the file and stops; when it cannot stop in time it exits hard.
@@ -20,7 +20,7 @@ EXIT_WRONG_USE = 2
 
 class Lifeline:
     """
-    Waits for SIGTERM, SIGINT or the end of standard input. Make it in the main thread.
+    Waits for SIGTERM, SIGINT, SIGHUP or the end of standard input. Make it in the main thread.
 
     Args:
         deadline_s: seconds a child has to stop once its supervisor is gone.
@@ -29,8 +29,9 @@ class Lifeline:
 
     def __init__(self, *, deadline_s: float, stdin_fd: int = 0) -> None:
         # A SimpleQueue may be filled from a signal handler; an Event may not: its lock is not reentrant.
-        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stopping = False
+        self._reload = False
         self._deadline_s = deadline_s
         self._stdin_fd = stdin_fd
         self.hear_signals()
@@ -38,27 +39,37 @@ class Lifeline:
 
     def hear_signals(self) -> None:
         """
-        Take SIGTERM and SIGINT. Call it again after a library (Spark's) has put in handlers of its own.
+        Take SIGTERM, SIGINT and SIGHUP. Call it again after a library (Spark's) has put in handlers of its own.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: self._asked.put(None))
+            signal.signal(number, lambda _number, _frame: self._asked.put("stop"))
+        signal.signal(signal.SIGHUP, lambda _number, _frame: self._asked.put("reload"))
 
     def wait(self, timeout_s: float) -> bool:
         """
-        Wait up to *timeout_s*; True when the child was asked to stop, now or earlier.
+        Wait up to *timeout_s*; True when the child was asked to stop, now or earlier. False at once when it was asked
+        to reload.
         """
         if not self._stopping:
             try:
-                self._asked.get(timeout=timeout_s)
+                asked = self._asked.get(timeout=timeout_s)
             except queue.Empty:
                 return False
-            self._stopping = True
-        return True
+            self._stopping = asked == "stop"
+            self._reload = self._reload or asked == "reload"
+        return self._stopping
+
+    def reload_asked(self) -> bool:
+        """
+        Say whether the child was asked to read its file again since this was last asked.
+        """
+        asked, self._reload = self._reload, False
+        return asked
 
     def _watch(self) -> None:
         # os.read, not sys.stdin: a thread blocked inside a buffered reader makes the interpreter's exit abort.
         while os.read(self._stdin_fd, 1):
             pass
-        self._asked.put(None)
+        self._asked.put("stop")
         threading.Event().wait(self._deadline_s)
         os._exit(1)

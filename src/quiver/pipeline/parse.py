@@ -4,8 +4,9 @@ YAML text → plain values that know their lines.
 Only what a pipeline needs: mappings with text keys, lists, scalars. A key written twice, a file that expands
 beyond measure and a placeholder without a value are refused, each with its line.
 
-Placeholders are `{{name}}`, or `{{name:-default}}`, inside a scalar. Values are put in after the YAML was read, so
-a value can never change the structure of the file.
+Placeholders stand inside a scalar: `{{name}}` and `${NAME}` (or `${env:NAME}`), with a default `{{name:-default}}` and
+`${NAME:-default}`; `$${NAME}` is the text `${NAME}`. Values are put in after the YAML was read, so a value can never
+change the structure of the file, and what is put in is not looked at again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ DEPTH_MAX = 32
 Path = tuple[str | int, ...]
 """Keys and list indexes from the top of the document to a value."""
 
-_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*?)\s*(?::-(.*?))?\}\}")
+_PLACEHOLDER = re.compile(
+    r"\{\{\s*(?P<name>[A-Za-z_][A-Za-z0-9_.-]*?)\s*(?::-(?P<default>.*?))?\}\}"
+    r"|(?P<literal>\$)?\$\{(?:env:)?(?P<variable>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<otherwise>[^}]*))?\}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +165,16 @@ class _Reading:
         return self.loader.construct_object(yaml.ScalarNode(tag, filled, node.start_mark, node.end_mark))
 
     def _fill(self, match: re.Match[str], node: yaml.Node) -> str:
-        name: str = match.group(1)
-        default: str | None = match.group(2)
+        if match["literal"]:
+            return match[0][1:]
+        name: str = match["name"] or match["variable"]
+        default: str | None = match["default"] if match["name"] else match["otherwise"]
         self.placeholders.add(name)
         value = self.values.get(name)
         if value is None:
             value = default
         if value is None:
-            reason = f"{{{{{name}}}}} has no value; give --set {name}=… or set the environment variable"
+            reason = f"{match[0]} has no value; give --set {name}=… or set the environment variable"
             raise self._invalid(node, reason)
         return value
 

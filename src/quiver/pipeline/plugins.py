@@ -1,31 +1,48 @@
 """
-What a `plugin_urn` stands for, and the shape of its `config`.
+What a `plugin_urn` or a `type` stands for, and the shape of its `config`.
 
-One table, `PLUGINS`. A URN that other pipelines know and this version does not have is refused in words that say
-what there is. Keys are the documents' own; sizes and durations may be written for people ("16MiB", "10m").
+One table, `PLUGINS`; each row may be written in several ways (`find_plugin`). A URN that other pipelines know and this
+version does not have is refused in words that say what there is. Keys are the documents' own; sizes and durations may
+be written for people ("16MiB", "10m"). Processors of other packages come by entry points.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from quiver.errors import SettingsInvalid
-from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
-from quiver.pipeline.config_values import Config, Duration, Size
+from quiver.pipeline.config_values import Config
+from quiver.pipeline.exporter_config import (
+    ConsoleExporterConfig,
+    FileExporterConfig,
+    OtapExporterConfig,
+    OtlpExporterConfig,
+    ParquetExporterConfig,
+    QuiverExporterConfig,
+    SparkExporterConfig,
+)
 from quiver.pipeline.otap_config import OtapReceiverConfig
 from quiver.pipeline.parse import Document, Path, nearest
+from quiver.pipeline.processor_config import (
+    PROCESSOR_CONFIGS,
+    RUN_SEGMENT_OPEN_S,
+    DurableBufferConfig,
+    PersistenceConfig,
+    UserProcessorConfig,
+    find_user_processor,
+)
 from quiver.pipeline.receiver_config import MetricsConfig, OtlpReceiverConfig
-from quiver.primitives.backoff import Backoff
-from quiver.settings import MIB, Settings
+from quiver.settings import Settings
 
 __all__ = [
     "NOT_YET",
     "PLUGINS",
+    "ROW_EXPORTERS",
     "Kind",
     "MetricsConfig",
     "OtapExporterConfig",
@@ -36,201 +53,65 @@ __all__ = [
     "PersistenceConfig",
     "Plugin",
     "checked",
+    "find_plugin",
+    "known_urns",
 ]
 
 Kind = Literal["receiver", "processor", "exporter"]
 
-RUN_SEGMENT_OPEN_S = 1.0
-"""Under `quiver run` an exporter should not wait 5 s for a slow trickle, as the library's default would have it."""
-
-
 _Checked = TypeVar("_Checked", bound=Config)
-
-
-class ParquetExporterConfig(Config):
-    """
-    `urn:quiver:parquet:exporter`: one directory of Parquet files a signal, right for any reader at every moment.
-
-    Attributes:
-        path: the output directory.
-        trigger: how often a batch is written.
-        compression: of the Parquet pages.
-        checkpoint: Spark's own notes; `<path>/_checkpoint` when not given, a name that readers of Parquet pass over.
-    """
-
-    path: Annotated[str, Field(min_length=1)]
-    trigger: Duration = 1.0
-    compression: Literal["zstd", "snappy", "none"] = "zstd"
-    checkpoint: str | None = None
-
-    @property
-    def destination(self) -> str:
-        """
-        Where it writes.
-        """
-        return self.path
-
-    @property
-    def checkpoint_path(self) -> str:
-        """
-        Where Spark keeps its notes.
-        """
-        return self.checkpoint or f"{self.path}/_checkpoint"
-
-
-class _ClientTls(Config):
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    insecure: bool = False
-
-
-class OtlpExporterConfig(Config):
-    """
-    `urn:otel:otlp:exporter`: each bundle to an OTLP endpoint, from the ingest process; Spark is not needed.
-
-    Attributes:
-        grpc_endpoint: ``http://host:port``, or ``https://`` for TLS.
-        http_endpoint: the same for OTLP/HTTP, without ``/v1/logs`` and the like; one of the two is given.
-        compression_method: of the requests.
-        timeout: of one request.
-        tls: whom to trust, what to show, or `insecure` for plain text.
-        headers: sent with every request.
-        max_in_flight: requests on their way at once.
-        initial_retry_interval: how long a bundle waits after its first failure.
-        max_retry_interval: it never waits longer than this, unless the far side asks for it.
-        retry_multiplier: each time so many times as long.
-        denied: `drop` gives up what is refused for who sent it or where to, `retry` keeps it.
-    """
-
-    grpc_endpoint: str | None = None
-    http_endpoint: str | None = None
-    compression_method: Literal["none", "gzip"] = "none"
-    timeout: Duration = 10.0
-    tls: _ClientTls = _ClientTls()
-    headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    max_in_flight: Annotated[int, Field(ge=1, le=256)] = 4
-    initial_retry_interval: Duration = 1.0
-    max_retry_interval: Duration = 30.0
-    retry_multiplier: float = 2.0
-    denied: Literal["drop", "retry"] = "drop"
-
-    def model_post_init(self, _context: Any, /) -> None:
-        """
-        Refuse an exporter that sends nowhere, or to two places.
-        """
-        if (self.grpc_endpoint is None) == (self.http_endpoint is None):
-            raise ValueError("give grpc_endpoint or http_endpoint, one of them")
-        if not 0 < self.initial_retry_interval <= self.max_retry_interval:
-            raise ValueError("initial_retry_interval must be above 0 and not above max_retry_interval")
-        try:
-            self.settings()
-        except SettingsInvalid as error:
-            raise ValueError(str(error)) from error
-
-    @property
-    def destination(self) -> str:
-        """
-        Where it sends.
-        """
-        return self.grpc_endpoint or self.http_endpoint or ""
-
-    def settings(self) -> ExporterSettings:
-        """
-        Return the settings of the sender.
-
-        Raises:
-            SettingsInvalid: one is out of range, or two contradict each other.
-        """
-        return ExporterSettings(
-            endpoint=self.destination,
-            protocol="http" if self.grpc_endpoint is None else "grpc",
-            compression_method=self.compression_method,
-            timeout_s=self.timeout,
-            ca_file=self.tls.ca_file,
-            cert_file=self.tls.cert_file,
-            key_file=self.tls.key_file,
-            insecure=self.tls.insecure,
-            headers=self.headers,
-            denied=self.denied,
-            in_flight_max=self.max_in_flight,
-            retry=Backoff(self.initial_retry_interval, self.max_retry_interval, self.retry_multiplier),
-        )
-
-
-class OtapExporterConfig(OtlpExporterConfig):
-    """
-    `urn:otel:otap:exporter`: each bundle as batches on OTAP streams; the keys of `urn:otel:otlp:exporter`, too.
-
-    Attributes:
-        payload_compression: of the tables in a batch.
-        stream_lifetime: a stream is followed by another after this.
-        max_message_bytes: no batch is longer; receivers refuse more than 4 MiB unless told otherwise.
-        metric_metadata: send `Metric.metadata`, which one implementation refuses.
-    """
-
-    payload_compression: Literal["zstd", "none"] = "zstd"
-    stream_lifetime: Duration = 30.0
-    max_message_bytes: Size = 4 * MIB
-    metric_metadata: bool = False
-
-    def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse what an exporter of OTLP requests refuses, and HTTP, over which OTAP is not spoken.
-        """
-        super().model_post_init(context)
-        if self.http_endpoint is not None:
-            raise ValueError("OTAP is spoken over gRPC only; give grpc_endpoint")
-        try:
-            self.otap()
-        except SettingsInvalid as error:
-            raise ValueError(str(error)) from error
-
-    def otap(self) -> OtapSenderSettings:
-        """
-        Return what only OTAP has.
-
-        Raises:
-            SettingsInvalid: out of range.
-        """
-        return OtapSenderSettings(
-            payload_compression=self.payload_compression,
-            stream_lifetime_s=self.stream_lifetime,
-            metric_metadata=self.metric_metadata,
-            message_bytes_max=self.max_message_bytes,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PersistenceConfig:
-    """
-    `urn:otap:processor:persistence`: the directory, and the store's settings with their documented keys.
-    """
-
-    path: str
-    settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
     """
-    One row of the table: what kind of node the URN is, and the model of its `config` (None: the store's settings).
+    One row of the table.
+
+    Attributes:
+        urn: as the documents write it.
+        kind: of node.
+        model: of its `config`; None: the store's settings, or a processor of another package.
     """
 
     urn: str
     kind: Kind
     model: type[Config] | None
 
-    def config(self, document: Document, path: Path, value: Mapping[str, Any]) -> object:
+    @property
+    def name(self) -> str:
+        """
+        The part of the URN that is neither the namespace nor the kind.
+        """
+        return _parts(self.urn)[1]
+
+    @property
+    def is_store(self) -> bool:
+        """
+        Whether it is a persistence node.
+        """
+        return self.urn == PERSISTENCE or self.model is DurableBufferConfig
+
+    def config(self, document: Document, path: Path, value: Mapping[str, Any]) -> Any:
         """
         Return the checked config at *path*.
 
         Raises:
             PipelineInvalid: with the line of the key that is wrong.
         """
-        if self.model is None:
+        if self.urn == PERSISTENCE:
             return _persistence(document, path, value)
-        return checked(self.model, document, path, value)
+        if self.model is None:
+            found = find_user_processor(self.urn)
+            if found is None:
+                raise document.invalid(path, f"no package brings the processor {self.urn} any more")
+            return UserProcessorConfig(found, dict(value))
+        found_config = checked(self.model, document, path, value)
+        if not isinstance(found_config, DurableBufferConfig):
+            return found_config
+        try:
+            return found_config.persistence()
+        except SettingsInvalid as error:
+            raise document.invalid(path, str(error)) from error
 
 
 def checked(model: type[_Checked], document: Document, path: Path, value: Mapping[str, Any]) -> _Checked:
@@ -250,25 +131,77 @@ def checked(model: type[_Checked], document: Document, path: Path, value: Mappin
         raise document.invalid((*path, *where), _explain(model, tuple(first["loc"]), first)) from error
 
 
+PERSISTENCE = "urn:otap:processor:persistence"
+
 PLUGINS = {
     plugin.urn: plugin
     for plugin in (
         Plugin("urn:otel:otlp:receiver", "receiver", OtlpReceiverConfig),
         Plugin("urn:otel:otap:receiver", "receiver", OtapReceiverConfig),
-        Plugin("urn:otap:processor:persistence", "processor", None),
+        Plugin(PERSISTENCE, "processor", None),
+        Plugin("urn:otel:durable_buffer:processor", "processor", DurableBufferConfig),
+        *(Plugin(f"urn:quiver:{name}:processor", "processor", model) for name, model in PROCESSOR_CONFIGS.items()),
         Plugin("urn:quiver:parquet:exporter", "exporter", ParquetExporterConfig),
         Plugin("urn:otel:otlp:exporter", "exporter", OtlpExporterConfig),
         Plugin("urn:otel:otap:exporter", "exporter", OtapExporterConfig),
+        Plugin("urn:quiver:console:exporter", "exporter", ConsoleExporterConfig),
+        Plugin("urn:quiver:file:exporter", "exporter", FileExporterConfig),
+        Plugin("urn:quiver:spark:exporter", "exporter", SparkExporterConfig),
+        Plugin("urn:quiver:quiver:exporter", "exporter", QuiverExporterConfig),
     )
 }
 
-NOT_YET = frozenset(
-    {
-        "urn:quiver:qwp:receiver",
-        "urn:quiver:sql:processor",
-    }
+_OTHER_NAMES = {
+    "urn:otel:persistence:processor": PERSISTENCE,
+    "urn:otel:otlp_grpc:exporter": "urn:otel:otlp:exporter",
+    "urn:otel:otlp_http:exporter": "urn:otel:otlp:exporter",
+    "urn:otel:parquet:exporter": "urn:quiver:parquet:exporter",
+    "urn:otel:console:exporter": "urn:quiver:console:exporter",
+}
+"""What other versions of the same file call them."""
+
+ROW_EXPORTERS = frozenset(
+    {ConsoleExporterConfig, FileExporterConfig, ParquetExporterConfig, SparkExporterConfig, QuiverExporterConfig}
 )
+"""The exporters that take rows, so that processors may stand right before them; others take bundles."""
+
+NOT_YET = frozenset({"urn:quiver:qwp:receiver"})
 """URNs that are known by name and not available in this version."""
+
+
+def _parts(urn: str) -> tuple[str, str, str]:
+    """
+    Return namespace, name and kind of a URN, in whichever order the last two stand; the namespace may be missing.
+    """
+    parts = urn.removeprefix("urn:").split(":")
+    space = parts[0] if len(parts) == 3 else ""
+    name, kind = (*parts[-2:], "")[:2]
+    if name in get_args(Kind) and kind not in get_args(Kind):
+        name, kind = kind, name
+    return space, name, kind
+
+
+_BY_PARTS = {_parts(urn): PLUGINS[known] for urn, known in [*((urn, urn) for urn in PLUGINS), *_OTHER_NAMES.items()]}
+_BY_NAME = {(name, kind): plugin for (_, name, kind), plugin in _BY_PARTS.items()}
+
+
+def find_plugin(text: str) -> Plugin | None:
+    """
+    Return what *text* names: a URN with name and kind in either order, those two alone, or a processor that another
+    package brings; None when nothing is called so.
+    """
+    space, name, kind = _parts(text)
+    found = _BY_PARTS.get((space, name, kind)) if space else _BY_NAME.get((name, kind))
+    if found is None and kind == "processor" and find_user_processor(text) is not None:
+        return Plugin(text, "processor", None)
+    return found
+
+
+def known_urns(kind: str | None = None) -> Iterator[str]:
+    """
+    Yield the URNs there are, of one kind or of all.
+    """
+    return (urn for urn, plugin in PLUGINS.items() if kind in {None, plugin.kind})
 
 
 def _explain(model: type[BaseModel], where: Path, error: Any) -> str:
@@ -288,7 +221,9 @@ def _explain(model: type[BaseModel], where: Path, error: Any) -> str:
 
 def _fields(model: type[BaseModel], where: Path) -> list[str]:
     for part in where:
-        annotation = model.model_fields[str(part)].annotation
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
         models = [item for item in (annotation, *get_args(annotation)) if isinstance(item, type)]
         inner = [item for item in models if issubclass(item, BaseModel)]
         if not inner:

@@ -1,36 +1,45 @@
 """
-`quiver run`: a supervisor and the two children of a pipeline, with their logs and a state file.
+`quiver run`: a supervisor and the children of a pipeline, with their logs and a state file.
 
 ::
 
-    quiver run ── supervises ──┬── ingest   store, receivers, OTLP exporters  logs in <run dir>/ingest.log
-                               └── spark    driver, Parquet exporters         logs in <run dir>/spark.log
+    quiver run ── supervises ──┬── ingest   stores, receivers, OTLP exporters          logs in <run dir>/ingest.log
+                               └── spark    driver, processors, all other exporters    logs in <run dir>/spark.log
 
-Stopping goes along the flow of the data: the receivers first, then the store seals what is open, then Spark writes
-what is left, within a deadline.
+With `--cores N` there are ingest-0 … ingest-N-1 on the same ports. Stopping goes along the flow of the data: the
+receivers first, then the stores seal what is open, then Spark writes what is left, within a deadline; what remains is
+said. On SIGHUP the file is read again, and what can change without a restart does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from quiver.pipeline.graph import Pipeline
+from quiver.clock import SYSTEM_CLOCK
+from quiver.errors import QuiverError, WrongUse
+from quiver.pipeline.graph import Pipeline, memory_directory
+from quiver.pipeline.reload import changed_queries, needs_restart, told
 from quiver.pipeline.supervise import ChildSpec, Supervisor
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
+from quiver.store.instances import instance_roots
+from quiver.store.roster import standings
 
-__all__ = ["RUN_LOCK", "STATE_NAME", "default_run_dir", "describe", "read_state", "run_pipeline"]
+__all__ = ["RUN_LOCK", "STATE_NAME", "RunOptions", "default_run_dir", "read_state", "remaining", "run_pipeline"]
 
 STATE_NAME = "state.json"
 RUN_LOCK = "quiver.run.lock"
@@ -39,35 +48,23 @@ RESTART_S_MAX = 5.0
 
 INGEST_STOP_S = 20.0
 SPARK_STOP_S = 45.0
+STOP_MORE_S = 12.0
+"""What a child gets beyond the time to drain: to close ports, to seal, to stop a JVM."""
+
+INGEST_STAGE = 0
+SPARK_STAGE = 1
 
 _log = logging.getLogger("quiver.pipeline")
 
 
 def default_run_dir(pipeline: Pipeline) -> Path:
     """
-    Return where logs and state go unless told otherwise: beside the store, `<store>.run`.
+    Return where logs and state go unless told otherwise: `<store>.run`, or `<file>.run` here when there is no store.
     """
+    if not pipeline.persistence.path:
+        return Path(f"{Path(pipeline.source).stem}.run")
     store = Path(pipeline.persistence.path)
     return store.with_name(f"{store.name}.run")
-
-
-def describe(pipeline: Pipeline) -> dict[str, Any]:
-    """
-    Return what would run, as plain values: nodes in flow order, and what each exporter receives.
-    """
-    store = pipeline.persistence
-    return {
-        "receivers": [
-            {"node": name, "grpc": config.grpc_address, "http": config.http_address, "ack": config.ack}
-            for name, config in pipeline.receivers
-        ],
-        "persistence": {"path": store.path, "durability": store.settings.durability},
-        "exporters": [
-            {"node": name, "subscriber": name, "to": config.destination, "receives": "everything"}
-            for name, config in pipeline.exporters
-        ],
-        "metrics": None if pipeline.metrics is None else {"listen": pipeline.metrics.listen},
-    }
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
@@ -81,52 +78,151 @@ def read_state(run_dir: Path) -> dict[str, Any]:
     return state
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """
+    How a pipeline is run.
+
+    Attributes:
+        assignments: ``name=value`` texts for the placeholders, handed on to the children.
+        run_dir: logs and state; created when missing.
+        cores: ingest processes that share the ports, each with a store of its own; None: one, without cores.
+        drain_s: how long exporters go on for what is sealed, once asked to stop; None: 8 s of those beside the store,
+            25 s of those on Spark.
+        lifeline_fd: stop when nothing more can be read here: whoever held the other end is gone.
+    """
+
+    assignments: Sequence[str]
+    run_dir: Path
+    cores: int | None = None
+    drain_s: float | None = None
+    lifeline_fd: int | None = None
+
+
 def run_pipeline(
-    pipeline: Pipeline,
-    *,
-    assignments: Sequence[str],
-    run_dir: Path,
-    say: Callable[[str], None],
-    lifeline_fd: int | None = None,
+    pipeline: Pipeline, options: RunOptions, *, reread: Callable[[], Pipeline], say: Callable[[str], None]
 ) -> int:
     """
-    Run *pipeline* until SIGTERM or SIGINT; return the exit code.
+    Run *pipeline* until SIGTERM or SIGINT; return the exit code. On SIGHUP the file is read again.
 
     Args:
         pipeline: as checked.
-        assignments: ``name=value`` texts for the placeholders, handed on to the children.
-        run_dir: logs and state; created when missing.
+        options: how.
+        reread: reads and checks the file again.
         say: told in a line what happens.
-        lifeline_fd: stop when nothing more can be read here: whoever held the other end is gone.
 
     Raises:
-        DirectoryInUse: another `quiver run` uses *run_dir*.
+        DirectoryInUse: another `quiver run` uses the run directory.
     """
-    run_dir = run_dir.absolute()
+    run_dir = options.run_dir.absolute()
+    options = replace(options, run_dir=run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    lock = hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}")
+    with contextlib.ExitStack() as held:
+        held.callback(hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}").release)
+        running = _Running(pipeline.placed(run_dir), options, reread, say)
+        held.enter_context(_memory(running.pipeline, run_dir))
+        supervisor = running.supervisor
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: supervisor.request_stop())
+        signal.signal(signal.SIGHUP, lambda _number, _frame: supervisor.request_reload())
+        if options.lifeline_fd is not None:
+            arguments = (options.lifeline_fd, supervisor)
+            threading.Thread(target=_watch, args=arguments, name="quiver-lifeline", daemon=True).start()
+        code = supervisor.run()
+        running.tell_what_remains()
+        return code
 
-    def on_change(supervisor: Supervisor, what: str) -> None:
-        replace_file(REAL_FILES, str(run_dir / STATE_NAME), _state(pipeline, supervisor))
-        if what:
-            _log.info("%s", what)
-            say(what)
 
-    try:
-        supervisor = Supervisor(
-            _children(pipeline, assignments, run_dir),
-            on_change=on_change,
+class _Running:
+    """
+    A pipeline that runs: what it is now, its supervisor, and its state file.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, options: RunOptions, reread: Callable[[], Pipeline], say: Callable[[str], None]
+    ) -> None:
+        self.pipeline = pipeline
+        self._options = options
+        self._reread = reread
+        self._say = say
+        self.supervisor = Supervisor(
+            _children(pipeline, options),
+            on_change=self._on_change,
+            on_reload=self._on_reload,
             backoff=Backoff(first_s=0.2, cap_s=RESTART_S_MAX),
             random=Random(),  # noqa: S311 - jitter, not a secret
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: supervisor.request_stop())
-        if lifeline_fd is not None:
-            watch = threading.Thread(target=_watch, args=(lifeline_fd, supervisor), name="quiver-lifeline", daemon=True)
-            watch.start()
-        return supervisor.run()
+
+    def _on_change(self, supervisor: Supervisor, what: str) -> None:
+        state = _state(self.pipeline, supervisor, self._options)
+        replace_file(REAL_FILES, str(self._options.run_dir / STATE_NAME), state)
+        if what:
+            self._tell(what)
+
+    def _tell(self, what: str) -> None:
+        _log.info("%s", what)
+        self._say(what)
+
+    def _on_reload(self, supervisor: Supervisor) -> None:
+        try:
+            new = self._reread().placed(self._options.run_dir)
+        except WrongUse as error:
+            self._tell(f"not reloaded: {error}")
+            return
+        reasons = needs_restart(self.pipeline, new)
+        if reasons:
+            self._tell(f"not reloaded, this needs a restart: {'; '.join(reasons)}")
+            return
+        old, self.pipeline = self.pipeline, new
+        for child in supervisor.children:
+            if child.spec.stage == INGEST_STAGE or not changed_queries(old, new):
+                supervisor.tell(child.spec.name, signal.SIGHUP)
+            else:
+                supervisor.renew(child.spec.name)
+        supervisor.change(_children(new, self._options))
+        self._tell(f"reloaded: {told(old, new)}")
+
+    def tell_what_remains(self) -> None:
+        """
+        Say how much each exporter has left behind in its buffer.
+        """
+        for name, bundles, directory in remaining(self.pipeline):
+            fate = "which is in memory, and gone" if not self.pipeline.is_durable else "for the next start"
+            self._tell(f"{name}: {bundles} bundles remain in {directory}, {fate}")
+
+
+def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:
+    """
+    Return each route that has not resolved all: its name, how many bundles are sealed and not resolved, and where.
+    """
+    found = []
+    for buffer in pipeline.buffers:
+        lags: dict[str, int] = {}
+        try:
+            for root in instance_roots(REAL_FILES, buffer.config.path):
+                for one in standings(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns()):
+                    lags[one.subscriber] = lags.get(one.subscriber, 0) + (one.lag_bundles or 0)
+        except (QuiverError, OSError) as error:
+            _log.warning("%s cannot be looked at: %s", buffer.config.path, error)
+        found += [(route.name, lags[route.name], buffer.config.path) for route in buffer.routes if lags.get(route.name)]
+    return found
+
+
+@contextlib.contextmanager
+def _memory(pipeline: Pipeline, run_dir: Path) -> Iterator[None]:
+    """
+    Inside there is an empty place for what is only in memory; afterwards there is none.
+    """
+    root = memory_directory(run_dir)
+    if pipeline.is_durable:
+        yield
+        return
+    shutil.rmtree(root, ignore_errors=True)  # of one that was killed
+    root.mkdir(mode=0o700)
+    try:
+        yield
     finally:
-        lock.release()
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def _watch(descriptor: int, supervisor: Supervisor) -> None:
@@ -135,22 +231,35 @@ def _watch(descriptor: int, supervisor: Supervisor) -> None:
     supervisor.request_stop()
 
 
-def _children(pipeline: Pipeline, assignments: Sequence[str], run_dir: Path) -> list[ChildSpec]:
-    rest = [str(Path(pipeline.source).absolute()), "--run-dir", str(run_dir)]
-    for text in assignments:
+def _children(pipeline: Pipeline, options: RunOptions) -> list[ChildSpec]:
+    rest = [str(Path(pipeline.source).absolute()), "--run-dir", str(options.run_dir)]
+    for text in options.assignments:
         rest += ["--set", text]
+    if options.cores is not None:
+        rest += ["--cores", str(options.cores)]
+    if options.drain_s is not None:
+        rest += ["--drain-s", str(options.drain_s)]
 
-    def spec(name: str, module: str, stop_timeout_s: float) -> ChildSpec:
-        argv = [sys.executable, "-m", module, *rest]
-        return ChildSpec(name, argv, run_dir / f"{name}.log", stop_timeout_s)
+    def spec(name: str, module: str, stop_timeout_s: float, stage: int, *more: str) -> ChildSpec:
+        argv = [sys.executable, "-m", module, *rest, *more]
+        return ChildSpec(name, argv, options.run_dir / f"{name}.log", stop_timeout_s, stage)
 
-    children = [spec("ingest", "quiver.pipeline.ingest", INGEST_STOP_S)]
+    drain_s = options.drain_s
+    stop_s = INGEST_STOP_S if drain_s is None else drain_s + STOP_MORE_S
+    ingest = "quiver.pipeline.ingest"
+    if options.cores is None:
+        children = [spec("ingest", ingest, stop_s, INGEST_STAGE)]
+    else:
+        children = [
+            spec(f"ingest-{core}", ingest, stop_s, INGEST_STAGE, "--core", str(core)) for core in range(options.cores)
+        ]
     if pipeline.queries:
-        children.append(spec("spark", "quiver.pipeline.export", SPARK_STOP_S))
+        stop_s = SPARK_STOP_S if drain_s is None else drain_s + 2 * STOP_MORE_S
+        children.append(spec("spark", "quiver.pipeline.export", stop_s, SPARK_STAGE))
     return children
 
 
-def _state(pipeline: Pipeline, supervisor: Supervisor) -> bytes:
+def _state(pipeline: Pipeline, supervisor: Supervisor, options: RunOptions) -> bytes:
     children = {
         child.spec.name: {
             "pid": child.pid,
@@ -161,5 +270,13 @@ def _state(pipeline: Pipeline, supervisor: Supervisor) -> bytes:
         }
         for child in supervisor.children
     }
-    state = {"pid": os.getpid(), "pipeline": pipeline.source, "state": supervisor.state, "children": children}
+    state = {
+        "pid": os.getpid(),
+        "pipeline": pipeline.source,
+        "state": supervisor.state,
+        "cores": options.cores,
+        "buffers": {buffer.name: buffer.config.path for buffer in pipeline.buffers},
+        "metrics": None if pipeline.metrics is None else pipeline.metrics.listen,
+        "children": children,
+    }
     return json.dumps(state, indent=1).encode() + b"\n"

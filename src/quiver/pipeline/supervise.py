@@ -39,12 +39,14 @@ class ChildSpec:
         argv: the command.
         log_path: standard output and error are appended here.
         stop_timeout_s: how long it may take to stop before it is killed.
+        stage: those of one stage are stopped together, after all of the stages before.
     """
 
     name: str
     argv: Sequence[str]
     log_path: Path
     stop_timeout_s: float = 15.0
+    stage: int = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +63,9 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     restart_at: float | None = field(default=None)
+    kill_at: float | None = field(default=None)
+    """Until when it has to stop, once it was asked to because it is to be started anew, or not to be there any more."""
+    is_wanted: bool = True
 
     @property
     def pid(self) -> int | None:
@@ -82,11 +87,12 @@ class Supervisor:
     Runs the children until it is told to stop, or one of them says that a restart cannot help.
 
     Args:
-        specs: started in this order, stopped in this order.
+        specs: started in this order, stopped in the order of their stages.
         on_change: called, from `run`, whenever a child's state changed.
         backoff: the restart delays of each child.
         random: where their jitter comes from.
         healthy_s: a child that lived this long starts again without delay built up.
+        on_reload: called, from `run`, after `request_reload`; may call `tell`, `renew` and `change`.
     """
 
     def __init__(
@@ -98,22 +104,76 @@ class Supervisor:
         random: Random,
         healthy_s: float = 5.0,
         clock: Clock = SYSTEM_CLOCK,
+        on_reload: Callable[[Supervisor], None] | None = None,
     ) -> None:
         self.children = [Child(spec, backoff.delays(random)) for spec in specs]
         self.state = "starting"
         self._on_change = on_change
+        self._on_reload = on_reload
         self._backoff = backoff
         self._random = random
         self._healthy_s = healthy_s
         self._clock = clock
         # Filled from threads and from signal handlers; a SimpleQueue allows both.
-        self._events: queue.SimpleQueue[_Exited | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Exited | str] = queue.SimpleQueue()
 
     def request_stop(self) -> None:
         """
         Ask `run` to stop all children and return. The second time they are killed. Safe in a signal handler.
         """
-        self._events.put(None)
+        self._events.put("stop")
+
+    def request_reload(self) -> None:
+        """
+        Ask `run` to call `on_reload`. Safe in a signal handler.
+        """
+        self._events.put("reload")
+
+    # ── for on_reload ────────────────────────────────────────────────────────────────────────────────
+
+    def tell(self, name: str, number: signal.Signals) -> None:
+        """
+        Send a signal to a child, if it runs.
+        """
+        for child in self.children:
+            if child.spec.name == name and child.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.send_signal(number)
+
+    def renew(self, name: str) -> None:
+        """
+        Let a child stop in its own time, and start it again. One that waits for its next start has it now.
+        """
+        for child in self.children:
+            if child.spec.name == name:
+                self._ask_to_stop(child)
+                if child.process is None:
+                    child.restart_at = self._clock.monotonic()
+
+    def change(self, specs: Sequence[ChildSpec]) -> None:
+        """
+        Start those of *specs* that are new, and let those children stop that are not in *specs*.
+        """
+        names = {spec.name for spec in specs}
+        for child in self.children:
+            if child.spec.name not in names and child.is_wanted:
+                child.is_wanted = False
+                child.restart_at = None
+                self._ask_to_stop(child)
+        wanted = {child.spec.name for child in self.children if child.is_wanted}
+        for spec in specs:
+            if spec.name not in wanted:
+                child = Child(spec, self._backoff.delays(self._random))
+                self.children.append(child)
+                self._start(child)
+
+    def _ask_to_stop(self, child: Child) -> None:
+        if child.process is not None:
+            child.kill_at = self._clock.monotonic() + child.spec.stop_timeout_s
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(signal.SIGTERM)
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> int:
         """
@@ -139,7 +199,8 @@ class Supervisor:
         Restart what dies, until asked to stop (False) or a child is beyond help (True).
         """
         while True:
-            due = [child.restart_at for child in self.children if child.restart_at is not None]
+            times = [time for child in self.children for time in (child.restart_at, child.kill_at)]
+            due = [time for time in times if time is not None]
             event = self._next(min(due) - self._clock.monotonic() if due else None)
             if isinstance(event, _Exited):
                 if event.child.process is not event.process:
@@ -153,7 +214,14 @@ class Supervisor:
                 self._bury(event)
             elif event == "stop":
                 return False
+            elif event == "reload" and self._on_reload is not None:
+                self._on_reload(self)
+            now = self._clock.monotonic()
             for child in self.children:
+                if child.kill_at is not None and child.kill_at <= now and child.process is not None:
+                    child.kill_at = None
+                    self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
+                    _kill_group(child.process.pid)
                 if child.restart_at is not None and child.restart_at <= self._clock.monotonic():
                     self._start(child)
                     self._say(self.state, f"{child.spec.name} started again, process {child.pid}")
@@ -163,7 +231,7 @@ class Supervisor:
             event = self._events.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
         except queue.Empty:
             return "due"
-        return "stop" if event is None else event
+        return event
 
     def _start(self, child: Child) -> None:
         child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,9 +269,9 @@ class Supervisor:
         child.state = "waiting"
         child.last_exit = _exit_words(event.code)
         lived_s = self._clock.monotonic() - child.started_at
-        child.process = None
-        child.state = "waiting"
-        child.last_exit = _exit_words(event.code)
+        if child.kill_at is not None or not child.is_wanted:
+            self._was_asked_to_stop(child)
+            return
         if lived_s >= self._healthy_s:
             child.delays = self._backoff.delays(self._random)
         delay_s = next(child.delays)
@@ -213,24 +281,44 @@ class Supervisor:
         # A killed child had no last word: the end of its log is about something else.
         self._say(self.state, f"{said}: {last}" if last and event.code > 0 else said)
 
+    def _was_asked_to_stop(self, child: Child) -> None:
+        child.kill_at = None
+        if child.is_wanted:
+            child.restart_at = self._clock.monotonic()
+            return
+        child.state = "stopped"
+        self.children.remove(child)
+        self._say(self.state, f"{child.spec.name} is not needed any more")
+
     def _stop_in_order(self) -> None:
-        for child in self.children:
-            child.restart_at = None
-            if child.process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.send_signal(signal.SIGTERM)
-                deadline = self._clock.monotonic() + child.spec.stop_timeout_s
-                while child.process is not None and (left := deadline - self._clock.monotonic()) > 0:
-                    event = self._next(left)
-                    if event == "stop":
-                        return  # asked twice: `run` kills what is left
-                    if isinstance(event, _Exited):
-                        self._note_stopped(event)
+        for stage in sorted({child.spec.stage for child in self.children}):
+            together = [child for child in self.children if child.spec.stage == stage]
+            for child in together:
+                child.restart_at = None
                 if child.process is not None:
-                    self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
-                    self._kill(child)
-            child.state = "failed" if child.state == "failed" else "stopped"
-            self._say(self.state, f"{child.spec.name} stopped")
+                    with contextlib.suppress(ProcessLookupError):
+                        child.process.send_signal(signal.SIGTERM)
+            begun = self._clock.monotonic()
+            for child in together:
+                if not self._await_stopped(child, begun + child.spec.stop_timeout_s):
+                    return  # asked twice: `run` kills what is left
+                child.state = "failed" if child.state == "failed" else "stopped"
+                self._say(self.state, f"{child.spec.name} stopped")
+
+    def _await_stopped(self, child: Child, deadline: float) -> bool:
+        """
+        Wait until *child* has stopped, and kill it when it has not by *deadline*; False when asked to stop once more.
+        """
+        while child.process is not None and (left := deadline - self._clock.monotonic()) > 0:
+            event = self._next(left)
+            if event == "stop":
+                return False
+            if isinstance(event, _Exited):
+                self._note_stopped(event)
+        if child.process is not None:
+            self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
+            self._kill(child)
+        return True
 
     def _note_stopped(self, event: _Exited) -> None:
         child = event.child

@@ -1,5 +1,5 @@
 """
-Spark reads what a store holds, as one of its subscribers, and exports it.
+Spark reads what a store holds, as one of its subscribers, processes it, exports it, and writes into stores.
 
 ::
 
@@ -17,11 +17,25 @@ file                         purpose
 `cast.py`                    any Arrow type → one Spark takes                               (pure)
 `segments.py`                the sealed segments, seen from beside the store
 `subscription.py`            a streaming query as a subscriber: start, ack, plan
+`cores.py`                   the same over a store on several cores, as one stream
 `read_partition.py`          in a task: files → batches of the declared schema
 `source.py`                  the format `quiver`, in Spark's terms
 `bundles.py`                 `map_bundles`: whole bundles in tasks
-`parquet_commit.py`          Parquet files that become visible once and whole
+`sink_options.py`            the options of a write, with their table                       (pure)
+`sink.py`                    the format `quiver` as a sink, in Spark's terms
+`sink_stage.py`              rows → staged segments in tasks → one committed batch
+`processor_settings.py`      what processors are told; no Spark
+`processors.py`              processors: functions from a frame to a frame
+`redaction.py`               values made unreadable in Arrow batches                        (pure)
+`export_query.py`            a query from a store through processors to an exporter
+`tables.py`                  a batch of descriptors → a frame for each signal
+`exporter_settings.py`       what exporters are told; no Spark
+`exporters.py`               console, files, formats of Spark, another store
+`otlp_rows.py`               rows of a view → OTLP requests again                           (pure)
 `exporter_parquet.py`        the Parquet exporter: a query over `bundles`
+`parquet_commit.py`          files that become visible once and whole
+`delivery.py`                a query that delivers bundle by bundle, with retries
+`poison.py`                  bundles that can never be decoded, set aside
 ===========================  ======================================================================
 
 Importing this package starts no JVM::
@@ -30,10 +44,17 @@ Importing this package starts no JVM::
     logs = spark.readStream.format("quiver").option("path", "buffer/").option("subscriber", "mine") …
 """
 
-from quiver.spark.bundles import map_bundles
-from quiver.spark.exporter_parquet import ParquetExporter, run_exporter, stop_query
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# At once: the module of the same name would otherwise take the function's place.
 from quiver.spark.session import session
-from quiver.spark.source import QuiverDataSource, register
+
+if TYPE_CHECKING:
+    from quiver.spark.bundles import map_bundles
+    from quiver.spark.export_query import start_export
+    from quiver.spark.exporter_parquet import ParquetExporter, run_exporter, stop_query
+    from quiver.spark.source import QuiverDataSource, register
 
 __all__ = [
     "ParquetExporter",
@@ -42,5 +63,24 @@ __all__ = [
     "register",
     "run_exporter",
     "session",
+    "start_export",
     "stop_query",
 ]
+
+_PLACES = {
+    "ParquetExporter": "exporter_parquet",
+    "QuiverDataSource": "source",
+    "map_bundles": "bundles",
+    "register": "source",
+    "run_exporter": "exporter_parquet",
+    "start_export": "export_query",
+    "stop_query": "exporter_parquet",
+}
+"""Loaded when asked for: whoever only checks a pipeline file need not have pyspark."""
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{place}"), name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
+from quiver.errors import WrongUse
 from quiver.spark.cast import spark_schema
 from quiver.spark.read_partition import open_checked
 from quiver.store.segment.conform import coalesce, conform
@@ -25,7 +27,7 @@ from quiver.store.segment.conform import coalesce, conform
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BundleFunction", "map_bundles", "open_bundles"]
+__all__ = ["BundleFunction", "map_bundles", "open_bundles", "open_bundles_at", "unpacked"]
 
 BundleFunction = Callable[[BundleRef, Bundle], pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch] | None]
 """Takes a bundle and where it lies; returns rows, or None for none. Runs in a task, so it must pickle."""
@@ -44,7 +46,8 @@ def map_bundles(
 
     Args:
         df: a frame of mode `bundles`, batch or streaming, filtered or not; of its columns `path`, `segment` and
-            `index` are needed.
+            `index` are needed. Or one of mode `ipc`, as long as the rows of a bundle still follow one another: then
+            the tasks need no access to the store.
         fn: called once per bundle, in order within a task, with ``(ref, bundle)``.
         schema: of the result: Spark's, Arrow's, or as in ``"id bigint, name string"``. What *fn* returns is
             cast to it by name.
@@ -53,7 +56,8 @@ def map_bundles(
     """
     declared = _declared(schema)
     task = _Task(fn, to_arrow_schema(declared, timezone="UTC"), adapter, fail_on_data_loss)
-    return df.select("path", "segment", "index").mapInArrow(task, declared)
+    names = ("segment", "index", "slot", "ingested_at", "ipc") if "ipc" in df.columns else ("path", "segment", "index")
+    return df.select(*names).mapInArrow(task, declared)
 
 
 def open_bundles(
@@ -63,6 +67,20 @@ def open_bundles(
     Yield the bundles that *descriptors* describe, in their order.
 
     Each segment is opened once while its descriptors follow one another.
+
+    Raises:
+        DataLoss: a segment is gone.
+        Damaged: a segment is not what was written.
+    """
+    opened = open_bundles_at(descriptors, adapter=adapter, fail_on_data_loss=fail_on_data_loss)
+    return ((ref, bundle) for _, ref, bundle in opened)
+
+
+def open_bundles_at(
+    descriptors: Iterable[pa.RecordBatch], *, adapter: Adapter = OTAP, fail_on_data_loss: bool = True
+) -> Iterator[tuple[str, BundleRef, Bundle]]:
+    """
+    The same with the path of the segment in front: numbers of segments are each core's own.
 
     Raises:
         DataLoss: a segment is gone.
@@ -78,9 +96,51 @@ def open_bundles(
                 continue
             ingested_at_ns = reader.ingested_at_ns(index)
             yield (
+                path,
                 BundleRef(segment, index),
                 Bundle(reader.bundle(index), ingested_at_ns=ingested_at_ns, adapter=adapter),
             )
+
+
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[BundleRef, int | None, dict[int, pa.RecordBatch]]]:
+    """
+    Yield the bundles in rows of mode `ipc`: reference, time of ingestion in nanoseconds, slot → batch.
+
+    A bundle's rows follow one another. What they hold is checked in full: it may have been anywhere.
+
+    Raises:
+        WrongUse: a column of mode `ipc` is missing, or a row holds no Arrow stream of one batch.
+    """
+    slots: dict[int, pa.RecordBatch] = {}
+    of: tuple[BundleRef, int | None] | None = None
+    for batch in batches:
+        missing = {"segment", "index", "slot", "ipc"} - set(batch.schema.names)
+        if missing:
+            raise WrongUse(f"mode ipc gives more columns than these: {', '.join(sorted(missing))} is missing")
+        times = (
+            batch.column("ingested_at").cast(pa.int64()).to_pylist() if "ingested_at" in batch.schema.names else None
+        )
+        columns = (batch.column(name).to_pylist() for name in ("segment", "index", "slot", "ipc"))
+        for row, (segment, index, slot, data) in enumerate(zip(*columns, strict=True)):
+            ref = BundleRef(segment, index)
+            if of is not None and (of[0] != ref or slot in slots):
+                yield (*of, dict(sorted(slots.items())))
+                slots = {}
+            time_us = times[row] if times is not None else None
+            of = ref, None if time_us is None else time_us * 1000
+            slots[slot] = _only_batch(data)
+    if of is not None:
+        yield (*of, dict(sorted(slots.items())))
+
+
+def _only_batch(data: bytes) -> pa.RecordBatch:
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            batch = reader.read_next_batch()
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise WrongUse(f"a row of mode ipc holds no Arrow stream of one batch: {error}") from error
+    return batch
 
 
 @dataclass(frozen=True)
@@ -93,9 +153,20 @@ class _Task:
     def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from coalesce((None, batch) for batch in self._results(descriptors))
 
+    def _bundles(self, rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[BundleRef, Bundle]]:
+        batches = iter(rows)
+        first = next(batches, None)
+        if first is None:
+            return
+        every = chain([first], batches)
+        if "ipc" in first.schema.names:
+            for ref, ingested_at_ns, slots in unpacked(every):
+                yield ref, Bundle(slots, ingested_at_ns=ingested_at_ns, adapter=self.adapter)
+            return
+        yield from open_bundles(every, adapter=self.adapter, fail_on_data_loss=self.fail_on_data_loss)
+
     def _results(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        opened = open_bundles(descriptors, adapter=self.adapter, fail_on_data_loss=self.fail_on_data_loss)
-        for ref, bundle in opened:
+        for ref, bundle in self._bundles(descriptors):
             result = self.fn(ref, bundle)
             if result is None:
                 continue

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +30,12 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, WrongUse
 from quiver.otap import VIEWS, decode_groups, split_stored, view_schema
 from quiver.primitives.real_files import REAL_FILES
-from quiver.spark.bundles import open_bundles
+from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
-from quiver.spark.offsets import Position
+from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.parquet_commit import ExportCommitter, Part, part_prefix
-from quiver.spark.segments import store_identity
+from quiver.spark.poison import ExportBatch
+from quiver.spark.segments import store_identities, store_root
 from quiver.spark.source import register
 from quiver.store.segment.conform import conform
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["ParquetExporter", "PartWriter", "run_exporter", "stop_query"]
 
 
-_RESULT_SCHEMA = "table string, part string, rows bigint, bytes bigint, segment bigint, `index` bigint"
+_RESULT_SCHEMA = "table string, part string, rows bigint, bytes bigint, store string, segment bigint, `index` bigint"
 
 _RESULT_ARROW = pa.schema(
     [
@@ -53,11 +54,12 @@ _RESULT_ARROW = pa.schema(
         ("part", pa.string()),
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
+        ("store", pa.string()),
         ("segment", pa.int64()),
         ("index", pa.int64()),
     ]
 )
-"""One row per file, and one without a file that says through which bundle the task came."""
+"""A row per file, and one without a file for each directory that says through which bundle of it the task came."""
 
 _ROW_GROUP_BYTES = 32 * 1024 * 1024
 _REQUESTS_BYTES_MAX = 8 * 1024 * 1024
@@ -103,7 +105,8 @@ class PartWriter:
         output: the output directory, which the task can reach by this path.
         prefix: how hidden names of this batch begin.
         attempt: told apart from any other attempt at the same batch.
-        exported_through: bundles before this position are passed over: an earlier query exported them.
+        exported_through: a store's directory → its bundles before this position are passed over: an earlier query
+            exported them.
         compression: of Parquet: zstd, snappy, or none.
         adapter: names the slots.
         fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
@@ -115,7 +118,7 @@ class PartWriter:
         *,
         prefix: str,
         attempt: str,
-        exported_through: Position,
+        exported_through: Mapping[str, Position],
         compression: str,
         adapter: Adapter = OTAP,
         fail_on_data_loss: bool = True,
@@ -123,7 +126,7 @@ class PartWriter:
         self._output = output
         self._prefix = prefix
         self._attempt = attempt
-        self._exported_through = exported_through
+        self._exported_through = dict(exported_through)
         self._compression = compression
         self._adapter = adapter
         self._fail = fail_on_data_loss
@@ -139,11 +142,11 @@ class PartWriter:
         task = _task_name()
         tables: dict[tuple[str, bytes], _Table] = {}
         requests: dict[str, list[Any]] = {view: [] for view in VIEWS}
-        through: BundleRef | None = None
+        through: dict[str, BundleRef] = {}
         waiting = 0
         try:
-            for ref, bundle in self._bundles(descriptors):
-                through = ref if through is None else max(through, ref)
+            for root, ref, bundle in self._bundles(descriptors):
+                through[root] = max(through.get(root, ref), ref)
                 shown, rest = split_stored(bundle.batches)
                 for slot, batch in rest.items():
                     self._slot(tables, task, slot, batch)
@@ -159,12 +162,14 @@ class PartWriter:
         finally:
             for table in tables.values():
                 table.writer.close()
-        if through is not None:
+        if through:
             yield _results(tables.values(), through)
 
-    def _bundles(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[tuple[BundleRef, Bundle]]:
-        opened = open_bundles(descriptors, adapter=self._adapter, fail_on_data_loss=self._fail)
-        return ((ref, bundle) for ref, bundle in opened if Position(ref.segment, ref.index) >= self._exported_through)
+    def _bundles(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, BundleRef, Bundle]]:
+        for path, ref, bundle in open_bundles_at(descriptors, adapter=self._adapter, fail_on_data_loss=self._fail):
+            root = store_root(path)
+            if Position(ref.segment, ref.index) >= self._exported_through.get(root, Position(0, 0)):
+                yield root, ref, bundle
 
     def _decode(self, tables: dict[tuple[str, bytes], _Table], task: str, requests: dict[str, list[Any]]) -> None:
         for view, waiting in requests.items():
@@ -201,7 +206,7 @@ class PartWriter:
         return tables[key]
 
 
-def _results(tables: Iterable[_Table], through: BundleRef) -> pa.RecordBatch:
+def _results(tables: Iterable[_Table], through: Mapping[str, BundleRef]) -> pa.RecordBatch:
     rows: list[dict[str, Any]] = []
     for table in tables:
         file = REAL_FILES.open_write(table.path)
@@ -212,7 +217,7 @@ def _results(tables: Iterable[_Table], through: BundleRef) -> pa.RecordBatch:
         finally:
             file.close()
         rows.append({"table": table.name, "part": table.part, "rows": table.rows, "bytes": size_bytes})
-    rows.append({"segment": through.segment, "index": through.index})
+    rows += [{"store": root, "segment": ref.segment, "index": ref.index} for root, ref in through.items()]
     return pa.RecordBatch.from_pylist(rows, schema=_RESULT_ARROW)
 
 
@@ -265,6 +270,7 @@ class ParquetExporter:
         self._fail = fail_on_data_loss
         self._committer: ExportCommitter | None = None
         self._attempts = 0
+        self._stores: dict[str, str] = {}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """
@@ -286,6 +292,7 @@ class ParquetExporter:
             Damaged: a commit record or a bundle is not what was written.
             OSError: the disk refused.
         """
+        self._stores = store_identities(REAL_FILES, self._store_path)
         committer = self._committer_for(query_id)
         if committer.is_committed(batch_id):
             return ()
@@ -294,14 +301,23 @@ class ParquetExporter:
             self._output,
             prefix=part_prefix(query_id, batch_id),
             attempt=f"{os.getpid()}a{self._attempts}",
-            exported_through=committer.exported_through,
+            exported_through={
+                root: committer.exported_through[store]
+                for root, store in self._stores.items()
+                if store in committer.exported_through
+            },
             compression=self._compression,
             fail_on_data_loss=self._fail,
         )
         rows = batch.select("path", "segment", "index").mapInArrow(task, _RESULT_SCHEMA).collect()
         parts = [Part(row["table"], row["part"], row["rows"], row["bytes"]) for row in rows if row["part"]]
-        reached = [Position(row["segment"], row["index"] + 1) for row in rows if not row["part"]]
-        return committer.commit(batch_id, parts, max(reached, default=Position(0, 0)))
+        through: dict[str, Position] = {}
+        for row in rows:
+            if not row["part"]:
+                store = self._stores.get(row["store"], STORE_UNKNOWN)
+                reached = Position(row["segment"], row["index"] + 1)
+                through[store] = max(through.get(store, reached), reached)
+        return committer.commit(batch_id, parts, through)
 
     def _committer_for(self, query_id: str) -> ExportCommitter:
         if self._committer is None:
@@ -309,7 +325,7 @@ class ParquetExporter:
                 REAL_FILES,
                 self._output,
                 query_id=query_id,
-                store=store_identity(REAL_FILES, self._store_path),
+                stores=self._stores.values(),
                 subscriber=self._subscriber,
             )
             committer.recover()
@@ -328,6 +344,7 @@ def run_exporter(
     options: Mapping[str, str] | None = None,
     compression: str = "zstd",
     query_name: str | None = None,
+    around: Callable[[ExportBatch], ExportBatch] | None = None,
 ) -> StreamingQuery:
     """
     Start exporting a store to Parquet, as *subscriber*; return the running query.
@@ -344,6 +361,8 @@ def run_exporter(
         options: more options of the source: limits per trigger, failOnDataLoss, startingOffsets.
         compression: of Parquet: zstd, snappy, or none.
         query_name: shown in logs and reports.
+        around: what stands around the export of a batch: `quiver.spark.poison.PoisonSieve`. Without one a bundle
+            that cannot be decoded fails the query.
 
     Raises:
         WrongUse: an option or the compression is unknown.
@@ -356,7 +375,11 @@ def run_exporter(
     )
     reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
     reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**chosen)
-    writer = reader.load().writeStream.foreachBatch(exporter).option("checkpointLocation", checkpoint)
+    writer = (
+        reader.load()
+        .writeStream.foreachBatch(exporter if around is None else around(exporter))
+        .option("checkpointLocation", checkpoint)
+    )
     if query_name is not None:
         writer = writer.queryName(query_name)
     return writer.trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"})).start()

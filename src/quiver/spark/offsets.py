@@ -9,6 +9,10 @@ Spark keeps offsets as JSON text and compares the text, so the keys have one ord
 may change on its own::
 
     {"v": 1, "store": "5c0f…", "seq": 12, "idx": 3}
+
+A store on several cores has a position for each, by the number of the core; one that is gone keeps its last::
+
+    {"v": 2, "cores": {"0": {"store": "5c0f…", "seq": 12, "idx": 3}, "1": {"store": "77ab…", "seq": 9, "idx": 0}}}
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ from typing import Any, Literal, TypeGuard
 from quiver.errors import DataLoss, WrongUse
 
 __all__ = [
+    "CORES_OFFSET_VERSION",
     "OFFSET_VERSION",
     "STORE_UNKNOWN",
+    "CoresOffset",
     "IngestedAt",
     "Position",
     "StartingOffsets",
@@ -33,6 +39,7 @@ __all__ = [
 ]
 
 OFFSET_VERSION = 1
+CORES_OFFSET_VERSION = 2
 
 STORE_UNKNOWN = "unknown"
 """The identity of a store that has none; it matches every other."""
@@ -121,6 +128,60 @@ class StreamOffset:
             f"the checkpoint belongs to store {self.store}, but {store} is here; "
             "point the query at the old store, or start it with a new checkpoint",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CoresOffset:
+    """
+    A position in each core of one store, as it stands in a checkpoint.
+    """
+
+    cores: Mapping[int, StreamOffset]
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        Return the dict Spark keeps. The order of the keys is part of the format.
+        """
+        cores = {}
+        for core, offset in sorted(self.cores.items()):
+            position = offset.position
+            cores[str(core)] = {"store": offset.store, "seq": position.segment, "idx": position.index}
+        return {"v": CORES_OFFSET_VERSION, "cores": cores}
+
+    @classmethod
+    def from_json(cls, value: object, identities: Mapping[int, str]) -> CoresOffset:
+        """
+        Read an offset back from a checkpoint.
+
+        *identities*, of the cores that are there, tell which of them was a single store when a checkpoint of one was
+        made and its directory was moved.
+
+        Raises:
+            WrongUse: not an offset of this source, or one of a newer version.
+            DataLoss: it counts in a single store, which is none of the cores.
+        """
+        if isinstance(value, Mapping) and value.get("v") == OFFSET_VERSION:
+            single = StreamOffset.from_json(value)
+            for core, store in identities.items():
+                if store == single.store:
+                    return cls({core: single})
+            raise DataLoss(
+                "the checkpoint",
+                0,
+                f"it belongs to store {single.store}, which is none of the cores that are here; "
+                "point the query at the old store, or start it with a new checkpoint",
+            )
+        if not isinstance(value, Mapping) or value.get("v") != CORES_OFFSET_VERSION:
+            StreamOffset.from_json(value)  # says what is wrong with it
+        found = value.get("cores") if isinstance(value, Mapping) else None
+        if not isinstance(found, Mapping):
+            raise WrongUse(f"{_shown(value)} names no cores; is this a checkpoint of the quiver source?")
+        cores = {}
+        for core, offset in found.items():
+            if not str(core).isdecimal() or not isinstance(offset, Mapping):
+                raise WrongUse(f"{_shown(value)} is not an offset of the quiver source; is this its checkpoint?")
+            cores[int(core)] = StreamOffset.from_json({"v": OFFSET_VERSION, **offset})
+        return cls(cores)
 
 
 def parse_starting(text: str, *, option: str = "startingOffsets") -> StartingOffsets:

@@ -1,5 +1,5 @@
 """
-How a batch of Parquet files becomes visible: whole files, exactly once, right for any reader at every moment.
+How a batch of files becomes visible: whole files, exactly once, right for any reader at every moment.
 
 ::
 
@@ -20,7 +20,7 @@ checkpoint as the same subscriber takes nothing before that: what was exported s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,9 @@ RECORDS_DIR = "_quiver"
 RECORDS_KEPT = 100
 """Spark replays the last batch only; the rest is for people."""
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+_ONE_STORE_VERSION = 1
+"""Such a record names one store and one position."""
 _RECORD_BYTES_MAX = 64 * 1024 * 1024
 _QUERY_CHARACTERS = 8
 
@@ -67,16 +69,14 @@ class ExportRecord:
 
     Attributes:
         batch: Spark's number of the batch.
-        store: identity of the store the bundles came from.
-        subscriber: as whom they were read.
-        through: every bundle before this position is in this batch or an earlier one.
+        subscriber: as whom the bundles were read.
+        through: identity of a store → every bundle of it before this position is in this batch or an earlier one.
         files: (part, final name) in order.
     """
 
     batch: int
-    store: str
     subscriber: str
-    through: Position
+    through: Mapping[str, Position]
     files: tuple[tuple[Part, str], ...]
 
     def encode(self) -> bytes:
@@ -86,9 +86,10 @@ class ExportRecord:
         body = {
             "v": RECORD_VERSION,
             "batch": self.batch,
-            "store": self.store,
             "subscriber": self.subscriber,
-            "through": {"seq": self.through.segment, "idx": self.through.index},
+            "through": {
+                store: {"seq": position.segment, "idx": position.index} for store, position in self.through.items()
+            },
             "files": [
                 {"table": part.table, "part": part.name, "file": name, "rows": part.rows, "bytes": part.size_bytes}
                 for part, name in self.files
@@ -109,17 +110,17 @@ class ExportRecord:
             body = value["record"]
             if value["crc32"] != _checksum(body):
                 raise Damaged(path, 0, "the commit record does not match its checksum")
-            if body["v"] != RECORD_VERSION:
-                raise Damaged(
-                    path, 0, f"the commit record has version {body['v']}; this release reads {RECORD_VERSION}"
-                )
+            version = body["v"]
+            if version not in {_ONE_STORE_VERSION, RECORD_VERSION}:
+                raise Damaged(path, 0, f"the commit record has version {version}; this release reads {RECORD_VERSION}")
             files = tuple(
                 (Part(entry["table"], entry["part"], entry["rows"], entry["bytes"]), str(entry["file"]))
                 for entry in body["files"]
             )
-            through = Position(body["through"]["seq"], body["through"]["idx"])
-            return cls(body["batch"], body["store"], body["subscriber"], through, files)
-        except (ValueError, KeyError, TypeError) as error:
+            reached = body["through"] if version == RECORD_VERSION else {body["store"]: body["through"]}
+            through = {str(store): Position(place["seq"], place["idx"]) for store, place in reached.items()}
+            return cls(body["batch"], body["subscriber"], through, files)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(path, 0, "the file is not a commit record") from error
 
 
@@ -138,19 +139,30 @@ class ExportCommitter:
         files: the file system.
         output: the output directory; created when missing.
         query_id: Spark's id of the query, the same over restarts from one checkpoint.
-        store: identity of the store.
+        stores: identities of the stores: one, or one for each core.
         subscriber: as whom the query reads.
+        suffix: how the final names end.
     """
 
-    def __init__(self, files: FileSystem, output: str, *, query_id: str, store: str, subscriber: str) -> None:
+    def __init__(
+        self,
+        files: FileSystem,
+        output: str,
+        *,
+        query_id: str,
+        stores: Iterable[str],
+        subscriber: str,
+        suffix: str = ".parquet",
+    ) -> None:
         self._files = files
         self._output = output
         self._query_id = query_id
-        self._store = store
+        self._stores = frozenset(stores)
+        self._suffix = suffix
         self._subscriber = subscriber
         self._records = f"{output}/{RECORDS_DIR}/{query_id}"
-        self.exported_through = Position(0, 0)
-        """Every bundle before this position was committed by an earlier query of the same subscriber."""
+        self.exported_through: dict[str, Position] = {}
+        """Of a store every bundle before its position was committed by an earlier query of the same subscriber."""
 
     def recover(self) -> None:
         """
@@ -166,8 +178,10 @@ class ExportCommitter:
             records = self._own_records(f"{root}/{query_id}")
             for record in records:
                 self.roll_forward(record)
-                if self._store != STORE_UNKNOWN:
-                    self.exported_through = max(self.exported_through, record.through)
+                for store, position in record.through.items():
+                    if store != STORE_UNKNOWN:
+                        known = self.exported_through.get(store, position)
+                        self.exported_through[store] = max(known, position)
             self._forget(f"{root}/{query_id}", [record.batch for record in records])
             if records and query_id != self._query_id:
                 queries.append(query_id)
@@ -179,7 +193,7 @@ class ExportCommitter:
             if _batch_of(name) is not None:
                 path = f"{directory}/{name}"
                 record = ExportRecord.decode(self._files.read_all(path, size_max=_RECORD_BYTES_MAX), path)
-                if (record.store, record.subscriber) == (self._store, self._subscriber):
+                if record.subscriber == self._subscriber and self._stores & set(record.through):
                     records.append(record)
         return records
 
@@ -187,17 +201,23 @@ class ExportCommitter:
         leftovers = [
             f"{self._output}/{table}/{name}"
             for table in self._tables()
-            for name in self._files.list_dir(f"{self._output}/{table}")
+            for name in self._names(table)
             if name.startswith(prefixes) and name.endswith(".part")
         ]
         remove_durably(self._files, leftovers)
+
+    def _names(self, table: str) -> list[str]:
+        try:
+            return self._files.list_dir(f"{self._output}/{table}")
+        except NotADirectoryError:
+            return []  # a file of somebody else's
 
     def _tables(self) -> list[str]:
         tables = []
         for name in self._files.list_dir(self._output):
             if name == "slots":
                 tables += [f"slots/{slot}" for slot in self._files.list_dir(f"{self._output}/slots")]
-            elif name in {"logs", "spans", "metrics"}:
+            elif not name.startswith(("_", ".")):
                 tables.append(name)
         return tables
 
@@ -214,7 +234,7 @@ class ExportCommitter:
         self.roll_forward(ExportRecord.decode(self._files.read_all(path, size_max=_RECORD_BYTES_MAX), path))
         return True
 
-    def commit(self, batch: int, parts: Iterable[Part], through: Position) -> tuple[str, ...]:
+    def commit(self, batch: int, parts: Iterable[Part], through: Mapping[str, Position]) -> tuple[str, ...]:
         """
         Make the *parts* of *batch* visible, all of them, also across a crash. Durable on return.
 
@@ -230,8 +250,8 @@ class ExportCommitter:
         ordered = sorted(parts, key=lambda part: (part.table, part.name))
         if not ordered:
             return ()
-        named = tuple((part, f"{prefix}{number}.parquet") for number, part in enumerate(ordered))
-        record = ExportRecord(batch, self._store, self._subscriber, through, named)
+        named = tuple((part, f"{prefix}{number}{self._suffix}") for number, part in enumerate(ordered))
+        record = ExportRecord(batch, self._subscriber, dict(sorted(through.items())), named)
         # The record speaks of the parts by name: after a power cut the names must be there, too.
         for table in _tables_of(record):
             self._files.sync_dir(f"{self._output}/{table}")

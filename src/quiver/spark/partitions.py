@@ -70,6 +70,18 @@ class Limits:
         """
         return self.bundles_max is None and self.rows_max is None and self.bytes_max is None
 
+    def divided(self, share: int) -> Limits:
+        """
+        Return a *share*-th of each limit, and at least 1.
+        """
+        if share <= 1:
+            return self
+        parts = (
+            None if limit is None else max(1, limit // share)
+            for limit in (self.bundles_max, self.rows_max, self.bytes_max)
+        )
+        return Limits(*parts)
+
 
 def end_of(segments: Sequence[SegmentSummary] | Sequence[Span], start: Position) -> Position:
     """

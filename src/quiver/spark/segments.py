@@ -19,10 +19,11 @@ from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.primitives.files import FileSystem
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.partitions import SegmentSummary
+from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, parse_segment_name, segment_name
 from quiver.store.segment.reader import SegmentReader
 
-__all__ = ["STORE_ID_NAME", "SegmentList", "store_identity"]
+__all__ = ["STORE_ID_NAME", "SegmentList", "store_identities", "store_identity", "store_root", "store_roots"]
 
 STORE_ID_NAME = "quiver.id"
 _STORE_ID_BYTES_MAX = 200
@@ -42,6 +43,47 @@ def store_identity(files: FileSystem, root: str) -> str:
     except FileNotFoundError:
         return STORE_UNKNOWN
     return text.decode("ascii", "replace").strip() or STORE_UNKNOWN
+
+
+def store_root(segment_path: str) -> str:
+    """
+    Return the directory of the store that the segment at *segment_path* belongs to.
+    """
+    return segment_path.rpartition("/")[0].rpartition("/")[0]
+
+
+def store_roots(files: FileSystem, path: str) -> dict[int | None, str]:
+    """
+    Return the stores below *path*: its cores by number, or None → *path* itself where it is a single store.
+
+    Raises:
+        WrongUse: there is no store.
+    """
+    try:
+        cores = sorted(core for core in map(parse_core_directory, files.list_dir(path)) if core is not None)
+    except (FileNotFoundError, NotADirectoryError):
+        cores = []
+    # A core that is just being made is none yet, one that is just being removed none any more.
+    found: dict[int | None, str] = {}
+    for core in cores:
+        root = f"{path}/{core_directory(core)}"
+        if files.exists(f"{root}/{SEGMENTS_DIR}"):
+            found[core] = root
+    if found:
+        return found
+    if not files.exists(f"{path}/{SEGMENTS_DIR}"):
+        raise WrongUse(f"{path} is not the directory of a store: it has no {SEGMENTS_DIR}/")
+    return {None: path}
+
+
+def store_identities(files: FileSystem, path: str) -> dict[str, str]:
+    """
+    Return the directories of the stores below *path*, each with its identity.
+
+    Raises:
+        WrongUse: there is no store.
+    """
+    return {root: store_identity(files, root) for root in store_roots(files, path).values()}
 
 
 class SegmentList:
@@ -148,6 +190,21 @@ class SegmentList:
             if summary is not None:
                 yield summary
 
+    def that_stay(self) -> Iterator[SegmentSummary]:
+        """
+        Yield all segments, ascending, without those that are deleted meanwhile: they are owed to nobody any more.
+
+        Raises:
+            Damaged: a segment cannot be read, and that is to stop the reader.
+        """
+        for number in list(self.numbers()):
+            try:
+                yield self._read_summary(number)
+            except FileNotFoundError:
+                continue
+            except Damaged as problem:
+                self._pass_over(self.path(number), problem)
+
     def schemas(self) -> Iterator[pa.Schema]:
         """
         Yield each different schema of the slots, those of the oldest segments first. The data is not read.
@@ -188,13 +245,18 @@ class SegmentList:
             return None
 
     def _summary(self, number: int) -> SegmentSummary | None:
+        try:
+            return self._read_summary(number)
+        except (FileNotFoundError, Damaged) as problem:
+            self._pass_over(self.path(number), problem)
+            return None
+
+    def _read_summary(self, number: int) -> SegmentSummary:
         known = self._summaries.get(number)
         if known is not None:
             return known
         path = self.path(number)
-        reader = self._open(path)
-        if reader is None:
-            return None
+        reader = SegmentReader.open(self._files, path)
         streams = [entry for entry in reader.streams.values() if self._slots is None or entry.slot in self._slots]
         summary = SegmentSummary(
             number,

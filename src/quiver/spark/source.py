@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from quiver.errors import WrongUse
 from quiver.otap import slots_of_view, view_schema
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.cast import spark_schema
+from quiver.spark.cores import CoresSubscription
 from quiver.spark.offsets import IngestedAt, Position, StartingOffsets
 from quiver.spark.options import SourceOptions, parse_options
 from quiver.spark.partitions import Span, pack, spans_between
@@ -34,7 +36,9 @@ from quiver.spark.read_partition import (
     ROWS_FIELD,
     PartitionReader,
 )
-from quiver.spark.segments import SegmentList
+from quiver.spark.segments import SegmentList, store_roots
+from quiver.spark.sink import BatchWriter, StreamWriter
+from quiver.spark.sink_options import SinkOptions, parse_sink_options
 from quiver.spark.subscription import Subscription
 from quiver.store.segment.widest import columns_of, representative
 
@@ -57,17 +61,21 @@ class SpansPartition(InputPartition):
 
 class QuiverDataSource(DataSource):
     """
-    ``spark.read.format("quiver")`` and ``spark.readStream.format("quiver")``. Options: see `quiver.spark.options`.
+    ``format("quiver")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
-    Raises:
-        WrongUse: an option is unknown, missing or contradicts another.
+    Options of reads: see `quiver.spark.options`; of writes: `quiver.spark.sink_options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        parsed = parse_options(dict(options))
+        self._given = dict(options)
+
+    @cached_property
+    def _parsed(self) -> SourceOptions:
+        # Not at once: a sink has other options.
+        parsed = parse_options(self._given)
         # Tasks may run with another working directory.
-        self._parsed = replace(parsed, path=os.path.abspath(parsed.path))  # noqa: PTH100 - kept as text
+        return replace(parsed, path=os.path.abspath(parsed.path))  # noqa: PTH100 - kept as text
 
     @classmethod
     def name(cls) -> str:
@@ -109,6 +117,24 @@ class QuiverDataSource(DataSource):
         """
         return StreamReader(self._parsed, schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: ARG002, FBT001 - Spark's signature
+        """
+        Return the batch writer.
+
+        Raises:
+            WrongUse: an option is unknown, missing or contradicts another, or what is there is to be overwritten.
+        """
+        return BatchWriter(_append_options(self._given, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, FBT001, N802
+        """
+        Return the streaming writer.
+
+        Raises:
+            WrongUse: an option is unknown, missing or contradicts another, or the output mode is not append.
+        """
+        return StreamWriter(_append_options(self._given, overwrite=overwrite))
+
 
 class BatchReader(DataSourceReader):
     """
@@ -128,10 +154,18 @@ class BatchReader(DataSourceReader):
             Damaged: a segment cannot be read.
         """
         options = self._options
-        segments = _segment_list(options)
-        start = _resolve(options.starting, segments)
-        end = _resolve(options.ending, segments)
-        spans = spans_between(segments.from_position(start), start, end)
+        roots = store_roots(REAL_FILES, options.path)
+        if len(roots) > 1 and any(isinstance(bound, Position) for bound in (options.starting, options.ending)):
+            raise WrongUse(
+                f"{options.path} holds {len(roots)} cores, each with positions of its own: read one of them, such as "
+                f"{next(iter(roots.values()))}, or give a time: startingTimestamp, endingTimestamp"
+            )
+        spans: list[Span] = []
+        for root in roots.values():
+            segments = _segment_list(options, root)
+            start = _resolve(options.starting, segments)
+            end = _resolve(options.ending, segments)
+            spans += spans_between(segments.from_position(start), start, end)
         parts = pack(spans, parallelism=_parallelism(), partitions_min=options.partitions_min)
         return [SpansPartition(part) for part in parts]
 
@@ -150,19 +184,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._reader = _partition_reader(options, schema)
-        self._made: Subscription | None = None
+        self._made: Subscription | CoresSubscription | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A lock cannot travel: tasks get what reads, never what acks.
         return {**self.__dict__, "_made": None}
 
     @property
-    def _subscription(self) -> Subscription:
+    def _subscription(self) -> Subscription | CoresSubscription:
         if self._made is None:
-            segments, options = _segment_list(self._options), self._options
-            if isinstance(options.starting, IngestedAt):
-                options = replace(options, starting=_resolve(options.starting, segments))
-            self._made = Subscription(REAL_FILES, options, segments, parallelism=_parallelism())
+            options = self._options
+            if None in store_roots(REAL_FILES, options.path):
+                self._made = _subscribed(options, options.path)
+            else:
+                self._made = CoresSubscription(
+                    REAL_FILES,
+                    options,
+                    # A core that comes later has nothing that was there before the query.
+                    lambda root, is_first: _subscribed(
+                        options if is_first else replace(options, starting="earliest"), root
+                    ),
+                    parallelism=_parallelism(),
+                )
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -228,6 +271,12 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(QuiverDataSource)
 
 
+def _append_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
+    if overwrite:
+        raise WrongUse('a store only grows: write with mode("append"), a stream with outputMode("append")')
+    return parse_sink_options(given)
+
+
 def _rows_schema(options: SourceOptions) -> pa.Schema:
     if options.view is None:
         schema = _slot_schema(options)
@@ -251,7 +300,8 @@ def _slot_schema(options: SourceOptions) -> pa.Schema:
 
     The data is not read: a task checks a segment before it uses it.
     """
-    schemas = list(_segment_list(options).schemas())
+    roots = store_roots(REAL_FILES, options.path).values()
+    schemas = [schema for root in roots for schema in _segment_list(options, root).schemas()]
     if not schemas:
         slot = OTAP.slots.get(options.slot or 0, "")
         raise WrongUse(
@@ -262,13 +312,22 @@ def _slot_schema(options: SourceOptions) -> pa.Schema:
     return spark_schema(representative(schemas, options.columns), nanos_as_bigint=options.nanos_as_bigint)
 
 
-def _segment_list(options: SourceOptions) -> SegmentList:
+def _subscribed(options: SourceOptions, root: str) -> Subscription:
+    segments = _segment_list(options, root)
+    starting = options.starting
+    if isinstance(starting, IngestedAt):
+        starting = _resolve(starting, segments)
+    own = replace(options, path=root, starting=starting)
+    return Subscription(REAL_FILES, own, segments, parallelism=_parallelism())
+
+
+def _segment_list(options: SourceOptions, root: str) -> SegmentList:
     slots = None
     if options.view is not None:
         slots = frozenset(slots_of_view(options.view))
     elif options.slot is not None:
         slots = frozenset({options.slot})
-    return SegmentList(REAL_FILES, options.path, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
+    return SegmentList(REAL_FILES, root, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
 
 
 def _partition_reader(options: SourceOptions, schema: StructType) -> PartitionReader:

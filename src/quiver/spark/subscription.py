@@ -8,6 +8,9 @@ When Spark calls what, and what is durable then:
 3. `plan`       changes nothing; a range below what was acked is refused
 4. `commit`     the end of a committed batch, one batch late and not at all for the last: acked as well
 
+What an exporter could not deliver yet stands in its retry set, durably before its batch is committed. An ack leaves it
+out, so its segment stays, and it is acked when it has left the set.
+
 Acks only move forward, and each is on disk before the store may delete anything for it. The lock is taken at
 the first call, not when the object is made: Spark makes readers in other processes too, only to pickle them.
 
@@ -25,6 +28,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.delivery.retry_set import HeldBundles, before_held
 from quiver.errors import Damaged, DataLoss, DirectoryInUse, SubscriberUnknown, WrongUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.files import FileSystem
@@ -92,6 +96,8 @@ class Subscription:
         self._observer = observer if observer is not None else InMemoryObserver()
         self._drops_seen: dict[str, _Signature] = {}
         self._file = SubscriberFile(files, options.path, options.subscriber)
+        self._held = HeldBundles(files, options.path, options.subscriber)
+        self._released_for = self._held.refs
         self._acked = Position(0, 0)
         self._available: Position | None = None
         self._store = ""
@@ -119,9 +125,25 @@ class Subscription:
             self._create(self._options.starting)
         return self._offset(self.acked)
 
-    def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
+    @property
+    def store(self) -> str:
+        """
+        The identity of the store.
+        """
+        return self._store or store_identity(self._files, self._options.path)
+
+    def has_more(self, start: Mapping[str, Any]) -> bool:
+        """
+        Say whether there is anything behind *start*.
+        """
+        position = self._parse(start)
+        return self._segments.end(position) > position
+
+    def latest(self, start: Mapping[str, Any], *, unlimited: bool, share: int = 1) -> dict[str, Any]:
         """
         Ack everything before *start* and return where the next batch ends; *start* itself when nothing is new.
+
+        With *share* only such a part of the limits counts: others take the rest.
 
         Raises:
             DataLoss: the checkpoint is older than what was acked, or belongs to another store.
@@ -130,7 +152,7 @@ class Subscription:
         position = self._confirmed(start)
         # Behind the checkpoint only when loss may be passed over: what is left begins at the acked position.
         begin = max(position, self._acked)
-        end = self._reach(begin, Limits() if unlimited else self._options.limits)
+        end = self._reach(begin, Limits() if unlimited else self._options.limits.divided(share))
         return dict(start) if end <= position else self._offset(end)
 
     def commit(self, end: Mapping[str, Any]) -> None:
@@ -150,14 +172,23 @@ class Subscription:
         Raises:
             DataLoss: some of the bundles are gone.
         """
+        spans = self.spans(start, end)
+        return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
+
+    def spans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Span]:
+        """
+        Return the bundles of one batch, not yet shared out.
+
+        Raises:
+            DataLoss: some of the bundles are gone.
+        """
         self._own()
         first, last = self._parse(start), self._parse(end)
         if first >= last:
             return []
         first = self._not_below_acked(first)
         self._segments.check_complete(first, last)
-        spans = spans_between(self._segments.from_position(first), first, last)
-        return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
+        return spans_between(self._segments.from_position(first), first, last)
 
     def available_now(self) -> None:
         """
@@ -192,7 +223,7 @@ class Subscription:
             self._not_below_acked(position)
             return position
         self._file.know(self._refs(position))
-        if self._file.ack_through(position.segment, position.index):
+        if self._file.ack_through(position.segment, position.index, held=self._held.refs):
             self._file.save()
         self._acked = position
         self._segments.forget_before(position)
@@ -200,7 +231,7 @@ class Subscription:
 
     def _parse(self, offset: Mapping[str, Any]) -> Position:
         parsed = StreamOffset.from_json(offset)
-        parsed.check_store(self._store, self._options.path)
+        parsed.check_store(self.store, self._options.path)
         return parsed.position
 
     def _not_below_acked(self, position: Position) -> Position:
@@ -224,7 +255,8 @@ class Subscription:
         Return the segments with their bundle counts, up to the one that *before* lies in.
         """
         refs = []
-        for summary in self._segments.from_position(Position(0, 0)):
+        # One that is deleted meanwhile is resolved, or nobody is owed it: no loss.
+        for summary in self._segments.that_stay():
             if before is not None and summary.segment > before.segment:
                 break
             refs.append(SegmentRef(summary.segment, summary.bundle_count))
@@ -254,6 +286,19 @@ class Subscription:
         if not self._file.is_owned:
             self._take_lock()
         self._fold_drops()
+        self._release_delivered()
+
+    def _release_delivered(self) -> None:
+        """
+        Ack, durably, what left the retry set since: it was delivered or given up. Costs one `stat` while nothing did.
+        """
+        self._held.look()
+        if self._held.refs == self._released_for:
+            return
+        self._file.know(self._refs())
+        if self._file.ack_through(self._acked.segment, self._acked.index, held=self._held.refs):
+            self._file.save()
+        self._released_for = self._held.refs
 
     def _fold_drops(self) -> None:
         """
@@ -349,6 +394,7 @@ class Subscription:
                 with condition:
                     self._clock.wait(condition, _LOCK_RETRY_S)
         self._file.know(self._refs())
+        self._held.look()
         self._acked = self._position()
 
     def _acquire(self) -> None:
@@ -369,5 +415,7 @@ class Subscription:
             self._create("earliest")
 
     def _position(self) -> Position:
-        ref = self._file.position()
+        held = self._held.refs
+        # A batch that was not committed may ask again for what it put into the retry set.
+        ref = before_held(self._file.position(held=held), held, self._refs() if held else ())
         return Position(ref.segment, ref.index)

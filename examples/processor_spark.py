@@ -1,0 +1,74 @@
+"""
+Processors: ours, told by settings, and one's own, a function of a DataFrame; then JSON lines, each batch once.
+
+    pip install "arrow-quiver[spark]"
+    python examples/processor_spark.py [DIRECTORY]
+
+Without a directory a small buffer is made first. What comes out is printed, and lies in `<DIRECTORY>.out`. Run it again
+with the same directory: only what is new is written.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from sample_telemetry import fill
+
+import quiver.spark
+from quiver.spark.export_query import start_export
+from quiver.spark.exporter_settings import FileSettings
+from quiver.spark.processor_settings import (
+    AttributeAction,
+    AttributesSettings,
+    FilterSettings,
+    RedactSettings,
+    SqlSettings,
+)
+from quiver.spark.processors import UserProcessor
+
+
+def with_hour(frame):
+    """
+    One's own: any function from a frame to a frame. It must give the same for the same rows: a batch may come again.
+    """
+    return frame.selectExpr("*", "hour(time) AS hour")
+
+
+CHAIN = [
+    FilterSettings(keep="severity_number >= 17", signals=("logs",)),
+    RedactSettings(value_patterns=(r"\S+@\S+",)),
+    AttributesSettings((AttributeAction("hash", "user.id"), AttributeAction("insert", "env", value="demo"))),
+    UserProcessor(with_hour, signals=("logs",)),
+    SqlSettings(
+        "SELECT l.body.string_value AS said, s.name, s.duration_nano FROM logs l JOIN spans s USING (trace_id)",
+        output="slow_errors",
+    ),
+]
+
+
+def main() -> None:
+    directory = sys.argv[1] if len(sys.argv) > 1 else str(Path(tempfile.mkdtemp(prefix="quiver-")) / "buffer")
+    if len(sys.argv) < 2:
+        fill(directory)
+    out = Path(f"{directory}.out")
+    spark = quiver.spark.session("processors")
+    query = start_export(
+        spark,
+        directory,
+        "processor-example",
+        FileSettings(str(out)),
+        checkpoint=str(out / "_checkpoint"),
+        chain=CHAIN,
+        trigger={"availableNow": True},
+    )
+    query.awaitTermination()
+    spark.stop()
+    for table in sorted({path.parent for path in out.glob("*/*.jsonl")}):
+        lines = [line for path in sorted(table.glob("*.jsonl")) for line in path.read_text().splitlines()]
+        print(f"{table.name}: {len(lines)} rows, such as {lines[0][:100]}")
+
+
+if __name__ == "__main__":
+    main()

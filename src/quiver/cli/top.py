@@ -1,0 +1,116 @@
+"""
+`quiver top DIR`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from quiver.cli.top_figures import Showing
+
+__all__ = ["top"]
+
+_CLEAR = "\x1b[2J\x1b[H"
+
+
+def top(
+    directory: Annotated[Path, typer.Argument(help="The store's directory of a running pipeline.")],
+    endpoint: Annotated[
+        str | None, typer.Option(help="Its metrics port, host:port; `metrics.listen` of the pipeline file.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where its logs and state are.  [default: DIR.run]", show_default=False)
+    ] = None,
+    every: Annotated[str, typer.Option(help="How long to wait between two looks.")] = "2s",
+    looks: Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.  [default: never]")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Watch a running pipeline: its processes, what flows, who is behind, the disk, and its last errors.
+
+    Reads the metrics port and the directory, nothing else. With --json each look is one line.
+    """
+    import threading  # noqa: PLC0415 - for this alone
+
+    from quiver.cli.top_figures import showing, take_look  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.clock import SYSTEM_CLOCK as clock  # noqa: N811, PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.settings import parse_duration_s  # noqa: PLC0415
+
+    every_s = parse_duration_s(every, key="--every")
+    if every_s <= 0:
+        raise WrongUse("--every must be longer than nothing")
+    beside = directory.with_name(f"{directory.name}.run") if run_dir is None else run_dir
+    if not directory.exists() and not beside.exists():
+        raise WrongUse(f"neither {directory} nor {beside} exists: name the store's directory of a pipeline")
+    never = threading.Condition()
+    before = None
+    done = 0
+    try:
+        while True:
+            now = take_look(
+                REAL_FILES, str(directory), str(beside), endpoint, at_s=clock.monotonic(), now_ns=clock.now_ns()
+            )
+            found = showing(now, before)
+            if as_json:
+                print_json(asdict(found), in_a_line=True)
+            else:
+                _show(str(directory), found)
+            before, done = now, done + 1
+            if looks is not None and done >= looks:
+                return
+            with never:
+                clock.wait(never, every_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _show(directory: str, found: Showing) -> None:
+    if sys.stdout.isatty():
+        typer.echo(_CLEAR, nl=False)
+    disk = found.disk
+    row = {
+        "on disk": human_bytes(int(disk["bytes"] or 0)),
+        "of the cap": None if disk["of_the_cap"] is None else f"{disk['of_the_cap']:.0%}",
+        "log": None if disk["log_bytes"] is None else human_bytes(int(disk["log_bytes"])),
+        "open segment": None if disk["open_bytes"] is None else human_bytes(int(disk["open_bytes"])),
+        "segments": None if disk["segments"] is None else int(disk["segments"]),
+        "quarantined": None if disk["quarantined"] is None else int(disk["quarantined"]),
+    }
+    print_table(directory, [row])
+    print_table("processes", [asdict(node) for node in found.nodes], empty="no pipeline runs here")
+    flows = [
+        {
+            "what": flow.what,
+            "of": flow.of or None,
+            "per second": None if flow.per_second is None else f"{flow.per_second:,.1f}",
+            "since start": flow.total,
+        }
+        for flow in found.flows
+    ]
+    print_table("flow", flows, empty="not known without the metrics port: --endpoint host:port")
+    rows = [
+        {
+            "subscriber": one.subscriber,
+            "lag bundles": one.lag_bundles,
+            "lag bytes": None if one.lag_bytes is None else human_bytes(one.lag_bytes),
+            "oldest": human_age(one.oldest_age_s),
+            "acked per second": f"{found.rates[one.subscriber]:,.1f}" if one.subscriber in found.rates else None,
+            "problem": one.problem,
+        }
+        for one in found.subscribers
+    ]
+    print_table("subscribers", rows)
+    for line in found.errors:
+        typer.echo(f"! {line}")
+    if found.problem:
+        typer.echo(f"not known: {found.problem}", err=True)

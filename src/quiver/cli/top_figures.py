@@ -1,0 +1,266 @@
+"""
+What `quiver top` knows of a running pipeline: its metrics, its directory, its state file, the ends of its logs.
+
+Each look is taken anew and compared with the one before it: counters become rates. Nothing is asked of the pipeline
+but its metrics port, and everything is shown that can be found without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quiver.cli.store_stats import SubscriberStats, collect_stats
+from quiver.errors import RetryLater
+from quiver.primitives.files import FileSystem
+
+__all__ = ["Flow", "Look", "Node", "Sample", "Showing", "fetch_samples", "parse_samples", "showing", "take_look"]
+
+ENDPOINT_BYTES_MAX = 16 * 1024 * 1024
+STATE_BYTES_MAX = 1024 * 1024
+LOG_TAIL_BYTES = 64 * 1024
+ERRORS_SHOWN_MAX = 5
+ENDPOINT_TIMEOUT_S = 2.0
+
+STATE_NAME = "state.json"
+_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
+
+FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("OTLP requests", "quiver_receiver_requests_total", ("signal", "outcome")),
+    ("OTAP batches", "quiver_receiver_batches_total", ("signal", "outcome")),
+    ("refused or held up", "quiver_ingest_throttle_total", ()),
+    ("segments sealed", "quiver_segment_sealed_total", ()),
+    ("segments deleted", "quiver_gc_evictions_total", ("reason",)),
+    ("acknowledged", "quiver_subscriber_acked_bundles_total", ("subscriber",)),
+    ("dropped", "quiver_subscriber_dropped_bundles_total", ("subscriber", "reason")),
+    ("sent on", "quiver_exporter_requests_total", ("exporter", "outcome")),
+)
+"""What counts as a flow: how it is called, its counter, and what tells its lines apart."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """
+    One line of Prometheus text.
+    """
+
+    name: str
+    labels: Labels
+    value: float
+
+    def label(self, name: str) -> str:
+        """
+        Return one label's value, empty when there is none.
+        """
+        return dict(self.labels).get(name, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """
+    One process of the pipeline, as the supervisor last wrote it down.
+    """
+
+    name: str
+    state: str
+    pid: int | None
+    starts: int
+    last_exit: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """
+    Everything of one moment.
+
+    Attributes:
+        at_s: monotonic seconds.
+        samples: what the metrics port said; empty when it did not answer.
+        problem: why there are no samples, or no directory; empty when there are.
+    """
+
+    at_s: float
+    samples: tuple[Sample, ...]
+    subscribers: tuple[SubscriberStats, ...]
+    disk_bytes: int
+    nodes: tuple[Node, ...]
+    errors: tuple[str, ...]
+    problem: str = ""
+
+    def total(self, name: str) -> float | None:
+        """
+        Return the sum of one metric; None when it was not told.
+        """
+        values = [sample.value for sample in self.samples if sample.name == name]
+        return sum(values) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """
+    One counter, or one of its lines: what went through since the pipeline began, and how much in a second.
+    """
+
+    what: str
+    of: str
+    total: int
+    per_second: float | None
+
+
+@dataclass(frozen=True)
+class Showing:
+    """
+    What is shown: one look, and what changed since the one before it.
+    """
+
+    nodes: tuple[Node, ...]
+    flows: tuple[Flow, ...]
+    subscribers: tuple[SubscriberStats, ...]
+    disk: Mapping[str, float | None]
+    errors: tuple[str, ...]
+    problem: str = ""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Acknowledged bundles in a second, by subscriber."""
+
+
+def parse_samples(text: str) -> tuple[Sample, ...]:
+    """
+    Return the samples of Prometheus *text* that are the pipeline's own.
+
+    Raises:
+        RetryLater: it is not Prometheus text.
+        ModuleNotFoundError: the extra `metrics` is not installed.
+    """
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - an extra
+
+    try:
+        return tuple(
+            Sample(sample.name, tuple(sorted(sample.labels.items())), float(sample.value))
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name.startswith("quiver_")
+        )
+    except ValueError as error:
+        raise RetryLater(f"what answers there does not speak Prometheus: {error}") from error
+
+
+def fetch_samples(endpoint: str) -> tuple[Sample, ...]:
+    """
+    Ask the metrics port at *endpoint*, ``host:port``.
+
+    Raises:
+        RetryLater: nothing answers there, or something else does.
+    """
+    import http.client  # noqa: PLC0415 - for this alone
+
+    connection = http.client.HTTPConnection(endpoint, timeout=ENDPOINT_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        body = answer.read(ENDPOINT_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        raise RetryLater(f"no metrics from {endpoint}: {error or type(error).__name__}") from error
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        raise RetryLater(f"no metrics from {endpoint}: HTTP status {answer.status}")
+    return parse_samples(body.decode(errors="replace"))
+
+
+def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None, *, at_s: float, now_ns: int) -> Look:
+    """
+    Look at everything once. What cannot be found is left out, and `Look.problem` says so.
+    """
+    problems = []
+    samples: tuple[Sample, ...] = ()
+    if endpoint is not None:
+        try:
+            samples = fetch_samples(endpoint)
+        except RetryLater as error:
+            problems.append(str(error))
+    subscribers: tuple[SubscriberStats, ...] = ()
+    disk_bytes = 0
+    if fs.exists(directory):
+        found = collect_stats(fs, directory, now_ns=now_ns)
+        subscribers, disk_bytes = found.subscribers, found.segment_bytes + found.wal_bytes
+        problems += found.unreadable
+    else:
+        problems.append(f"{directory} does not exist yet")
+    nodes = _nodes(fs, run_dir)
+    errors = [f"{node.name}: {line}" for node in nodes for line in _trouble(fs, f"{run_dir}/{node.name}.log")]
+    return Look(at_s, samples, subscribers, disk_bytes, nodes, tuple(errors[-ERRORS_SHOWN_MAX:]), "; ".join(problems))
+
+
+def _nodes(fs: FileSystem, run_dir: str) -> tuple[Node, ...]:
+    try:
+        state: dict[str, Any] = json.loads(fs.read_all(f"{run_dir}/{STATE_NAME}", size_max=STATE_BYTES_MAX))
+    except (OSError, ValueError):
+        return ()
+    return tuple(
+        Node(name, str(one.get("state")), one.get("pid"), int(one.get("starts", 0)), str(one.get("last_exit", "")))
+        for name, one in state.get("children", {}).items()
+    )
+
+
+def _trouble(fs: FileSystem, path: str) -> list[str]:
+    """
+    Return the last lines of a log that tell of trouble.
+    """
+    try:
+        file = fs.open_read(path)
+    except OSError:
+        return []
+    try:
+        tail = file.pread(LOG_TAIL_BYTES, max(0, file.size() - LOG_TAIL_BYTES))
+    finally:
+        file.close()
+    lines = tail.decode(errors="replace").splitlines()
+    return [line.strip() for line in lines if any(word in line for word in _TROUBLE)][-ERRORS_SHOWN_MAX:]
+
+
+def showing(now: Look, before: Look | None) -> Showing:
+    """
+    Return what to show of *now*; rates are against *before*, and None while there is none.
+    """
+    flows = tuple(_flows(now, before))
+    rates = {flow.of: flow.per_second for flow in flows if flow.what == "acknowledged" and flow.per_second is not None}
+    disk = {
+        "bytes": now.total("quiver_core_bytes") or float(now.disk_bytes),
+        "of_the_cap": _worst(now.samples, "quiver_core_cap_fraction"),
+        "log_bytes": now.total("quiver_wal_bytes"),
+        "open_bytes": now.total("quiver_segment_open_bytes"),
+        "segments": now.total("quiver_segment_count"),
+        "quarantined": now.total("quiver_quarantine_files"),
+    }
+    return Showing(now.nodes, flows, now.subscribers, disk, now.errors, now.problem, rates)
+
+
+def _worst(samples: Iterable[Sample], name: str) -> float | None:
+    return max((sample.value for sample in samples if sample.name == name), default=None)
+
+
+def _flows(now: Look, before: Look | None) -> Iterable[Flow]:
+    passed_s = 0.0 if before is None else now.at_s - before.at_s
+    for what, name, apart in FLOWS:
+        lines = _by(now.samples, name, apart)
+        earlier = {} if before is None else _by(before.samples, name, apart)
+        for of, value in sorted(lines.items()):
+            rate = None
+            if passed_s > 0 and before is not None and before.samples:
+                # A counter that fell was begun anew by a restart: what it says now came since then.
+                gained = value - earlier.get(of, 0.0)
+                rate = (gained if gained >= 0 else value) / passed_s
+            yield Flow(what, of, int(value), rate)
+
+
+def _by(samples: Sequence[Sample], name: str, apart: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for sample in samples:
+        if sample.name == name:
+            of = " ".join(filter(None, map(sample.label, apart)))
+            found[of] = found.get(of, 0.0) + sample.value
+    return found

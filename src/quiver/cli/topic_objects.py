@@ -1,0 +1,118 @@
+"""
+`quiver topic rebuild-catalogue`: what the metadata says of a topic's objects, made anew from the objects.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from quiver.metadata.port import MetadataStore
+    from quiver.objects.port import ObjectTier
+    from quiver.topics.catalogue_rebuild import Rebuilt
+
+__all__ = ["rebuild_catalogue"]
+
+_TTL_S = 60.0
+
+Objects = Annotated[str, typer.Argument(help="Where the objects are: a directory, or s3://bucket/prefix and the like.")]
+MetadataUrl = Annotated[str, typer.Option("--metadata", help="etcd://host:port, or sqlite:///path/metadata.db")]
+TopicName = Annotated[str, typer.Option("--topic", help="namespace/topic; by default every topic that has objects.")]
+RootPrefix = Annotated[str, typer.Option("--root-prefix", help="Before every key of the metadata.")]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", help="key=value for the object store; ${NAME} is a variable.")
+]
+Wait = Annotated[float, typer.Option("--wait", help="Seconds to watch an owner that may be dead.")]
+
+
+def rebuild_catalogue(
+    objects: Objects,
+    metadata: MetadataUrl,
+    topic: TopicName = "",
+    root_prefix: RootPrefix = "/danube",
+    option: Options = None,
+    wait: Wait = 0.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Read every object, and make the metadata say what is there. Refused while a process owns the topic.
+
+    Exit code 1 when objects are damaged or offsets are missing between them.
+    """
+    from quiver.metadata import open_metadata  # noqa: PLC0415
+    from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
+    from quiver.topics.catalogue_rebuild import topics_with_objects  # noqa: PLC0415
+    from quiver.topics.format.names import check_topic  # noqa: PLC0415
+
+    location = ObjectLocation.from_url(objects, _options(option or []), environment=os.environ)
+    tier = open_objects(location, writable=False)
+    store = open_metadata(metadata)
+    names = [check_topic(topic)] if topic else topics_with_objects(tier)
+    found = {name: _rebuild(tier, store, name, root_prefix.rstrip("/"), wait) for name in names}
+    if as_json:
+        print_json([{"topic": name} | _report(rebuilt) for name, rebuilt in found.items()])
+    else:
+        rows = [
+            {
+                "topic": name,
+                "objects": len(rebuilt.descriptors),
+                "from": rebuilt.descriptors[0].start_offset if rebuilt.descriptors else None,
+                "to": rebuilt.descriptors[-1].end_offset if rebuilt.descriptors else None,
+                "damaged": [str(error) for error in rebuilt.damaged],
+                "left out": len(rebuilt.left_out),
+                "missing": [f"{first}-{behind - 1}" for first, behind in rebuilt.holes],
+            }
+            for name, rebuilt in found.items()
+        ]
+        print_table(f"objects of {location}", rows)
+    if any(rebuilt.damaged or rebuilt.holes for rebuilt in found.values()):
+        raise typer.Exit(1)
+
+
+def _options(given: list[str]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise WrongUse(f"--option takes key=value, not {key!r}")
+    return {key: value for key, _, value in pairs}
+
+
+def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait_s: float) -> Rebuilt:
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from quiver.metadata import acquire  # noqa: PLC0415
+    from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
+    from quiver.topics.catalogue_rebuild import rebuild_catalogue as rebuild  # noqa: PLC0415
+    from quiver.topics.format.descriptor import owner_key  # noqa: PLC0415
+
+    ownership = acquire(
+        store, owner_key(root, topic), owner=f"rebuild {secrets.token_hex(4)}", ttl_s=_TTL_S, clock=SYSTEM_CLOCK,
+        patience_s=wait_s,
+    )  # fmt: skip
+    try:
+        return rebuild(tier, ObjectCatalogue(store, root=root, topic=topic, commits=ownership))
+    finally:
+        ownership.release()
+
+
+def _report(rebuilt: Rebuilt) -> dict[str, Any]:
+    return {
+        "objects": [
+            {
+                "object_id": one.object_id,
+                "start_offset": one.start_offset,
+                "end_offset": one.end_offset,
+                "size": one.size,
+            }
+            for one in rebuilt.descriptors
+        ],
+        "damaged": [{"key": error.path, "offset": error.offset, "reason": error.reason} for error in rebuilt.damaged],
+        "left_out": rebuilt.left_out,
+        "holes": [list(hole) for hole in rebuilt.holes],
+    }

@@ -1,0 +1,259 @@
+"""
+What a checked pipeline will do, in plain values and in words: what `quiver run --check` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quiver.delivery.policy import RetryPolicy
+from quiver.pipeline.exporter_config import ExporterConfig, OtapExporterConfig, OtlpExporterConfig
+from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
+from quiver.pipeline.otap_config import OtapReceiverConfig
+from quiver.pipeline.plugins import OtlpReceiverConfig
+from quiver.pipeline.processor_config import UserProcessorConfig
+from quiver.receivers.security import SecuritySettings, is_loopback
+from quiver.receivers.settings import split_address
+from quiver.settings import GIB, KIB, MIB, Settings
+
+__all__ = ["describe", "promises"]
+
+_WORDS_MAX = 160
+
+_WHEN_FULL = {"drop_oldest": "the oldest goes", "backpressure": "senders are told to come later"}
+
+
+def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
+    """
+    Return what would run, as plain values: nodes in flow order, what each does, and what each exporter receives.
+    """
+    main = pipeline.main
+    return {
+        "receivers": [
+            _receiver(name, config, buffer) for buffer in pipeline.buffers for name, config in _receivers(buffer)
+        ],
+        "persistence": {"path": main.config.path or None, "durability": _durability(main), "cores": cores},
+        "buffers": [_buffer(buffer) for buffer in pipeline.buffers],
+        "processors": [
+            {"node": node.name, "does": _does(node)}
+            for node in pipeline.nodes.values()
+            if node.kind == "processor" and not node.plugin.is_store
+        ],
+        "exporters": [_exporter(buffer, route) for buffer in pipeline.buffers for route in buffer.routes],
+        "metrics": None if pipeline.metrics is None else {"listen": pipeline.metrics.listen},
+        "says": promises(pipeline, cores=cores),
+    }
+
+
+def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
+    """
+    Return in sentences what can be relied on, and what cannot.
+    """
+    said = []
+    exporters = [route for buffer in pipeline.buffers for route in buffer.routes if route.into is None]
+    if not exporters:
+        said.append("No exporter: what is received is kept until somebody reads it.")
+    elif len(exporters) == 1:
+        said.append("The exporter receives everything.")
+    else:
+        said.append(f"Each of the {len(exporters)} exporters receives everything; nothing is shared out between them.")
+    for buffer in pipeline.buffers:
+        if buffer.kind == "intake":
+            ends = _listed(route.name for route in buffer.routes)
+            said.append(f"What is received waits in {buffer.config.path}, as durable as {ends}, until it is processed.")
+        elif buffer.kind == "staged":
+            said.append(
+                f"{buffer.routes[0].name} takes bundles, not rows: what the processors before it make waits in "
+                f"{buffer.config.path}."
+            )
+    if not pipeline.is_durable:
+        cap = size_words(
+            next(one.config.settings.size_cap_bytes or 0 for one in pipeline.buffers if one.kind == "memory")
+        )
+        said.append(
+            f"There is no persistence node: up to {cap} wait in memory. When this pipeline stops or dies, what was not "
+            "exported is lost, also what was confirmed."
+        )
+    said += [f"Beware: {text}" for text in _loops(pipeline)]
+    if cores is not None and cores > 1:
+        said.append(f"{cores} ingest processes share each port, each with a store of its own; exporters read them all.")
+    return said
+
+
+def _loops(pipeline: Pipeline) -> list[str]:
+    """
+    Return which exporters send to a port of this very pipeline: what they send comes in again, without end.
+    """
+    ports: dict[int, str] = {}
+    for name, config in pipeline.receivers:
+        for address in (config.grpc_address, config.http_address):
+            if address is not None:
+                ports[split_address(address)[1]] = name
+    found = []
+    for name, exporter in pipeline.forwarders:
+        target = exporter.settings().target
+        if target.port in ports and is_loopback(target.host):
+            found.append(
+                f"{name} sends to {exporter.destination}, where {ports[target.port]} listens: it all comes back."
+            )
+    return found
+
+
+def _receivers(buffer: Buffer) -> list[tuple[str, OtlpReceiverConfig]]:
+    return [(node.name, node.config) for node in buffer.receivers]
+
+
+def _receiver(name: str, config: OtlpReceiverConfig, buffer: Buffer) -> dict[str, Any]:
+    first = config.grpc_address or config.http_address or ""
+    speaks = "OTAP and OTLP" if isinstance(config, OtapReceiverConfig) else "OTLP"
+    return {
+        "node": name,
+        "grpc": config.grpc_address,
+        "http": config.http_address,
+        "speaks": speaks,
+        "security": _security(split_address(first)[0], config.security),
+        "ack": config.ack if buffer.kind != "memory" else "logged",
+        "stores": "OTAP tables" if config.otlp_handling == "convert_to_arrow" else "requests as they came",
+        "request_at_most": size_words(config.max_request_bytes),
+        "waiting_at_most": config.response_stream_channel_size,
+        "recognises_repeats_for": duration_words(config.dedupe_window) if config.dedupe_window else None,
+        "into": buffer.name,
+    }
+
+
+def _security(host: str, security: SecuritySettings) -> str:
+    words = []
+    tls = security.tls
+    if tls is None:
+        words.append("plain text")
+    else:
+        words.append("TLS, client certificates" if tls.client_ca_file else "TLS")
+    auth = security.auth
+    if auth is not None:
+        kinds = [kind for kind, there in (
+            ("bearer tokens", auth.tokens or auth.token_file), ("passwords", auth.users or auth.user_file)
+        ) if there]  # fmt: skip
+        words.append(" or ".join(kinds))
+    words.append("this machine only" if is_loopback(host) else "reachable by others")
+    return ", ".join(words)
+
+
+def _durability(buffer: Buffer) -> str:
+    return "none" if buffer.kind == "memory" else buffer.config.settings.durability
+
+
+def _buffer(buffer: Buffer) -> dict[str, Any]:
+    settings = buffer.config.settings
+    return {
+        "node": buffer.name,
+        "kind": buffer.kind,
+        "path": buffer.config.path or None,
+        "durability": _durability(buffer),
+        "survives": _survives(buffer, settings),
+        "seals": f"at {size_words(settings.segment_bytes_max)} or after {duration_words(settings.segment_open_s_max)}",
+        "log_at_most": size_words(settings.wal_bytes_max) if settings.durability == "wal" else None,
+        "holds_at_most": None if settings.size_cap_bytes is None else size_words(settings.size_cap_bytes),
+        "when_full": "the oldest goes"
+        if settings.size_cap_policy == "drop_oldest"
+        else "senders are told to come later",
+        "keeps_at_most": None if settings.max_age_s is None else duration_words(settings.max_age_s),
+        "subscribers": [route.name for route in buffer.routes],
+    }
+
+
+def _survives(buffer: Buffer, settings: Settings) -> str:
+    if buffer.kind == "memory":
+        return "nothing: it is in memory"
+    if settings.durability == "segment_only":
+        return "sealed segments; a crash loses the open one"
+    if settings.wal_flush_interval_s == 0:
+        return "a crash and a power loss"
+    return f"a crash; a power loss but for the last {duration_words(settings.wal_flush_interval_s)}"
+
+
+def _does(node: Node) -> str:
+    if isinstance(node.config, UserProcessorConfig):
+        return f"{node.plugin.urn} of {node.config.entry_point.value}"
+    keys = {
+        key: getattr(node.config, key) for key in type(node.config).model_fields if key in node.config.model_fields_set
+    }
+    # A salt or a value may be a secret.
+    told = ", ".join(f"{key}: {_shown(value)}" for key, value in keys.items() if "salt" not in key)
+    return f"{node.plugin.name}: {told}" if told else node.plugin.name
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        text = ", ".join(f"{one.action} {one.key}" if hasattr(one, "action") else str(one) for one in value)
+    else:
+        text = " ".join(str(value).split())
+    return text if len(text) <= _WORDS_MAX else f"{text[:_WORDS_MAX]}…"
+
+
+def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
+    return {
+        "node": route.name,
+        "is": "exporter" if route.into is None else "into a buffer",
+        "subscriber": route.name,
+        "to": route.config.destination,
+        "receives": "everything",
+        "of": buffer.name,
+        "through": [node.name for node in route.processors],
+        "runs_in": "spark" if route.is_query else "ingest",
+        "sends": _sends(route.config),
+        "retry": retry_words(route.config.policy()),
+    }
+
+
+def _sends(config: ExporterConfig) -> str:
+    if isinstance(config, OtapExporterConfig):
+        whole = ", messages gzip" if config.request_compression == "gzip" else ""
+        tables = config.table_compression
+        return f"OTAP over gRPC, tables {'zstd' if tables == 'zstd' else 'not compressed'}{whole}"
+    if isinstance(config, OtlpExporterConfig):
+        protocol = "gRPC" if config.grpc_endpoint else "HTTP"
+        packed = "gzip" if config.request_compression == "gzip" else "not compressed"
+        return f"OTLP over {protocol}, {packed}, up to {config.max_in_flight} at once"
+    trigger = getattr(config, "trigger", 0.0)
+    return f"a batch every {duration_words(trigger)}" if trigger else "batches without a pause"
+
+
+def retry_words(policy: RetryPolicy) -> str:
+    """
+    Return a policy in a phrase.
+    """
+    bounds = []
+    if policy.max_attempts is not None:
+        bounds.append(f"{policy.max_attempts} attempts")
+    if policy.max_elapsed_s is not None:
+        bounds.append(duration_words(policy.max_elapsed_s))
+    then = {"dead_letter": "is kept as a dead letter", "drop": "is dropped and counted", "halt": "stops the exporter"}
+    first, most = duration_words(policy.initial_interval_s), duration_words(policy.max_interval_s)
+    until = f" for at most {' or '.join(bounds)}" if bounds else " without end"
+    return f"after {first}, up to {most}{until}; what is refused for good {then[policy.on_exhausted]}"
+
+
+def size_words(count: int) -> str:
+    """
+    Return ``32 MiB`` for 33554432, and the bytes themselves for what is no round number.
+    """
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= unit:
+            return f"{count // unit} {name}" if count % unit == 0 else f"{count / unit:.1f} {name}"
+    return f"{count} bytes"
+
+
+def duration_words(seconds: float) -> str:
+    """
+    Return ``25 ms``, ``1 s`` or ``3 days``.
+    """
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:g} ms"
+    for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
+
+
+def _listed(names: Any) -> str:
+    return " and ".join(names)

@@ -1,0 +1,388 @@
+"""
+The configs of what sends on: exporters that pass requests on, and exporters that are queries of the Spark process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from quiver.delivery.policy import OnExhausted, RetryPolicy
+from quiver.errors import SettingsInvalid
+from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
+from quiver.pipeline.config_values import Config, Duration, Size, settings_config
+from quiver.settings import MIB
+from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
+
+__all__ = [
+    "ConsoleExporterConfig",
+    "ExporterConfig",
+    "FileExporterConfig",
+    "OtapExporterConfig",
+    "OtlpExporterConfig",
+    "ParquetExporterConfig",
+    "QueryExporterConfig",
+    "QuiverExporterConfig",
+    "RetryConfig",
+    "SparkExporterConfig",
+]
+
+
+class RetryConfig(Config):
+    """
+    `retry`, of any exporter.
+
+    Attributes:
+        initial_interval: how long a bundle waits after its first failure.
+        max_interval: it never waits longer than this, unless the far side asks for it.
+        multiplier: each time so many times as long.
+        jitter: which part of a delay chance may take off, 0 to 1.
+        max_attempts: so many failures use a bundle up; any number when not given.
+        max_elapsed: as long after its first failure the next one uses it up; never when not given.
+        on_exhausted: what becomes of a bundle that is used up, or refused for good: `dead_letter` keeps it aside,
+            `drop` counts it, `halt` stops the exporter.
+    """
+
+    initial_interval: Duration | None = None
+    max_interval: Duration | None = None
+    multiplier: float | None = None
+    jitter: float | None = None
+    max_attempts: int | None = None
+    max_elapsed: Duration | None = None
+    on_exhausted: OnExhausted | None = None
+
+
+class ExporterConfig(Config):
+    """
+    What every exporter has.
+
+    Attributes:
+        retry: see `RetryConfig`.
+        initial_retry_interval: `retry.initial_interval`.
+        max_retry_interval: `retry.max_interval`.
+        retry_multiplier: `retry.multiplier`.
+    """
+
+    retry: RetryConfig = RetryConfig()
+    initial_retry_interval: Duration | None = None
+    max_retry_interval: Duration | None = None
+    retry_multiplier: float | None = None
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """
+        Refuse a retry policy that is none.
+        """
+        for flat, key in (
+            ("initial_retry_interval", "initial_interval"),
+            ("max_retry_interval", "max_interval"),
+            ("retry_multiplier", "multiplier"),
+        ):
+            if getattr(self, flat) is not None and getattr(self.retry, key) is not None:
+                raise ValueError(f"{flat} and retry.{key} both say the same; keep one")
+        try:
+            self.policy()
+        except SettingsInvalid as error:
+            raise ValueError(f"retry: {error}") from error
+
+    def policy(self) -> RetryPolicy:
+        """
+        Return how often and how long it tries, and what it does in the end.
+
+        Raises:
+            SettingsInvalid: out of range.
+        """
+        initial, most = (
+            _first(self.initial_retry_interval, self.retry.initial_interval),
+            _first(self.max_retry_interval, self.retry.max_interval),
+        )
+        if initial is not None and most is not None and not 0 < initial <= most:
+            raise SettingsInvalid("initial_retry_interval must be above 0 and not above max_retry_interval")
+        given = {
+            "initial_interval_s": initial,
+            "max_interval_s": most,
+            "multiplier": _first(self.retry_multiplier, self.retry.multiplier),
+            "jitter": self.retry.jitter,
+            "max_attempts": self.retry.max_attempts,
+            "max_elapsed_s": self.retry.max_elapsed,
+            "on_exhausted": self.retry.on_exhausted,
+        }
+        return RetryPolicy(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it sends or writes.
+        """
+        return ""
+
+
+def _first(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one
+
+
+# ── in the ingest process ────────────────────────────────────────────────────────────────────────────
+
+
+class _ClientTls(Config):
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    insecure: bool = False
+
+
+class OtlpExporterConfig(ExporterConfig):
+    """
+    `urn:otel:otlp:exporter`: each bundle to an OTLP endpoint, from the ingest process; Spark is not needed.
+
+    Attributes:
+        grpc_endpoint: ``http://host:port``, or ``https://`` for TLS.
+        http_endpoint: the same for OTLP/HTTP, without ``/v1/logs`` and the like; one of the two is given.
+        compression_method: of the requests.
+        timeout: of one request.
+        tls: whom to trust, what to show, or `insecure` for plain text.
+        headers: sent with every request.
+        max_in_flight: requests on their way at once.
+        denied: `drop` gives up what is refused for who sent it or where to, `retry` keeps it.
+    """
+
+    grpc_endpoint: str | None = None
+    http_endpoint: str | None = None
+    compression_method: Literal["none", "gzip"] = "none"
+    timeout: Duration = 10.0
+    tls: _ClientTls = _ClientTls()
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+    max_in_flight: Annotated[int, Field(ge=1, le=256)] = 4
+    denied: Literal["drop", "retry"] = "drop"
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse an exporter that sends nowhere, or to two places.
+        """
+        if (self.grpc_endpoint is None) == (self.http_endpoint is None):
+            raise ValueError("give grpc_endpoint or http_endpoint, one of them")
+        super().model_post_init(context)
+        try:
+            self.settings()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it sends.
+        """
+        return self.grpc_endpoint or self.http_endpoint or ""
+
+    @property
+    def request_compression(self) -> Literal["none", "gzip"]:
+        """
+        How whole requests are compressed.
+        """
+        return self.compression_method
+
+    def settings(self) -> ExporterSettings:
+        """
+        Return the settings of the sender.
+
+        Raises:
+            SettingsInvalid: one is out of range, or two contradict each other.
+        """
+        return ExporterSettings(
+            endpoint=self.destination,
+            protocol="http" if self.grpc_endpoint is None else "grpc",
+            compression_method=self.request_compression,
+            timeout_s=self.timeout,
+            ca_file=self.tls.ca_file,
+            cert_file=self.tls.cert_file,
+            key_file=self.tls.key_file,
+            insecure=self.tls.insecure,
+            headers=self.headers,
+            denied=self.denied,
+            in_flight_max=self.max_in_flight,
+            retry=self.policy().backoff,
+        )
+
+
+class _Arrow(Config):
+    payload_compression: Literal["zstd", "none"] | None = None
+
+
+class OtapExporterConfig(OtlpExporterConfig):
+    """
+    `urn:otel:otap:exporter`: each bundle as batches on OTAP streams; the keys of `urn:otel:otlp:exporter`, too.
+
+    Attributes:
+        compression_method: `zstd` compresses the tables inside the batches, as `arrow.payload_compression: zstd` does:
+            gRPC has no zstd for whole messages here. `gzip` compresses whole messages.
+        arrow: `payload_compression` of the tables in a batch.
+        payload_compression: the same.
+        stream_lifetime: a stream is followed by another after this.
+        max_message_bytes: no batch is longer; receivers refuse more than 4 MiB unless told otherwise.
+        metric_metadata: send `Metric.metadata`, which one implementation refuses.
+    """
+
+    compression_method: Literal["none", "gzip", "zstd"] = "none"  # type: ignore[assignment]
+    arrow: _Arrow = _Arrow()
+    payload_compression: Literal["zstd", "none"] | None = None
+    stream_lifetime: Duration = 30.0
+    max_message_bytes: Size = 4 * MIB
+    metric_metadata: bool = False
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse what an exporter of OTLP requests refuses, and HTTP, over which OTAP is not spoken.
+        """
+        super().model_post_init(context)
+        if self.http_endpoint is not None:
+            raise ValueError("OTAP is spoken over gRPC only; give grpc_endpoint")
+        if self.arrow.payload_compression is not None and self.payload_compression is not None:
+            raise ValueError("payload_compression and arrow.payload_compression both say the same; keep one")
+        try:
+            self.otap()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def request_compression(self) -> Literal["none", "gzip"]:
+        """
+        How whole messages are compressed.
+        """
+        return "gzip" if self.compression_method == "gzip" else "none"
+
+    @property
+    def table_compression(self) -> Literal["zstd", "none"]:
+        """
+        How the tables in a batch are compressed. `none` only where nobody asked for zstd.
+        """
+        if self.compression_method == "zstd":
+            return "zstd"
+        return self.arrow.payload_compression or self.payload_compression or "zstd"
+
+    def otap(self) -> OtapSenderSettings:
+        """
+        Return what only OTAP has.
+
+        Raises:
+            SettingsInvalid: out of range.
+        """
+        return OtapSenderSettings(
+            payload_compression=self.table_compression,
+            stream_lifetime_s=self.stream_lifetime,
+            metric_metadata=self.metric_metadata,
+            message_bytes_max=self.max_message_bytes,
+        )
+
+
+# ── queries of the Spark process ─────────────────────────────────────────────────────────────────────
+
+
+class QueryExporterConfig(ExporterConfig):
+    """
+    What every exporter has that is a query of the Spark process.
+
+    Attributes:
+        trigger: how often a batch is written.
+        checkpoint: Spark's own notes; in the run directory, or for files `<path>/_checkpoint`, when not given.
+    """
+
+    trigger: Duration = 1.0
+    checkpoint: str | None = None
+
+
+class ParquetExporterConfig(QueryExporterConfig):
+    """
+    `urn:quiver:parquet:exporter`: one directory of Parquet files a signal, right for any reader at every moment.
+
+    Attributes:
+        path: the output directory.
+        compression: of the Parquet pages.
+        checkpoint: Spark's own notes; `<path>/_checkpoint` when not given, a name that readers of Parquet pass over.
+    """
+
+    path: Annotated[str, Field(min_length=1)]
+    compression: Literal["zstd", "snappy", "none"] = "zstd"
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it writes.
+        """
+        return self.path
+
+    @property
+    def checkpoint_path(self) -> str:
+        """
+        Where Spark keeps its notes.
+        """
+        return self.checkpoint or f"{self.path}/_checkpoint"
+
+
+def _texts(value: object) -> object:
+    """
+    Spark's options are texts; a number or a truth value of the YAML is meant as one.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return {key: str(text).lower() if isinstance(text, bool) else str(text) for key, text in value.items()}
+
+
+_ConsoleKeys = settings_config("console", ConsoleSettings, QueryExporterConfig)
+_FileKeys = settings_config("file", FileSettings, QueryExporterConfig)
+_SparkKeys = settings_config(
+    "spark", SparkSinkSettings, QueryExporterConfig, options=Annotated[dict[str, str], BeforeValidator(_texts)]
+)
+_QuiverKeys = settings_config("quiver", QuiverSinkSettings, QueryExporterConfig)
+
+
+class ConsoleExporterConfig(_ConsoleKeys):  # type: ignore[valid-type,misc]
+    """
+    `urn:quiver:console:exporter`: rows, printed in the log of the Spark process. Keys: `ConsoleSettings`.
+    """
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it writes.
+        """
+        return "the log of the Spark process"
+
+
+class FileExporterConfig(_FileKeys):  # type: ignore[valid-type,misc]
+    """
+    `urn:quiver:file:exporter`: JSON lines, or OpenTelemetry's file format. Keys: `FileSettings`.
+    """
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it writes.
+        """
+        return str(self.path)
+
+
+class SparkExporterConfig(_SparkKeys):  # type: ignore[valid-type,misc]
+    """
+    `urn:quiver:spark:exporter`: any format that Spark writes. Keys: `SparkSinkSettings`.
+    """
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it writes.
+        """
+        return f"{self.format} {self.path or ''}".strip()
+
+
+class QuiverExporterConfig(_QuiverKeys):  # type: ignore[valid-type,misc]
+    """
+    `urn:quiver:quiver:exporter`: processed data in another store. Keys: `QuiverSinkSettings`.
+    """
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it writes.
+        """
+        return str(self.path)

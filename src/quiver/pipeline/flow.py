@@ -1,0 +1,191 @@
+"""
+How the data flows: which buffers a pipeline has, who fills each, and which ways lead out of it.
+
+A buffer is a store. What stands in a file as nodes becomes buffers and, out of each, routes: through processors, to an
+exporter or into another buffer. Each route is a subscriber of its buffer, named like the node at its end, and receives
+everything. Three kinds of buffers stand in no file::
+
+    receiver → processor → persistence → exporter          intake: what was received waits, durably, to be processed
+    receiver → exporter                                    memory: nothing was said of persistence
+    persistence → processor → otlp_exporter                staged: what takes bundles cannot take rows; they are
+                                                           requests again and wait here
+
+Pure: names in, names out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quiver.pipeline.parse import Document, Path
+from quiver.pipeline.plugins import ROW_EXPORTERS
+from quiver.pipeline.shapes import RawNode
+
+__all__ = ["BufferKind", "BufferPlan", "RoutePlan", "plan_buffers"]
+
+BufferKind = Literal["persistence", "intake", "memory", "staged"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePlan:
+    """
+    A way out of a buffer.
+
+    Attributes:
+        name: of the node at its end, which is the subscriber id.
+        processors: the nodes on the way, in order.
+        into: the buffer it ends in; None when it ends at an exporter.
+        strategy: the dispatch strategy of the port it begins at.
+    """
+
+    name: str
+    processors: tuple[str, ...] = ()
+    into: str | None = None
+    strategy: str = "round_robin"
+
+
+@dataclass(slots=True)
+class BufferPlan:
+    """
+    A buffer.
+
+    Attributes:
+        name: of the persistence node, or a made one.
+        kind: see the picture above.
+        beside: the persistence node whose directory and settings it takes after, for what stands in no file; None for
+            memory.
+        receivers: the nodes that fill it directly.
+        routes: the ways out.
+    """
+
+    name: str
+    kind: BufferKind
+    beside: str | None = None
+    receivers: list[str] = field(default_factory=list)
+    routes: list[RoutePlan] = field(default_factory=list)
+
+
+def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[BufferPlan]:
+    """
+    Return the buffers of *nodes*, which feed each other in no circle, in the order of the flow.
+
+    Raises:
+        PipelineInvalid: a node feeds what it cannot feed, or is reached in two ways.
+    """
+    for node in nodes.values():
+        _check_destinations(document, node, nodes)
+    plans: list[BufferPlan] = []
+    direct = {node.name: BufferPlan(node.name, "persistence", node.name) for node in nodes.values() if _is_store(node)}
+    groups: dict[frozenset[str], BufferPlan] = {}
+    for node in nodes.values():
+        if node.plugin.kind != "receiver":
+            continue
+        store = next((name for name in node.edges if name in direct), None)
+        if store is not None:
+            direct[store].receivers.append(node.name)
+            continue
+        plan = groups.get(frozenset(node.edges))
+        if plan is None:
+            behind = next((end for _, end in _ways(nodes, node.edges) if end in direct), None)
+            kind: BufferKind = "memory" if behind is None else "intake"
+            plan = groups[frozenset(node.edges)] = BufferPlan(kind, kind, behind)
+        plan.receivers.append(node.name)
+    if len(groups) > 1:
+        for plan in groups.values():
+            plan.name = f"{plan.kind}-{plan.receivers[0]}"[:64]
+    reached: dict[str, Path] = {}
+    for plan in [*groups.values(), *direct.values()]:
+        start = nodes[plan.receivers[0] if plan.name not in nodes else plan.name]
+        plans += [plan, *_lead_out(document, nodes, plan, start, reached)]
+    return _in_order(plans)
+
+
+def _is_store(node: RawNode) -> bool:
+    return node.plugin.is_store
+
+
+def _check_destinations(document: Document, node: RawNode, nodes: Mapping[str, RawNode]) -> None:
+    kind = node.plugin.kind
+    if kind == "exporter":
+        if node.edges:
+            first = next(iter(node.edges.values())).path
+            raise document.invalid(first, f"{node.name} is an exporter; it is the end of the line and feeds nobody")
+        return
+    if not node.edges and not _is_store(node):
+        lost = "receives" if kind == "receiver" else "makes"
+        stores = [one.name for one in nodes.values() if _is_store(one)]
+        hint = f". Send it to {stores[0]}" if stores else ""
+        raise document.invalid(node.path, f"{node.name} has no destinations; what it {lost} would be lost{hint}")
+    for name, edge in node.edges.items():
+        other = nodes[name]
+        if other.plugin.kind == "receiver":
+            raise document.invalid(edge.path, f"{node.name} is {_a(node)} and cannot feed {name}, a receiver")
+        if _is_store(node) and _is_store(other):
+            raise document.invalid(edge.path, f"{node.name} and {name} are both persistence nodes; one is enough here")
+        if kind == "receiver" and _is_store(other) and len(node.edges) > 1:
+            more = next(one for one in node.edges if one != name)
+            reason = f"{node.name} feeds {name} and {more}; put everything behind {name}, which hands it to each"
+            raise document.invalid(node.edges[more].path, reason)
+        if kind == "receiver" and edge.strategy == "broadcast":
+            reason = "broadcast would store a copy for each core; write round_robin: every exporter gets everything"
+            raise document.invalid(edge.path, reason)
+
+
+def _a(node: RawNode) -> str:
+    return f"an {node.plugin.kind}" if node.plugin.kind == "exporter" else f"a {node.plugin.kind}"
+
+
+def _ways(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """
+    Yield the processors and the end of each way that begins with one of *first*.
+    """
+    for name in first:
+        node = nodes[name]
+        if node.plugin.kind == "exporter" or _is_store(node):
+            yield (), name
+            continue
+        for between, end in _ways(nodes, node.edges):
+            yield (name, *between), end
+
+
+def _lead_out(
+    document: Document, nodes: Mapping[str, RawNode], plan: BufferPlan, start: RawNode, reached: dict[str, Path]
+) -> Iterator[BufferPlan]:
+    """
+    Fill the routes of *plan*; yield the buffers that lie behind some of them.
+    """
+    for between, end in _ways(nodes, start.edges):
+        last = nodes[between[-1]] if between else start
+        path = last.edges[end].path
+        strategy = start.edges[between[0] if between else end].strategy
+        if end in reached and (not _is_store(nodes[end]) or any(route.name == end for route in plan.routes)):
+            line = document.line(reached[end])
+            reason = f"{end} is reached in two ways, first on line {line}; give each way a node of its own"
+            raise document.invalid(path, reason)
+        reached[end] = path
+        node = nodes[end]
+        if _is_store(node):
+            plan.routes.append(RoutePlan(end, between, end, strategy))
+        elif between and node.plugin.model not in ROW_EXPORTERS:
+            staged = BufferPlan(f"staged-{end}"[:64], "memory" if plan.kind == "memory" else "staged", plan.beside)
+            staged.routes.append(RoutePlan(end, (), None, strategy))
+            plan.routes.append(RoutePlan(staged.name, between, staged.name, strategy))
+            yield staged
+        else:
+            plan.routes.append(RoutePlan(end, between, None, strategy))
+
+
+def _in_order(plans: Sequence[BufferPlan]) -> list[BufferPlan]:
+    """
+    Return *plans*, each before those it leads into.
+    """
+    rest = list(plans)
+    found: list[BufferPlan] = []
+    while rest:
+        ahead = {route.into for plan in rest for route in plan.routes}
+        first = next(plan for plan in rest if plan.name not in ahead)
+        rest.remove(first)
+        found.append(first)
+    return found

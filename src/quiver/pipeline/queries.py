@@ -1,0 +1,154 @@
+"""
+What runs in the Spark process: a streaming query for each route that needs one. It reads all cores of its store.
+
+Where each keeps its notes is settled here, so that a restart finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quiver.pipeline.exporter_config import ParquetExporterConfig, QueryExporterConfig
+from quiver.pipeline.graph import Buffer, Pipeline, Route, memory_directory
+from quiver.pipeline.processor_config import UserProcessorConfig
+from quiver.store.format.cores import core_directory
+from quiver.store.format.names import STORE_ID, progress_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+__all__ = ["QueryPlan", "chain_of", "plan_queries", "spark_settings", "start_query"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """
+    One query.
+
+    Attributes:
+        name: of the query; no two have the same.
+        subscriber: as whom it reads.
+        store_path: the directory of the store.
+        registrations: the files that the ingest processes write when the subscriber exists, and the store it ends in.
+        checkpoint: where Spark keeps its notes.
+        route: what it does.
+        may_lose: whether policy may drop what it has not read, in which case it goes on without that.
+    """
+
+    name: str
+    subscriber: str
+    store_path: str
+    registrations: tuple[str, ...]
+    checkpoint: str
+    route: Route
+    may_lose: bool
+
+
+def plan_queries(pipeline: Pipeline, run_dir: Path, *, cores: int | None = None) -> list[QueryPlan]:
+    """
+    Return the queries of *pipeline*, in the order of the flow.
+    """
+    return [
+        _plan(buffer, route, run_dir, cores) for buffer in pipeline.buffers for route in buffer.routes if route.is_query
+    ]
+
+
+def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None) -> QueryPlan:
+    settings = buffer.config.settings
+    store_path = str(Path(buffer.config.path).absolute())
+    checkpoint = str(Path(_checkpoint(buffer, route, run_dir)).absolute())
+    registrations = [f"{store}/{progress_name(route.name)}" for store in _stores(store_path, cores)]
+    if route.into is not None:
+        into = str(Path(route.config.destination).absolute())
+        registrations += [f"{store}/{STORE_ID}" for store in _stores(into, cores)]
+    # Whoever allows the store to drop what is not exported yet does not want the export to stop for it.
+    may_lose = settings.size_cap_policy == "drop_oldest" or settings.max_age_s is not None
+    return QueryPlan(route.name, route.name, store_path, tuple(registrations), checkpoint, route, may_lose)
+
+
+def _stores(path: str, cores: int | None) -> list[str]:
+    return [path] if cores is None else [f"{path}/{core_directory(core)}" for core in range(cores)]
+
+
+def _checkpoint(buffer: Buffer, route: Route, run_dir: Path) -> str:
+    if buffer.kind == "memory":
+        # Notes that outlive the store would speak of another one.
+        return str(memory_directory(run_dir) / "checkpoints" / route.name)
+    config = route.config
+    if isinstance(config, ParquetExporterConfig):
+        return config.checkpoint_path
+    given = config.checkpoint if isinstance(config, QueryExporterConfig) else None
+    return given or str(run_dir / "checkpoints" / route.name)
+
+
+def spark_settings(pipeline: Pipeline) -> dict[str, str]:
+    """
+    Return what the Spark session needs to be told for *pipeline*.
+    """
+    turns = any(route.strategy == "round_robin" for route in pipeline.routes.values() if route.is_query)
+    return {"spark.scheduler.mode": "FAIR" if turns else "FIFO"}
+
+
+def chain_of(route: Route) -> list[Any]:
+    """
+    Return the processors of *route* as `quiver.spark.processors.process` takes them.
+    """
+    return [
+        node.config.load() if isinstance(node.config, UserProcessorConfig) else node.config.settings()
+        for node in route.processors
+    ]
+
+
+def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
+    """
+    Start *plan* in *spark*; return the running query.
+
+    Raises:
+        WrongUse: an option is unknown.
+        OSError: a directory cannot be made.
+    """
+    from quiver.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - brings the engine
+    from quiver.spark.export_query import start_export  # noqa: PLC0415 - an extra
+    from quiver.spark.exporter_parquet import run_exporter  # noqa: PLC0415
+    from quiver.spark.exporters import ParquetTables, exporter_of  # noqa: PLC0415
+    from quiver.spark.poison import PoisonSieve  # noqa: PLC0415
+
+    # Each route is a pool of its own; pools take turns under FAIR, and mean nothing under FIFO.
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.subscriber)
+    config: Any = plan.route.config
+    trigger = {"processingTime": f"{max(round(getattr(config, 'trigger', 0.0) * 1000), 1)} milliseconds"}
+    options: Mapping[str, str] = {"failOnDataLoss": "false"} if plan.may_lose else {}
+    around = partial(PoisonSieve, subscriber=plan.subscriber, policy=config.policy(), letters=DeadLetters)
+    is_parquet = isinstance(config, ParquetExporterConfig)
+    if is_parquet and not plan.route.processors:
+        Path(config.path).mkdir(parents=True, exist_ok=True)
+        return run_exporter(
+            spark,
+            plan.store_path,
+            plan.subscriber,
+            str(Path(config.path).absolute()),
+            plan.checkpoint,
+            trigger=trigger,
+            options=options,
+            compression=config.compression,
+            query_name=plan.name,
+            around=around,
+        )
+    settings = ParquetTables(config.path, config.compression) if is_parquet else config.settings()
+    return start_export(
+        spark,
+        plan.store_path,
+        plan.subscriber,
+        exporter_of(settings, subscriber=plan.subscriber),
+        checkpoint=plan.checkpoint,
+        chain=chain_of(plan.route),
+        trigger=trigger,
+        options=options,
+        query_name=plan.name,
+        around=around,
+    )

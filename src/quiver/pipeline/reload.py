@@ -1,0 +1,81 @@
+"""
+What a changed pipeline file asks for: what can be taken over while it runs, and what needs a restart. Pure.
+
+Exporters, processors and the log's level can change. Ports, directories and the settings of a store cannot: they are
+held open. Certificates and the files of tokens are read again by themselves, and need no change of the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
+
+__all__ = ["changed_queries", "needs_restart", "told"]
+
+
+def needs_restart(old: Pipeline, new: Pipeline) -> list[str]:
+    """
+    Return what of *new* cannot be taken over by what runs as *old*; empty when all of it can.
+    """
+    found = []
+    before, after = ({buffer.name: buffer for buffer in one.buffers} for one in (old, new))
+    changed = before.keys() ^ after.keys()
+    found += [f"{name} {'comes' if name in after else 'goes'}, which is a store of its own" for name in changed]
+    for name in before.keys() & after.keys():
+        found += _of_buffer(before[name], after[name])
+    if old.metrics != new.metrics:
+        found.append("metrics changed")
+    return sorted(found)
+
+
+def _of_buffer(old: Buffer, new: Buffer) -> Iterator[str]:
+    if old.kind != new.kind:
+        yield f"{old.name} becomes {new.kind}"
+    if old.config.path != new.config.path:
+        yield f"{old.name}: path changed"
+    for one in dataclasses.fields(old.config.settings):
+        if getattr(old.config.settings, one.name) != getattr(new.config.settings, one.name):
+            yield f"{old.name}: {one.name} changed"
+    before, after = ({node.name: node for node in one.receivers} for one in (old, new))
+    for name in before.keys() ^ after.keys():
+        yield f"receiver {name} {'comes' if name in after else 'goes'}"
+    for name in before.keys() & after.keys():
+        if before[name].config != after[name].config:
+            yield f"receiver {name}: {', '.join(_changed_keys(before[name], after[name]))} changed"
+
+
+def _changed_keys(old: Node, new: Node) -> list[str]:
+    if type(old.config) is not type(new.config):
+        return ["plugin_urn"]
+    return [key for key in type(old.config).model_fields if getattr(old.config, key) != getattr(new.config, key)]
+
+
+def changed_queries(old: Pipeline, new: Pipeline) -> bool:
+    """
+    Say whether the Spark process has something else to do.
+    """
+    return _queries(old) != _queries(new)
+
+
+def _queries(pipeline: Pipeline) -> dict[str, Any]:
+    return {name: _said(route) for name, route in pipeline.routes.items() if route.is_query}
+
+
+def _said(route: Route) -> tuple[Any, ...]:
+    return route.config, route.strategy, [(node.name, node.plugin.urn, node.config) for node in route.processors]
+
+
+def told(old: Pipeline, new: Pipeline) -> str:
+    """
+    Return in words what was taken over.
+    """
+    before, after = old.routes, new.routes
+    words = [f"{name} comes" for name in after if name not in before]
+    words += [f"{name} goes; it stays a subscriber until it is dropped" for name in before if name not in after]
+    words += [f"{name} changed" for name in after if name in before and _said(before[name]) != _said(after[name])]
+    if old.log_level != new.log_level:
+        words.append(f"log_level is {new.log_level}")
+    return "; ".join(words) or "nothing changed in the file; certificates and credentials were read again"

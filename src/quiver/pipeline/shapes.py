@@ -1,0 +1,294 @@
+"""
+The two shapes of a pipeline file, read into one: nodes, what each is, and whom it feeds.
+
+The shape of the architecture document says with each node where it sends::
+
+    nodes:
+      otlp_receiver:
+        kind: receiver
+        plugin_urn: "urn:otel:otlp:receiver"
+        out_ports: {out_port: {destinations: [persistence], dispatch_strategy: round_robin}}
+        config: {}
+
+The later one has a version, puts the nodes of a pipeline into a group, and lists connections beside them::
+
+    version: otel_dataflow/v1
+    groups:
+      default:
+        pipelines:
+          main:
+            nodes:
+              receiver: {type: receiver:otlp, config: {}}
+            connections:
+              - {from: receiver, to: durable_buffer}
+
+A `type` or `plugin_urn` may be written as any of `receiver:otlp`, `otlp:receiver`, `urn:otel:otlp:receiver` and
+`urn:otel:receiver:otlp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
+
+from quiver.errors import WrongUse
+from quiver.pipeline.parse import Document, Path, nearest
+from quiver.pipeline.plugins import NOT_YET, Kind, Plugin, find_plugin, known_urns
+from quiver.store.format.names import check_subscriber_id
+
+__all__ = ["VERSION", "Edge", "RawNode", "Strategy", "read_nodes"]
+
+VERSION = "otel_dataflow/v1"
+
+Strategy = str
+"""How the instances of what is fed share it: `round_robin` or `broadcast`."""
+
+_STRATEGIES = ("round_robin", "broadcast")
+_BESIDE = ("metrics", "memory", "log_level")
+_TOP_KEYS = ("nodes", *_BESIDE)
+_LATER_KEYS = ("version", "groups", "pipeline_groups", "settings", *_BESIDE)
+_PIPELINE_KEYS = ("nodes", "connections", "settings")
+_NODE_KEYS = ("kind", "plugin_urn", "out_ports", "config")
+_LATER_NODE_KEYS = ("type", "config")
+_PORT_KEYS = ("destinations", "dispatch_strategy")
+_CONNECTION_KEYS = ("from", "to", "dispatch_strategy")
+
+
+class Edge(NamedTuple):
+    """
+    Where the file says that a node feeds another, and how that one's instances share it.
+    """
+
+    path: Path
+    strategy: Strategy = "round_robin"
+
+
+@dataclass(frozen=True, slots=True)
+class RawNode:
+    """
+    A node as the file has it, its config not looked at yet.
+
+    Attributes:
+        name: lawful as a subscriber id.
+        path: where it stands in the file.
+        plugin: what it is.
+        config: as written.
+        edges: the nodes it feeds, in file order.
+    """
+
+    name: str
+    path: Path
+    plugin: Plugin
+    config: Mapping[str, Any]
+    edges: dict[str, Edge] = field(default_factory=dict)
+
+
+def read_nodes(document: Document) -> dict[str, RawNode]:
+    """
+    Return the nodes of *document*, whichever shape it has.
+
+    Raises:
+        PipelineInvalid: the first thing that is wrong, with its line and what to write instead.
+    """
+    top = mapping(document, (), document.value, "the pipeline")
+    if {"version", "groups", "pipeline_groups"} & top.keys():
+        return _later(document, top)
+    _known(document, (), top, _TOP_KEYS)
+    if "nodes" not in top:
+        raise document.invalid((), "nodes is missing")
+    raw = _nodes(document, ("nodes",), top["nodes"])
+    found: dict[str, RawNode] = {}
+    for name, value in raw.items():
+        path: Path = ("nodes", name)
+        inside = mapping(document, path, value, f"node {name}")
+        _known(document, path, inside, _NODE_KEYS)
+        node = _node(document, name, path, inside, _plugin(document, path, inside))
+        node.edges.update(_ports(document, path, inside.get("out_ports"), raw))
+        found[name] = node
+    return found
+
+
+def mapping(document: Document, path: Path, value: Any, what: str) -> dict[str, Any]:
+    """
+    Return *value* when it is a mapping.
+
+    Raises:
+        PipelineInvalid: it is not; *what* says in the message what it should be.
+    """
+    if not isinstance(value, dict):
+        raise document.invalid(path, f"{what} must be a mapping of keys to values")
+    return value
+
+
+def _known(document: Document, path: Path, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in value:
+        if key not in known:
+            raise document.invalid((*path, key), f"unknown key {key}{nearest(key, known)}")
+
+
+def _nodes(document: Document, path: Path, value: Any) -> dict[str, Any]:
+    raw = mapping(document, path, value, "nodes")
+    if not raw:
+        raise document.invalid(path, "there are no nodes")
+    return raw
+
+
+def _node(document: Document, name: str, path: Path, raw: Mapping[str, Any], plugin: Plugin) -> RawNode:
+    try:
+        check_subscriber_id(name)
+    except WrongUse as error:
+        raise document.invalid(path, f"a node cannot be named {name!r}: {error}") from error
+    config = raw.get("config")
+    inside = mapping(document, (*path, "config"), {} if config is None else config, "config")
+    return RawNode(name, path, plugin, inside)
+
+
+# ── the document's shape ─────────────────────────────────────────────────────────────────────────────
+
+
+def _plugin(document: Document, path: Path, raw: Mapping[str, Any]) -> Plugin:
+    for key in ("kind", "plugin_urn"):
+        if not isinstance(raw.get(key), str):
+            raise document.invalid((*path, key), f"{key} is missing" if key not in raw else f"{key} must be a word")
+    kind, urn = raw["kind"], raw["plugin_urn"]
+    kinds = get_args(Kind)
+    if kind not in kinds:
+        raise document.invalid((*path, "kind"), f"unknown kind {kind}{nearest(kind, kinds)}")
+    plugin = _found(document, (*path, "plugin_urn"), "plugin_urn", urn, kind)
+    if plugin.kind != kind:
+        raise document.invalid((*path, "kind"), f"{urn} is of kind {plugin.kind}, not {kind}")
+    return plugin
+
+
+def _found(document: Document, path: Path, key: str, urn: str, kind: str | None) -> Plugin:
+    plugin = find_plugin(urn)
+    if plugin is not None:
+        return plugin
+    if urn in NOT_YET:
+        available = ", ".join(known_urns(kind))
+        raise document.invalid(path, f"{urn} is not available in this version; for kind {kind} there is {available}")
+    raise document.invalid(path, f"unknown {key} {urn}{nearest(urn, known_urns())}")
+
+
+def _ports(document: Document, path: Path, ports: Any, names: Mapping[str, Any]) -> dict[str, Edge]:
+    if ports is None:
+        return {}
+    found: dict[str, Edge] = {}
+    here: Path = (*path, "out_ports")
+    for port, value in mapping(document, here, ports, "out_ports").items():
+        inside = mapping(document, (*here, port), value, f"port {port}")
+        _known(document, (*here, port), inside, _PORT_KEYS)
+        strategy = _strategy(document, (*here, port), inside)
+        listed = inside.get("destinations")
+        if not isinstance(listed, list):
+            raise document.invalid((*here, port, "destinations"), "destinations must be a list of node names")
+        for index, destination in enumerate(listed):
+            spot: Path = (*here, port, "destinations", index)
+            _add_edge(document, found, destination, Edge(spot, strategy), names)
+    return found
+
+
+def _strategy(document: Document, path: Path, raw: Mapping[str, Any]) -> Strategy:
+    strategy = raw.get("dispatch_strategy", "round_robin")
+    if strategy not in _STRATEGIES:
+        reason = f"unknown dispatch_strategy {strategy}{nearest(str(strategy), _STRATEGIES)}"
+        raise document.invalid((*path, "dispatch_strategy"), reason)
+    return str(strategy)
+
+
+def _add_edge(
+    document: Document, found: dict[str, Edge], destination: Any, edge: Edge, names: Mapping[str, Any]
+) -> None:
+    if not isinstance(destination, str) or destination not in names:
+        reason = f"there is no node named {destination}{nearest(str(destination), names)}"
+        raise document.invalid(edge.path, reason)
+    if destination in found:
+        raise document.invalid(edge.path, f"{destination} is listed twice; a node receives everything once")
+    found[destination] = edge
+
+
+# ── the later shape ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _later(document: Document, top: Mapping[str, Any]) -> dict[str, RawNode]:
+    _known(document, (), top, _LATER_KEYS)
+    if "version" not in top:
+        raise document.invalid((), f"version is missing; write version: {VERSION}")
+    if top["version"] != VERSION:
+        raise document.invalid(("version",), f"version {top['version']} is not known; this version reads {VERSION}")
+    _refuse_settings(document, (), top)
+    path, pipeline = _only_pipeline(document, top)
+    _known(document, path, pipeline, _PIPELINE_KEYS)
+    _refuse_settings(document, path, pipeline)
+    if "nodes" not in pipeline:
+        raise document.invalid(path, "nodes is missing")
+    raw = _nodes(document, (*path, "nodes"), pipeline["nodes"])
+    found: dict[str, RawNode] = {}
+    for name, value in raw.items():
+        here: Path = (*path, "nodes", name)
+        inside = mapping(document, here, value, f"node {name}")
+        _known(document, here, inside, _LATER_NODE_KEYS)
+        if not isinstance(inside.get("type"), str):
+            reason = "type must be a word" if "type" in inside else "type is missing"
+            raise document.invalid((*here, "type"), reason)
+        plugin = _found(document, (*here, "type"), "type", inside["type"], None)
+        found[name] = _node(document, name, here, inside, plugin)
+    for source, destination, edge in _connections(document, (*path, "connections"), pipeline.get("connections")):
+        if source not in found:
+            reason = f"there is no node named {source}{nearest(str(source), found)}"
+            raise document.invalid((*edge.path[: len(path) + 2], "from"), reason)
+        _add_edge(document, found[source].edges, destination, edge, found)
+    return found
+
+
+def _refuse_settings(document: Document, path: Path, raw: Mapping[str, Any]) -> None:
+    """
+    Refuse sizes of channels: between nodes lies a store or a Spark query here, and neither has one.
+    """
+    settings = raw.get("settings")
+    if settings:
+        first = next(iter(mapping(document, (*path, "settings"), settings, "settings")))
+        reason = f"settings.{first} has no effect here: there are no channels between nodes; leave settings out"
+        raise document.invalid((*path, "settings", first), reason)
+
+
+def _only_pipeline(document: Document, top: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    if "groups" in top and "pipeline_groups" in top:
+        raise document.invalid(("pipeline_groups",), "pipeline_groups is the older name of groups; keep one of them")
+    key = "pipeline_groups" if "pipeline_groups" in top else "groups"
+    found: list[tuple[Path, Any]] = []
+    for group, value in mapping(document, (key,), top.get(key), key).items():
+        here: Path = (key, group)
+        inside = mapping(document, here, value, f"group {group}")
+        _known(document, here, inside, ("pipelines",))
+        pipelines = mapping(document, (*here, "pipelines"), inside.get("pipelines"), "pipelines")
+        found += [((*here, "pipelines", name), pipeline) for name, pipeline in pipelines.items()]
+    if not found:
+        raise document.invalid((key,), "there is no pipeline")
+    if len(found) > 1:
+        names = " and ".join(str(path[-1]) for path, _ in found[:2])
+        raise document.invalid(found[1][0], f"a file has one pipeline, here are {names}; write a file for each")
+    path, pipeline = found[0]
+    return path, mapping(document, path, pipeline, f"pipeline {path[-1]}")
+
+
+def _connections(document: Document, path: Path, value: Any) -> Iterator[tuple[Any, Any, Edge]]:
+    """
+    Yield from, to and where it stands; either end may be a list of nodes.
+    """
+    if value is None:
+        return
+    if not isinstance(value, list):
+        raise document.invalid(path, "connections must be a list of from and to")
+    for index, one in enumerate(value):
+        here: Path = (*path, index)
+        inside = mapping(document, here, one, "a connection")
+        _known(document, here, inside, _CONNECTION_KEYS)
+        for key in ("from", "to"):
+            if key not in inside:
+                raise document.invalid(here, f"{key} is missing")
+        edge = Edge((*here, "to"), _strategy(document, here, inside))
+        sources = inside["from"] if isinstance(inside["from"], list) else [inside["from"]]
+        targets = inside["to"] if isinstance(inside["to"], list) else [inside["to"]]
+        yield from ((source, target, edge) for source in sources for target in targets)

@@ -1,0 +1,181 @@
+"""
+A streaming query over a store on several cores: one subscriber of each, one stream.
+
+Cores may come and go while the query runs. One that comes is read from its beginning, or from where the subscriber
+stands in it; one that goes is gone because every subscriber had finished with it, and keeps its last position in the
+offsets.
+What is durable when is each core's own business (`subscription.py`); nothing is shared between them but the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quiver.errors import DataLoss
+from quiver.primitives.files import FileSystem
+from quiver.spark.offsets import STORE_UNKNOWN, CoresOffset, StreamOffset
+from quiver.spark.options import SourceOptions
+from quiver.spark.partitions import Span, pack
+from quiver.spark.segments import store_roots
+from quiver.spark.subscription import Subscription
+
+__all__ = ["CoresSubscription"]
+
+MakeSubscription = Callable[[str, bool], Subscription]
+"""Takes the directory of a core, and whether it was there when the query began."""
+
+
+class CoresSubscription:
+    """
+    The position of one query in a store on several cores. Not thread-safe: Spark calls strictly in turn.
+
+    Args:
+        files: the file system.
+        options: of the load.
+        make: makes the subscription of one core.
+        parallelism: tasks that run at once.
+    """
+
+    def __init__(self, files: FileSystem, options: SourceOptions, make: MakeSubscription, *, parallelism: int) -> None:
+        self._files = files
+        self._options = options
+        self._make = make
+        self._parallelism = parallelism
+        self._cores: dict[int, Subscription] = {}
+        self._inodes: dict[int, int] = {}
+        self._has_begun = False
+        self._available: frozenset[int] | None = None
+
+    def initial(self) -> dict[str, Any]:
+        """
+        Return where a query without a checkpoint starts; the subscriber exists durably in every core on return.
+
+        Raises:
+            DirectoryInUse: another query is this subscriber.
+        """
+        cores = {core: StreamOffset.from_json(one.initial()) for core, one in self._live().items()}
+        return CoresOffset(cores).to_json()
+
+    def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
+        """
+        Ack everything before *start* and return where the next batch ends; *start* itself when nothing is new.
+
+        The limits are shared evenly between the cores that have something.
+
+        Raises:
+            DataLoss: the checkpoint is older than what was acked, or belongs to another store.
+            DirectoryInUse: another query is this subscriber.
+        """
+        self._has_begun = True
+        live = self._live()
+        offset = self._parse(start, live)
+        begins = {
+            core: self._begin(offset, core, one)
+            for core, one in live.items()
+            if self._available is None or core in self._available
+        }
+        share = sum(live[core].has_more(begin) for core, begin in begins.items())
+        ends = dict(offset.cores)
+        for core, begin in begins.items():
+            ends[core] = StreamOffset.from_json(live[core].latest(begin, unlimited=unlimited, share=share))
+        end = CoresOffset(ends).to_json()
+        return dict(start) if end["cores"] == start.get("cores") else end
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """
+        Ack everything before *end*, durably.
+
+        Raises:
+            DataLoss: the offset belongs to another store, or lies before what was acked.
+        """
+        live = self._live()
+        for core, offset in self._parse(end, live).cores.items():
+            if core in live and _is_of(offset, live[core]):
+                live[core].commit(offset.to_json())
+
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Span, ...]]:
+        """
+        Return the partitions of one batch. The same offsets give the same bundles, however often.
+
+        Raises:
+            DataLoss: some of the bundles are gone.
+        """
+        live = self._live()
+        first, last = self._parse(start, live), self._parse(end, live)
+        spans: list[Span] = []
+        for core, offset in sorted(last.cores.items()):
+            if first.cores.get(core) == offset:
+                continue
+            if core in live and _is_of(offset, live[core]):
+                spans += live[core].spans(self._begin(first, core, live[core]), offset.to_json())
+            elif self._options.fail_on_data_loss:
+                raise DataLoss(
+                    f"{self._options.path}/core_{core}",
+                    0,
+                    f"the batch needs what lies before {offset.position} of store {offset.store}, which is gone; "
+                    "failOnDataLoss=false goes on without it",
+                )
+        return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
+
+    def available_now(self) -> None:
+        """
+        From now on, take nothing that is not in the store at this moment.
+        """
+        live = self._live()
+        self._available = frozenset(live)
+        for one in live.values():
+            one.available_now()
+
+    def tail(self) -> dict[str, Any] | None:
+        """
+        Return the end of the store, for progress reports; None before the first other call.
+        """
+        tails = {core: one.tail() for core, one in self._cores.items()}
+        known = {core: StreamOffset.from_json(tail) for core, tail in tails.items() if tail is not None}
+        return CoresOffset(known).to_json() if known else None
+
+    def release(self) -> None:
+        """
+        Let go of the subscriber in every core.
+        """
+        for one in self._cores.values():
+            one.release()
+
+    def _live(self) -> dict[int, Subscription]:
+        """
+        Return the cores that are there now, each with its subscription.
+        """
+        roots = {core: root for core, root in store_roots(self._files, self._options.path).items() if core is not None}
+        # By inode: a core that went may have come back, and is another one then.
+        there = {core: self._files.stat(root).inode for core, root in roots.items()}
+        for core in [core for core in self._cores if self._inodes[core] != there.get(core)]:
+            self._cores.pop(core).release()
+        for core, root in roots.items():
+            if core not in self._cores:
+                self._cores[core] = self._make(root, not self._has_begun)
+                self._inodes[core] = there[core]
+        return dict(sorted(self._cores.items()))
+
+    def _parse(self, value: Mapping[str, Any], live: Mapping[int, Subscription]) -> CoresOffset:
+        is_single = value.get("v") != 2
+        offset = CoresOffset.from_json(value, {core: one.store for core, one in live.items()} if is_single else {})
+        strangers = [core for core, known in offset.cores.items() if core in live and not _is_of(known, live[core])]
+        if strangers and len(strangers) == len(offset.cores):
+            core = strangers[0]
+            offset.cores[core].check_store(live[core].store, f"{self._options.path}/core_{core}")
+        return offset
+
+    @staticmethod
+    def _begin(offset: CoresOffset, core: int, subscription: Subscription) -> dict[str, Any]:
+        """
+        Return where *core* is read from: what the checkpoint says, or for one that it does not know what is acked.
+        """
+        known = offset.cores.get(core)
+        if known is not None and _is_of(known, subscription):
+            return known.to_json()
+        return subscription.initial()
+
+
+def _is_of(offset: StreamOffset, subscription: Subscription) -> bool:
+    return STORE_UNKNOWN in {offset.store, subscription.store} or offset.store == subscription.store

@@ -1,0 +1,240 @@
+"""
+A query that delivers bundle by bundle to a far side of one's own: with retries, dead letters and a position.
+
+::
+
+    batch ─▶ in the driver, several at once: deliver(bundle, batch id) ─▶ settled ─▶ committed
+                                                                          │
+    drain thread ◀── what failed, when its time has come ◀── retry set ◀──┘
+
+Only descriptors come with the batch; the bundles are read from the segments where they are sent. Offsets move on
+behind a bundle that fails, and its segment stays (`quiver.delivery`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from quiver.bundle import Bundle, BundleRef
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.delivery.batches import BatchDelivery
+from quiver.delivery.policy import Outcome, RetryPolicy
+from quiver.delivery.retry_set import RetrySet
+from quiver.delivery.undelivered import Undelivered
+from quiver.errors import DeliveryHalted
+from quiver.observe import Observer
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.poison import LettersOf
+from quiver.spark.segments import store_identity, store_root, store_roots
+from quiver.spark.source import register
+from quiver.store.roster import find_segments
+from quiver.store.subscribers.progress_store import load_progress
+from quiver.store.subscribers.state import SegmentRef, SubscriberState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+__all__ = ["BundleDelivery", "Deliver", "start_delivery"]
+
+DRAIN_EVERY_S = 0.5
+
+Deliver = Callable[[Bundle, str], Outcome]
+"""
+Sends one bundle. The string is its batch id, the same whenever this bundle is sent again. Called from several threads.
+"""
+
+_log = logging.getLogger("quiver")
+
+
+class BundleDelivery:
+    """
+    Delivers each batch of a `bundles` query, and drains what failed in a thread of its own. Pass it to
+    ``foreachBatch``. A context manager.
+
+    Args:
+        store_path: the store that the bundles come from, with cores or without.
+        subscriber: as whom the query reads.
+        deliver: sends one bundle; an exception counts as `quiver.delivery.policy.outcome_of_error` says.
+        policy: how often, how long, and what then.
+        letters: makes the dead letters, if the policy wants any: `quiver.delivery.dead_letters.DeadLetters`.
+        in_flight_max: bundles of a batch being sent at once.
+        clock: when the next attempt of a bundle is due.
+        observer: takes counts and events.
+
+    Raises:
+        WrongUse: the policy is to keep dead letters, and there is no place for them.
+        DirectoryInUse: another process delivers for this subscriber.
+        OSError: the disk refused.
+    """
+
+    def __init__(
+        self,
+        store_path: str,
+        subscriber: str,
+        deliver: Deliver,
+        *,
+        policy: RetryPolicy | None = None,
+        letters: LettersOf | None = None,
+        in_flight_max: int = 4,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
+    ) -> None:
+        self._subscriber = subscriber
+        self._deliver = deliver
+        self._policy = policy or RetryPolicy(on_exhausted="drop" if letters is None else "dead_letter")
+        self._letters = letters
+        self._in_flight_max = in_flight_max
+        self._clock = clock
+        self._observer = observer
+        self._halted: DeliveryHalted | None = None
+        self._stores: dict[str, BatchDelivery] = {}
+        self._condition = threading.Condition()
+        self._stopped = False
+        try:
+            for root in store_roots(REAL_FILES, str(Path(store_path).absolute())).values():
+                self._stores[root] = self._open(root)
+        except BaseException:
+            self.close()
+            raise
+        # A daemon: it is in the middle of nothing that a crash could not interrupt.
+        self._thread = threading.Thread(target=self._drain, name=f"quiver-drain {subscriber}", daemon=True)
+        self._thread.start()
+
+    def _open(self, root: str) -> BatchDelivery:
+        letters = None
+        if self._letters is not None and self._policy.on_exhausted == "dead_letter":
+            letters = self._letters(root, self._subscriber)
+        undelivered = Undelivered(
+            self._subscriber,
+            self._policy,
+            retries=RetrySet.open(
+                REAL_FILES,
+                root,
+                self._subscriber,
+                unresolved=lambda: _unresolved(root, self._subscriber),
+                clock=self._clock,
+            ),
+            letters=letters,
+            clock=self._clock,
+            observer=self._observer,
+        )
+        identity = store_identity(REAL_FILES, root)
+        return BatchDelivery(
+            REAL_FILES, root, undelivered, lambda ref, bundle: self._deliver(bundle, f"{identity}/{ref}")
+        )
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
+        """
+        Try every bundle of a batch once; on return the batch may be committed.
+
+        Raises:
+            DeliveryHalted: the policy says to stop at a bundle.
+            AtCapacity: so many bundles wait already that this one may not be passed over.
+            OSError: the disk refused.
+        """
+        self.deliver((row["path"], row["segment"], row["index"]) for row in batch.toLocalIterator())
+
+    def deliver(self, descriptors: Iterable[tuple[str, int, int]]) -> None:
+        """
+        The same for path, segment and index of each bundle.
+        """
+        if self._halted is not None:
+            raise self._halted
+        of: dict[str, list[BundleRef]] = {}
+        for path, segment, index in descriptors:
+            of.setdefault(store_root(path), []).append(BundleRef(segment, index))
+        for root, refs in of.items():
+            if root not in self._stores:
+                self._stores[root] = self._open(root)  # a core that came later
+            self._try(self._stores[root], refs)
+
+    def _try(self, store: BatchDelivery, refs: Iterable[BundleRef]) -> None:
+        wanted = [ref for ref in refs if not store.is_held(ref)]
+        with ThreadPoolExecutor(self._in_flight_max, thread_name_prefix="quiver-deliver") as pool:
+            outcomes = zip(wanted, pool.map(store.try_one, wanted), strict=True)
+            store.settle((ref, outcome) for ref, outcome in outcomes if outcome is not None)
+
+    def _drain(self) -> None:
+        while True:
+            with self._condition:
+                if not self._stopped:
+                    self._clock.wait(self._condition, DRAIN_EVERY_S)
+                if self._stopped:
+                    return
+            for store in list(self._stores.values()):
+                try:
+                    store.drain()
+                except DeliveryHalted as halted:
+                    self._halted = halted
+                    return
+                except OSError as error:
+                    _log.warning("quiver.spark.drain_failed subscriber=%s error=%s", self._subscriber, error)
+
+    def close(self) -> None:
+        """
+        Stop draining, and let go of the retry sets and dead letters. Idempotent. Stop the query first.
+        """
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()
+        thread: Any = getattr(self, "_thread", None)
+        if thread is not None:
+            thread.join()
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+def _unresolved(root: str, subscriber: str) -> list[BundleRef]:
+    """
+    Return every bundle that a subscriber has not resolved.
+    """
+    progress = load_progress(REAL_FILES, root, subscriber)
+    state = SubscriberState() if progress is None else SubscriberState.from_progress(progress)
+    found = []
+    for info in find_segments(REAL_FILES, root).infos:
+        left = state.unresolved(SegmentRef.of(info))
+        found += [BundleRef(info.seq, index) for index in range(info.bundle_count) if left >> index & 1]
+    return found
+
+
+def start_delivery(
+    spark: SparkSession,
+    store_path: str,
+    delivery: BundleDelivery,
+    subscriber: str,
+    *,
+    checkpoint: str,
+    trigger: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> StreamingQuery:
+    """
+    Start a query that delivers with *delivery*; return it. Stop it before *delivery* is closed.
+
+    Args:
+        spark: a session, such as `quiver.spark.session()` gives.
+        store_path: the store's directory; it may be in use by its writer.
+        delivery: made for the same store and subscriber.
+        subscriber: one live query each. A new one starts at the earliest bundle.
+        checkpoint: directory of the query's own notes.
+        trigger: as `DataStreamWriter.trigger` takes it (default: 1 second), or ``{"availableNow": True}``.
+        options: more options of the source: limits per trigger, failOnDataLoss, startingOffsets.
+    """
+    register(spark)
+    reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
+    reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**dict(options or {}))
+    writer = reader.load().select("path", "segment", "index").writeStream.foreachBatch(delivery)
+    writer = writer.option("checkpointLocation", checkpoint)
+    return writer.trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"})).start()

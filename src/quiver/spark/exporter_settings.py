@@ -1,0 +1,176 @@
+"""
+What each exporter on Spark is told. Frozen, checked when made, without Spark.
+
+=======================  ===================================================================================
+`ConsoleSettings`        rows printed
+`FileSettings`           JSON lines, or OTLP/JSON as OpenTelemetry's file exporter writes it: each batch once
+`SparkSinkSettings`      any format Spark can write, with its options
+`QuiverSinkSettings`     processed data in a store again
+=======================  ===================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from quiver.errors import SettingsInvalid
+
+__all__ = [
+    "OPTION_NAMES",
+    "ConsoleSettings",
+    "FileCompression",
+    "FileFormat",
+    "FileSettings",
+    "QuiverSinkSettings",
+    "SparkExporterSettings",
+    "SparkSinkSettings",
+]
+
+FileFormat = Literal["jsonl", "otlp"]
+FileCompression = Literal["none", "gzip", "zstd"]
+
+OPTION_NAMES = ("table", "batch", "query")
+"""What may stand in braces in an option of a Spark sink: the table, the number of the batch, the id of the query."""
+
+_PLACEHOLDER = re.compile(r"\{(\w*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """
+    Prints rows, table by table.
+
+    Attributes:
+        rows_max: of each table in a batch; how many there were in all is said.
+        truncate: characters shown of a value; 0 shows all.
+        format: `table` or `jsonl`, one object a line.
+
+    Raises:
+        SettingsInvalid: out of range.
+    """
+
+    rows_max: int = 20
+    truncate: int = 60
+    format: Literal["table", "jsonl"] = "table"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows_max <= 10_000:
+            raise SettingsInvalid(f"rows_max must be 1 to 10000, not {self.rows_max}")
+        if not 0 <= self.truncate <= 1_000_000:
+            raise SettingsInvalid(f"truncate must be 0 to 1000000, not {self.truncate}")
+        if self.format not in {"table", "jsonl"}:
+            raise SettingsInvalid(f"format: {self.format!r} is not table or jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """
+    Files below a directory, whole and each batch exactly once; what goes where is `<path>/<table>/`.
+
+    Attributes:
+        path: the directory.
+        format: `jsonl`, one row a line; `otlp`, one export request a line, as OpenTelemetry's file exporter has it.
+        compression: of the files.
+
+    Raises:
+        SettingsInvalid: a word that is none of those.
+    """
+
+    path: str
+    format: FileFormat = "jsonl"
+    compression: FileCompression = "none"
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise SettingsInvalid("path must name a directory")
+        for name, word, known in (
+            ("format", self.format, FileFormat),
+            ("compression", self.compression, FileCompression),
+        ):
+            if word not in get_args(known):
+                raise SettingsInvalid(f"{name}: {word!r} is not {' or '.join(get_args(known))}")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSinkSettings:
+    """
+    Any format that Spark can write, with whatever jars it needs: kafka, delta, jdbc, csv, …
+
+    ``{table}``, ``{batch}`` and ``{query}`` in an option become the table, the number of the batch and the id of the
+    query: a format that remembers batches (Delta: ``txnAppId``, ``txnVersion``) then writes each once. Without that a
+    batch that is tried again is written again.
+
+    Attributes:
+        format: Spark's name of it.
+        options: handed to it.
+        path: where to, for formats that have a path; may hold the same placeholders.
+        mode: append, or overwrite: each batch then replaces what is there, so the path should hold ``{batch}``.
+        tables: which are written; all when empty.
+
+    Raises:
+        SettingsInvalid: an unknown placeholder, or overwriting without telling batches apart.
+    """
+
+    format: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold passwords
+    path: str | None = None
+    mode: Literal["append", "overwrite"] = "append"
+    tables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.format:
+            raise SettingsInvalid("format: name one, such as kafka")
+        if self.mode not in {"append", "overwrite"}:
+            raise SettingsInvalid(f"mode: {self.mode!r} is not append or overwrite")
+        used = set()
+        for name, text in (("path", self.path or ""), *self.options.items()):
+            for word in _PLACEHOLDER.findall(str(text)):
+                if word not in OPTION_NAMES:
+                    known = ", ".join(f"{{{known}}}" for known in OPTION_NAMES)
+                    raise SettingsInvalid(f"{name}: {{{word}}} is not known; there are {known}")
+                used.add(word)
+        if self.mode == "overwrite" and "batch" not in used:
+            raise SettingsInvalid("mode: overwrite without {batch} in the path would keep the newest batch only")
+        object.__setattr__(self, "options", MappingProxyType({key: str(text) for key, text in self.options.items()}))
+
+    def filled(self, *, table: str, batch: int, query: str) -> tuple[str | None, dict[str, str]]:
+        """
+        Return path and options with the placeholders filled in.
+        """
+        values = {"table": table, "batch": str(batch), "query": query}
+
+        def fill(text: str) -> str:
+            return _PLACEHOLDER.sub(lambda match: values[match.group(1)], text)
+
+        return (None if self.path is None else fill(self.path)), {key: fill(text) for key, text in self.options.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class QuiverSinkSettings:
+    """
+    Processed data buffered again: a store of its own below *path*, each batch in it exactly once.
+
+    Logs, spans and metrics become OTLP requests again, so that everything that reads a store reads this one. A table of
+    any other shape (the result of a query) is kept as it is, in *slot*.
+
+    Attributes:
+        path: the directory of the other store; never the one that is read.
+        slot: for tables of another shape; number or name. Without it such a table is refused.
+
+    Raises:
+        SettingsInvalid: no path.
+    """
+
+    path: str
+    slot: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise SettingsInvalid("path must name a directory")
+
+
+SparkExporterSettings = ConsoleSettings | FileSettings | SparkSinkSettings | QuiverSinkSettings

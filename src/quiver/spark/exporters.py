@@ -1,0 +1,415 @@
+"""
+Exporters of tables: where the frames of a batch go after the processors.
+
+Each takes all tables of a batch at once, and says before whether it has that batch already. What a repeated batch does:
+
+====================  ==================================================================================
+`ConsoleExporter`     prints again
+`FileExporter`        nothing: files appear once, see `parquet_commit.py`
+`QuiverExporter`      nothing: a store takes a batch once, see `store/adoption.py`
+`FormatExporter`      whatever the format does with what the options tell it: `{query}` and `{batch}`
+====================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from quiver.bundle import OTAP
+from quiver.errors import WrongUse
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.exporter_settings import (
+    ConsoleSettings,
+    FileSettings,
+    QuiverSinkSettings,
+    SparkExporterSettings,
+    SparkSinkSettings,
+)
+from quiver.spark.offsets import Position
+from quiver.spark.otlp_rows import is_view, json_of_rows
+from quiver.spark.parquet_commit import ExportCommitter, Part, part_prefix
+from quiver.spark.sink_options import SinkOptions
+from quiver.spark.sink_stage import Staged, commit_batch, is_committed, sink_root, stage_here, task_place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "BatchOf",
+    "ConsoleExporter",
+    "FileExporter",
+    "FormatExporter",
+    "ParquetTables",
+    "QuiverExporter",
+    "TableExporter",
+    "exporter_of",
+]
+
+Tables = Mapping[str, "DataFrame"]
+
+_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+"""Spark's JSON would cut them to milliseconds."""
+
+_REQUEST_ROWS_MAX = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOf:
+    """
+    Which batch of which query, and how far it goes.
+
+    Attributes:
+        query: Spark's id of the query, the same over restarts from one checkpoint.
+        number: Spark's number of the batch.
+        stores: identities of the stores that are read.
+        through: identity of a store → the position behind the last of its bundles.
+    """
+
+    query: str
+    number: int
+    stores: tuple[str, ...] = ()
+    through: Mapping[str, Position] | None = None
+
+
+class TableExporter(Protocol):
+    """
+    Where the tables of a batch go.
+    """
+
+    def has(self, batch: BatchOf) -> bool:
+        """
+        Say whether *batch* is exported already; then it is not to be computed again.
+        """
+
+    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:
+        """
+        Return identity of a store → the position before which another query of the same exporter exported everything.
+        """
+
+    def export(self, tables: Tables, batch: BatchOf) -> None:
+        """
+        Export the tables of *batch*. On return they are where they belong.
+        """
+
+
+def exporter_of(settings: SparkExporterSettings | ParquetTables, *, subscriber: str) -> TableExporter:
+    """
+    Return the exporter that *settings* describe, for the query that reads as *subscriber*.
+    """
+    if isinstance(settings, ConsoleSettings):
+        return ConsoleExporter(settings)
+    if isinstance(settings, SparkSinkSettings):
+        return FormatExporter(settings)
+    if isinstance(settings, QuiverSinkSettings):
+        return QuiverExporter(settings)
+    return FileExporter(settings, subscriber=subscriber)
+
+
+class _Forgetful:
+    """
+    Of an exporter that remembers nothing.
+    """
+
+    def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - it remembers none
+        """
+        Return False.
+        """
+        return False
+
+    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002
+        """
+        Return nothing.
+        """
+        return {}
+
+
+class ConsoleExporter(_Forgetful):
+    """
+    Prints the first rows of every table.
+    """
+
+    def __init__(self, settings: ConsoleSettings, out: TextIO | None = None) -> None:
+        self._settings = settings
+        self._out = out
+
+    def export(self, tables: Tables, batch: BatchOf) -> None:
+        """
+        Print; a batch that is tried again is printed again.
+        """
+        settings = self._settings
+        out = self._out if self._out is not None else sys.stdout
+        for name, frame in tables.items():
+            # One row more tells whether there are more.
+            lines = _lines(frame).limit(settings.rows_max + 1).toArrow().column("line").to_pylist()
+            more = "" if len(lines) <= settings.rows_max else f", the first {settings.rows_max} of {frame.count()}"
+            shown = lines[: settings.rows_max]
+            if settings.format == "jsonl":
+                out.write("".join(f"{_cut(line, settings.truncate)}\n" for line in shown))
+                continue
+            out.write(f"batch {batch.number}, {name}: {len(shown)} rows{more}\n")
+            out.write("".join(f"  {_cut(line, settings.truncate)}\n" for line in shown))
+        out.flush()
+
+
+class FormatExporter(_Forgetful):
+    """
+    Hands every table to a format of Spark's.
+    """
+
+    def __init__(self, settings: SparkSinkSettings) -> None:
+        self._settings = settings
+
+    def export(self, tables: Tables, batch: BatchOf) -> None:
+        """
+        Write each table in turn.
+        """
+        settings = self._settings
+        for name, frame in tables.items():
+            if settings.tables and name not in settings.tables:
+                continue
+            path, options = settings.filled(table=name, batch=batch.number, query=batch.query)
+            writer = frame.write.format(settings.format).mode(settings.mode).options(**options)
+            if path is None:
+                writer.save()
+            else:
+                writer.save(path)
+
+
+class QuiverExporter:
+    """
+    Puts every table into a store, all of a batch in one commit.
+    """
+
+    def __init__(self, settings: QuiverSinkSettings) -> None:
+        self._settings = settings
+        slot = settings.slot
+        self._slot = None if slot is None else OTAP.slot(slot)
+        self._root = sink_root(REAL_FILES, settings.path)
+
+    def has(self, batch: BatchOf) -> bool:
+        """
+        Say whether the store has *batch*.
+        """
+        return is_committed(REAL_FILES, self._root, writer=batch.query, batch=batch.number)
+
+    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002 - kept by batch only
+        """
+        Return nothing: the store knows batches of queries, not where they came from.
+        """
+        return {}
+
+    def export(self, tables: Tables, batch: BatchOf) -> None:
+        """
+        Stage every table in the tasks, and commit them together. Durable on return.
+
+        Raises:
+            WrongUse: a table is no view, and there is no slot for it.
+        """
+        staged: list[Staged] = []
+        for name, frame in tables.items():
+            options = self._options(name, frame)
+            task = _StageTask(self._root, options, batch.query, batch.number)
+            rows = frame.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()
+            staged += [Staged((row["part"],), row["rows"], row["bytes"]) for row in rows]
+        commit_batch(REAL_FILES, self._root, writer=batch.query, batch=batch.number, staged=staged)
+
+    def _options(self, name: str, frame: DataFrame) -> SinkOptions:
+        base = SinkOptions(path=self._root)
+        if is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
+            return replace(base, view=name)
+        if self._slot is None:
+            raise WrongUse(
+                f"table {name} has other columns than the view {name}: say which slot it belongs in, or leave the "
+                "columns as they are"
+            )
+        return replace(base, slot=self._slot)
+
+
+@dataclass(frozen=True)
+class _StageTask:
+    root: str
+    options: SinkOptions
+    writer: str
+    batch: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        staged = stage_here(self.root, batches, writer=self.writer, batch=self.batch, options=self.options)
+        rows = [staged.rows, *[0] * (len(staged.parts) - 1)] if staged.parts else []
+        sizes = [staged.size_bytes, *[0] * (len(staged.parts) - 1)] if staged.parts else []
+        yield pa.record_batch(
+            {
+                "part": pa.array(staged.parts, pa.string()),
+                "rows": pa.array(rows, pa.int64()),
+                "bytes": pa.array(sizes, pa.int64()),
+            }
+        )
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetTables:
+    """
+    Parquet of tables that went through processors; without any, `ParquetExporter` writes what is stored.
+
+    Attributes:
+        path: the directory.
+        compression: zstd, snappy, or none.
+    """
+
+    path: str
+    compression: str = "zstd"
+    format: str = "parquet"
+
+
+_SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
+
+
+class FileExporter:
+    """
+    Files below a directory, one folder for each table, each batch exactly once.
+    """
+
+    def __init__(self, settings: FileSettings | ParquetTables, *, subscriber: str) -> None:
+        self._settings = settings
+        self._subscriber = subscriber
+        self._output = str(Path(settings.path).absolute())
+        suffix = ".parquet" if settings.format == "parquet" else f".jsonl{_SUFFIXES[settings.compression]}"
+        self._suffix = suffix
+        self._committers: dict[str, ExportCommitter] = {}
+        self._attempts = 0
+
+    def has(self, batch: BatchOf) -> bool:
+        """
+        Say whether *batch* has its files; they are in place then, durably.
+        """
+        return self._committer(batch).is_committed(batch.number)
+
+    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:
+        """
+        Return how far earlier queries came: a lost checkpoint writes nothing twice.
+        """
+        return self._committer(batch).exported_through
+
+    def export(self, tables: Tables, batch: BatchOf) -> None:
+        """
+        Write hidden files in the tasks, and let them appear together. Durable on return.
+
+        Raises:
+            WrongUse: a table is no view, and is to become OTLP.
+        """
+        self._attempts += 1
+        parts: list[Part] = []
+        for name, frame in tables.items():
+            task = _FileTask(
+                output=self._output,
+                table=name,
+                prefix=part_prefix(batch.query, batch.number),
+                attempt=f"{os.getpid()}a{self._attempts}",
+                format=self._settings.format,
+                compression=self._settings.compression,
+            )
+            if task.format == "otlp" and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
+                raise WrongUse(f"table {name} has other columns than the view {name}: it cannot become OTLP; use jsonl")
+            wanted = _lines(frame) if task.format == "jsonl" else frame
+            rows = wanted.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()
+            parts += [Part(name, row["part"], row["rows"], row["bytes"]) for row in rows]
+        self._committer(batch).commit(batch.number, parts, batch.through or {})
+
+    def _committer(self, batch: BatchOf) -> ExportCommitter:
+        known = self._committers.get(batch.query)
+        if known is None:
+            known = ExportCommitter(
+                REAL_FILES,
+                self._output,
+                query_id=batch.query,
+                stores=batch.stores,
+                subscriber=self._subscriber,
+                suffix=self._suffix,
+            )
+            known.recover()
+            self._committers[batch.query] = known
+        return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FileTask:
+    """
+    Runs in a task: rows in, one synced hidden file and its name out; nothing where there are no rows.
+    """
+
+    output: str
+    table: str
+    prefix: str
+    attempt: str
+    format: str
+    compression: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        partition, task = task_place()
+        name = f"{self.prefix}{self.attempt}-{partition:05}-{task}.part"
+        path = f"{self.output}/{self.table}/{name}"
+        rows = 0
+        writer: Any = None
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                if writer is None:
+                    REAL_FILES.make_dirs(f"{self.output}/{self.table}", mode=0o755)
+                    writer = self._open(path, batch.schema)
+                rows += batch.num_rows
+                self._write(writer, batch)
+        finally:
+            if writer is not None:
+                writer.close()
+        if rows:
+            yield pa.record_batch({"part": [name], "rows": [rows], "bytes": [_synced_bytes(path)]})
+
+    def _open(self, path: str, schema: pa.Schema) -> Any:
+        if self.format == "parquet":
+            return pq.ParquetWriter(path, schema, compression=self.compression)
+        if self.compression == "none":
+            return pa.OSFile(path, "wb")
+        return pa.CompressedOutputStream(path, self.compression)
+
+    def _write(self, writer: Any, batch: pa.RecordBatch) -> None:
+        if self.format == "parquet":
+            writer.write_batch(batch)
+        elif self.format == "jsonl":
+            writer.write("".join(f"{line}\n" for line in batch.column(0).to_pylist()).encode())
+        else:
+            for start in range(0, batch.num_rows, _REQUEST_ROWS_MAX):
+                writer.write(json_of_rows(batch.slice(start, _REQUEST_ROWS_MAX), self.table) + b"\n")
+
+
+def _synced_bytes(path: str) -> int:
+    file = REAL_FILES.open_write(path)
+    try:
+        # Before its name is reported: a committed name must not stand for bytes a power cut can take.
+        file.sync()
+        return file.size()
+    finally:
+        file.close()
+
+
+def _lines(frame: DataFrame) -> DataFrame:
+    """
+    Return one column, `line`: each row as JSON.
+    """
+    return frame.select(F.to_json(F.struct(*(F.col(f"`{name}`") for name in frame.columns)), _TIMES).alias("line"))
+
+
+def _cut(text: str, length: int) -> str:
+    return text if not length or len(text) <= length else f"{text[: length - 1]}…"

@@ -1,0 +1,190 @@
+"""
+Values made unreadable in Arrow batches, wherever they are nested. Pure.
+
+A struct of the fields of a typed value is one value; the values of maps are judged by their keys, those inside JSON by
+theirs. Patterns are RE2's, which take linear time whatever the text is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiver.otap import TYPED_VALUE
+from quiver.store.segment.widest import is_any_list
+
+__all__ = ["Redaction"]
+
+_TYPED_NAMES = tuple(field.name for field in TYPED_VALUE)
+_TEXT, _JSON = "string_value", "json_value"
+
+
+class Redaction:
+    """
+    Replaces values of matching keys, and matching parts of texts. Pickles.
+
+    Args:
+        keys: patterns of keys whose values are replaced whole.
+        value_patterns: what is replaced inside texts.
+        replacement: what stands there instead.
+        columns: columns of text at the top level in which values are looked for; attributes and bodies always are.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], value_patterns: Sequence[str], *, replacement: str, columns: Sequence[str] = ()
+    ) -> None:
+        self._keys = "|".join(f"(?:{pattern})" for pattern in keys)
+        self._value_patterns = tuple(value_patterns)
+        self._replacement = replacement
+        self._columns = frozenset(columns)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """
+        Yield each batch, its schema unchanged.
+        """
+        for batch in batches:
+            yield self.batch(batch)
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """
+        Return *batch* without what must not be read.
+        """
+        columns = [
+            self._text(column) if field.name in self._columns and _is_text(field.type) else self._inside(column)
+            for field, column in zip(batch.schema, batch.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=batch.schema) if columns else batch
+
+    def _inside(self, array: pa.Array) -> pa.Array:
+        """
+        Return *array* with every typed value in it, at any depth, made unreadable.
+        """
+        kind = array.type
+        if pa.types.is_map(kind):
+            return self._map(array)
+        if pa.types.is_struct(kind):
+            if tuple(field.name for field in kind) == _TYPED_NAMES:
+                return self._typed(array)
+            # Flattened: what stands below a struct that is null is anything.
+            children = [self._inside(child) for child in array.flatten()]
+            return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+        if is_any_list(kind) and _holds_values(kind.value_type):
+            return self._list(array)
+        return array
+
+    def _list(self, array: pa.Array) -> pa.Array:
+        lengths = pc.fill_null(pc.list_value_length(array), 0)
+        offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths.cast(pa.int32()))])
+        made = pa.ListArray.from_arrays(offsets, self._inside(array.flatten()), mask=array.is_null())
+        return made.cast(array.type)
+
+    def _map(self, array: pa.Array) -> pa.Array:
+        first, last = (array.offsets[at].as_py() for at in (0, len(array)))
+        keys = array.keys.slice(first, last - first)
+        items = array.items.slice(first, last - first)
+        kind = array.type
+        if pa.types.is_struct(kind.item_type):
+            items = self._inside(items)
+        elif _is_text(kind.item_type):
+            items = self._text(items)
+        if self._keys and _is_text(kind.key_type):
+            hidden = pc.and_(pc.match_substring_regex(keys, self._keys), pc.is_valid(items))
+            items = self._hide(items, hidden)
+        offsets = pc.subtract(array.offsets, pa.scalar(first, pa.int32()))
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=array.is_null())
+
+    def _hide(self, items: pa.Array, hidden: pa.Array) -> pa.Array:
+        """
+        Return *items* with the replacement, or null where a text has no place, at the *hidden* ones.
+        """
+        kind = items.type
+        if _is_text(kind):
+            return pc.if_else(hidden, pa.scalar(self._replacement, kind), items)
+        if pa.types.is_struct(kind) and _TEXT in [field.name for field in kind]:
+            children = []
+            for field, child in zip(kind, items.flatten(), strict=True):
+                instead = self._replacement if field.name == _TEXT else None
+                children.append(pc.if_else(hidden, pa.scalar(instead, field.type), child))
+            return pa.StructArray.from_arrays(children, fields=list(kind), mask=items.is_null())
+        return pc.if_else(hidden, pa.scalar(None, kind), items)
+
+    def _typed(self, array: pa.Array) -> pa.Array:
+        kind = array.type
+        change: dict[str, Callable[[pa.Array], pa.Array]] = {_TEXT: self._text, _JSON: self._json}
+        children = [
+            change[field.name](child) if field.name in change else child
+            for field, child in zip(kind, array.flatten(), strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+
+    def _text(self, array: pa.Array) -> pa.Array:
+        for pattern in self._value_patterns:
+            array = pc.replace_substring_regex(array, pattern, self._replacement)
+        return array
+
+    def _json(self, array: pa.Array) -> pa.Array:
+        if array.null_count == len(array):
+            return array
+        parsed = [None if text is None else _parsed(text) for text in array.to_pylist()]
+        texts: dict[str, str] = {}
+        keys: dict[str, bool] = {}
+        for one in parsed:
+            _collect(one, texts, keys)
+        # All at once: a pattern is tried on a column far faster than on one text after the other.
+        if texts:
+            texts = dict(zip(texts, self._text(pa.array(list(texts))).to_pylist(), strict=True))
+        if keys and self._keys:
+            matches = pc.match_substring_regex(pa.array(list(keys)), self._keys).to_pylist()
+            keys = dict(zip(keys, matches, strict=True))
+        # A plain text stays one; in brackets stands what was read from JSON.
+        made = [
+            _dumps(self._rewritten(one[0], texts, keys)) if isinstance(one, list) else texts.get(one or "", one)
+            for one in parsed
+        ]
+        return pa.array(made, array.type)
+
+    def _rewritten(self, value: Any, texts: dict[str, str], keys: dict[str, bool]) -> Any:
+        if isinstance(value, str):
+            return texts[value]
+        if isinstance(value, list):
+            return [self._rewritten(one, texts, keys) for one in value]
+        if isinstance(value, dict):
+            return {
+                key: self._replacement if keys[key] else self._rewritten(one, texts, keys) for key, one in value.items()
+            }
+        return value
+
+
+def _collect(value: Any, texts: dict[str, str], keys: dict[str, bool]) -> None:
+    if isinstance(value, str):
+        texts[value] = value
+    elif isinstance(value, list):
+        for one in value:
+            _collect(one, texts, keys)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            keys[key] = False
+            _collect(one, texts, keys)
+
+
+def _parsed(text: str) -> list[Any] | str:
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return text  # a column of another's, of the same name
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _holds_values(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind) or is_any_list(kind))

@@ -1,0 +1,133 @@
+"""
+The options of the `quiver` sink, read once and refused early. Pure.
+
+==================  =========  =========================================================================
+option              default    meaning
+==================  =========  =========================================================================
+``path``            required   directory of the store; made when missing, may be open in another process
+``slot``                       a slot by number or name: rows are kept in it as they are
+``view``                       logs, spans or metrics: rows of that view become OTLP requests again
+``mode``            rows       rows, or ipc: what a read of mode ipc gave, whole bundles, types untouched
+``maxBundleRows``   8192       rows of one bundle at most
+``maxBundleBytes``  1MiB       bytes of one bundle, about; a row is never cut
+``compression``     none       of the segments: none, lz4 or zstd
+``txnAppId``                   batch writes: who writes; together with
+``txnVersion``                 batch writes: a number that only grows; a write that is repeated is not
+==================  =========  =========================================================================
+
+Everything is synced before it is committed; there is no faster and weaker way. A streaming query is told apart by its
+id and its batches by their numbers, so its checkpoint is all that exactly-once needs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from quiver.bundle import OTAP
+from quiver.errors import QuiverError, WrongUse
+from quiver.settings import Compression, parse_size_bytes
+from quiver.spark.options import VIEWS
+from quiver.store.format.sink_commit import BATCH_MAX, is_writer
+
+__all__ = ["SinkOptions", "parse_sink_options"]
+
+_NAMES = (
+    "path", "slot", "view", "mode", "maxBundleRows", "maxBundleBytes", "compression", "txnAppId", "txnVersion",
+)  # fmt: skip
+
+_KNOWN = {name.lower(): name for name in _NAMES}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """
+    How rows become bundles, and where they go. See the table above.
+    """
+
+    path: str
+    slot: int | None = None
+    view: str | None = None
+    mode: Literal["rows", "ipc"] = "rows"
+    bundle_rows_max: int = 8192
+    bundle_bytes_max: int = 1024 * 1024
+    compression: Compression = "none"
+    transaction: tuple[str, int] | None = None
+
+
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """
+    Read the options of one write. Keys may come in any case.
+
+    Raises:
+        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+    """
+    given = {key.lower(): str(value) for key, value in options.items()}
+    given.pop("checkpointlocation", None)  # Spark hands its own over, too
+    for key in given:
+        if key not in _KNOWN:
+            near = difflib.get_close_matches(key, _KNOWN, n=1)
+            hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
+            raise WrongUse(f"unknown option {key} of the quiver sink; {hint}")
+    path = given.get("path", "").removeprefix("file://")
+    if not path:
+        raise WrongUse('the quiver sink needs the directory of a store: .option("path", "buffer/")')
+    mode = given.get("mode", "rows").lower()
+    view = given.get("view")
+    if mode not in {"rows", "ipc"}:
+        raise WrongUse(f"mode: {mode!r} is not one of rows, ipc")
+    if view is not None and view not in VIEWS:
+        raise WrongUse(f"view: {view!r} is not one of {', '.join(VIEWS)}")
+    if (mode == "rows") != ((view is None) != ("slot" not in given)):
+        raise WrongUse("mode rows needs either slot (a number or a name) or view; mode ipc has its own slots")
+    compression = given.get("compression", "none").lower()
+    if compression not in get_args(Compression):
+        raise WrongUse(f"compression: {compression!r} is not one of {', '.join(get_args(Compression))}")
+    slot = given.get("slot")
+    return SinkOptions(
+        path=path.rstrip("/") or "/",
+        slot=None if slot is None else OTAP.slot(int(slot) if slot.isdecimal() else slot),
+        view=view,
+        mode="ipc" if mode == "ipc" else "rows",
+        bundle_rows_max=_count(given, "maxBundleRows", 8192),
+        bundle_bytes_max=_bytes(given, "maxBundleBytes", 1024 * 1024),
+        compression=cast("Compression", compression),
+        transaction=_transaction(given),
+    )
+
+
+def _transaction(given: Mapping[str, str]) -> tuple[str, int] | None:
+    writer, version = given.get("txnappid"), given.get("txnversion")
+    if writer is None and version is None:
+        return None
+    if writer is None or version is None:
+        raise WrongUse("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
+    if not is_writer(writer) or writer.startswith("job-"):
+        raise WrongUse(f"txnAppId: {writer!r} is not 1 to 64 of A-Za-z0-9_-, or begins with job-")
+    if not version.isdecimal() or int(version) > BATCH_MAX:
+        raise WrongUse(f"txnVersion: {version!r} is not a whole number from 0 on")
+    return writer, int(version)
+
+
+def _count(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if not value.isdecimal() or int(value) < 1:
+        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
+    return int(value)
+
+
+def _bytes(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    try:
+        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
+    except QuiverError as error:
+        raise WrongUse(str(error)) from error
+    if size < 1:
+        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
+    return size

@@ -1,0 +1,283 @@
+"""
+Rows → staged segments in a task, staged segments → one committed batch in the driver.
+
+What lies where, and what a crash leaves, stands in `store/adoption.py`. A batch counts from the moment its commit is
+durable; it is visible when the owner of the directory has taken it over, which is at once where no store is open there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from quiver.bundle import OTLP_SCHEMA
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import DirectoryInUse, WrongUse
+from quiver.otap import VIEW_SLOTS
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+from quiver.settings import MIB
+from quiver.spark.bundles import unpacked
+from quiver.spark.cast import spark_schema
+from quiver.spark.otlp_rows import request_of_rows
+from quiver.spark.sink_options import SinkOptions
+from quiver.store.adoption import Adoption, first_free_segment, remove_staged, writer_commits
+from quiver.store.encode import SlotEncoder
+from quiver.store.format.cores import core_directory, parse_core_directory
+from quiver.store.format.manifest import ManifestMetadata
+from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, segment_name
+from quiver.store.format.sink_commit import INCOMING_DIR, SinkCommit, commit_name, encode_commit, part_directory
+from quiver.store.format.snapshot_list import SNAPSHOT_LIST
+from quiver.store.segment.accumulator import OpenSegment
+from quiver.store.segment.conform import conform
+from quiver.store.segment.writer import write_segment
+
+__all__ = [
+    "Staged",
+    "bundles_of",
+    "commit_batch",
+    "discard",
+    "is_committed",
+    "sink_root",
+    "stage",
+    "stage_here",
+    "task_place",
+]
+
+SEGMENT_BYTES_MAX = 32 * MIB
+_STREAMS_MAX = 512
+_LOCK_PATIENCE_S = 5.0
+_LOCK_RETRY_S = 0.05
+_OWNER = "quiver sink"
+
+Slots = Mapping[int, pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """
+    What one attempt of one task wrote and synced.
+
+    Attributes:
+        parts: the segments, relative to the writer's directory.
+        rows: in all of them.
+        size_bytes: of the files.
+    """
+
+    parts: tuple[str, ...] = field(default=())
+    rows: int = 0
+    size_bytes: int = 0
+
+
+def sink_root(files: FileSystem, path: str) -> str:
+    """
+    Return where a sink with the option *path* writes: that of its first core where a store has several.
+
+    Raises:
+        WrongUse: a snapshot lies there.
+    """
+    root = os.path.abspath(path)  # noqa: PTH100 - kept as text
+    if not files.exists(root):
+        return root
+    names = files.list_dir(root)
+    if SNAPSHOT_LIST in names:
+        raise WrongUse(f"{root} is a snapshot; make a store of it first")
+    cores = [core for core in map(parse_core_directory, names) if core is not None]
+    return f"{root}/{core_directory(min(cores))}" if cores else root
+
+
+def bundles_of(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> Iterator[Slots]:
+    """
+    Yield the bundles that *batches* become, as slot → batch.
+
+    Raises:
+        WrongUse: the rows are not of the view, or not those of mode ipc.
+    """
+    if options.mode == "ipc":
+        for _, _, slots in unpacked(batches):
+            yield slots
+        return
+    for batch in batches:
+        plain = conform(batch, spark_schema(batch.schema))
+        for piece in _pieces(plain, options.bundle_rows_max, options.bundle_bytes_max):
+            if options.view is None:
+                yield {options.slot or 0: piece}
+            else:
+                data = request_of_rows(piece, options.view).SerializeToString()
+                yield {VIEW_SLOTS[options.view]: pa.record_batch({"data": [data]}, schema=OTLP_SCHEMA)}
+
+
+def _pieces(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    if not batch.num_rows:
+        return
+    fitting = max(1, bytes_max * batch.num_rows // max(1, batch.nbytes))
+    step = min(rows_max, fitting)
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
+
+
+def stage(
+    files: FileSystem,
+    root: str,
+    bundles: Iterable[Slots],
+    *,
+    writer: str,
+    batch: int,
+    partition: int,
+    attempt: str,
+    options: SinkOptions,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Staged:
+    """
+    Write *bundles* as segments that nobody sees yet; durable on return. Runs in a task.
+
+    Raises:
+        BundleInvalid: a bundle cannot be stored as it is.
+        OSError: the disk refused.
+    """
+    directory = part_directory(batch, partition, attempt)
+    place = f"{root}/{INCOMING_DIR}/{writer}/{directory}"
+    encoder = SlotEncoder()
+    parts: list[str] = []
+    rows = size_bytes = 0
+    segment = OpenSegment(streams_max=_STREAMS_MAX, bytes_max=SEGMENT_BYTES_MAX)
+
+    def seal() -> int:
+        if not parts:
+            files.make_dirs(place)
+        sealed = segment.seal()
+        # Never logged: a position of the log would make recovery believe that its entries are in here.
+        sealed.metadata = ManifestMetadata()
+        number = len(parts)
+        parts.append(f"{directory}/{segment_name(number)}")
+        compression = options.compression
+        return write_segment(files, place, number, sealed, profile="spec", compression=compression).size_bytes
+
+    for slots in bundles:
+        encoded = encoder.encode(slots)
+        rows += max(slot.row_count for slot in encoded.slots)
+        if segment.append(encoded.slots, clock.now_ns(), 0, 0, 0, encoded.nbytes):
+            size_bytes += seal()
+            segment = OpenSegment(streams_max=_STREAMS_MAX, bytes_max=SEGMENT_BYTES_MAX)
+    if not segment.is_empty:
+        size_bytes += seal()
+    return Staged(tuple(parts), rows, size_bytes)
+
+
+def commit_batch(
+    files: FileSystem,
+    root: str,
+    *,
+    writer: str,
+    batch: int,
+    staged: Sequence[Staged],
+    clock: Clock = SYSTEM_CLOCK,
+) -> bool:
+    """
+    Commit what tasks staged for *batch*, all of it; False when this batch was committed before, and is not again.
+
+    Durable on return. Visible, too, unless a store is open in that directory: that one takes it over with its next
+    maintenance.
+
+    Raises:
+        Damaged: a commit, a staged segment or the directory is not what was written.
+        OSError: the disk refused; the same batch may be tried again.
+    """
+    directory = f"{root}/{INCOMING_DIR}/{writer}"
+    parts = tuple(part for one in staged for part in one.parts)
+    is_new = not is_committed(files, root, writer=writer, batch=batch)
+    if not is_new:
+        remove_staged(files, directory, dict.fromkeys(part.partition("/")[0] for part in parts))
+    elif parts:
+        commit = SinkCommit(writer, batch, parts)
+        replace_file(files, f"{directory}/{commit_name(batch)}", encode_commit(commit))
+    _take_over(files, root, clock)
+    return is_new
+
+
+def is_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
+    """
+    Say whether *batch* of *writer*, or a later one, was committed.
+    """
+    committed = writer_commits(files, f"{root}/{INCOMING_DIR}/{writer}")
+    return bool(committed) and committed[-1] >= batch
+
+
+def discard(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
+    """
+    Remove what tasks staged for *batch*, unless it is committed.
+    """
+    directory = f"{root}/{INCOMING_DIR}/{writer}"
+    # A commit that failed late may be there all the same: then its parts belong to it.
+    if batch not in writer_commits(files, directory):
+        remove_staged(files, directory, dict.fromkeys(part.partition("/")[0] for one in staged for part in one.parts))
+
+
+def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
+    """
+    Make segments of what is committed, where no store is open to do it.
+    """
+    files.make_dirs(root)
+    deadline = clock.monotonic() + _LOCK_PATIENCE_S
+    condition = threading.Condition()
+    while True:
+        try:
+            lock = hold(files, f"{root}/{STORE_LOCK}", owner=_OWNER)
+            break
+        except DirectoryInUse as held:
+            # A store does it by itself. Another sink may have looked before our commit was there: it is soon done.
+            if _OWNER not in str(held) or clock.monotonic() >= deadline:
+                return
+            with condition:
+                clock.wait(condition, _LOCK_RETRY_S)
+    try:
+        files.make_dirs(f"{root}/{SEGMENTS_DIR}")
+        if not files.exists(f"{root}/{STORE_ID}"):
+            replace_file(files, f"{root}/{STORE_ID}", f"{uuid.uuid4()}\n".encode())  # noqa: TID251 - made once
+        free: list[int] = []
+
+        def next_segment() -> int:
+            free.append(free[-1] + 1 if free else first_free_segment(files, root))
+            return free[-1]
+
+        Adoption(files, root, next_segment=next_segment).adopt()
+    finally:
+        lock.release()
+
+
+def task_place() -> tuple[int, str]:
+    """
+    Return the partition of the task that runs, and a name for this attempt at it that no other has.
+    """
+    from pyspark import TaskContext  # noqa: PLC0415 - there is a context in tasks only
+
+    context = TaskContext.get()
+    token = os.urandom(6).hex()
+    # Attempts are counted per application: one that died may have left its own under the same number.
+    return (0, token) if context is None else (context.partitionId(), f"{context.taskAttemptId()}x{token}")
+
+
+def stage_here(
+    root: str, batches: Iterable[pa.RecordBatch], *, writer: str, batch: int, options: SinkOptions
+) -> Staged:
+    """
+    Stage *batches* as the task that runs.
+    """
+    partition, attempt = task_place()
+    return stage(
+        REAL_FILES,
+        root,
+        bundles_of(batches, options),
+        writer=writer,
+        batch=batch,
+        partition=partition,
+        attempt=attempt,
+        options=options,
+    )

@@ -1,0 +1,128 @@
+"""
+A batch of descriptors → one frame for each signal in it, decoded in the tasks.
+
+The driver takes the descriptors in, which are small, and so knows what the batch holds before any of it is decoded:
+which signals there are, and through which bundle of each store it goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from quiver.errors import Damaged
+from quiver.otap import VIEWS, StoredTables, decode_groups, slots_of_view, stored_requests, view_schema
+from quiver.primitives.scan import Damage
+from quiver.spark.bundles import open_bundles_at
+from quiver.spark.offsets import STORE_UNKNOWN, Position
+from quiver.spark.segments import store_root
+from quiver.store.segment.conform import coalesce, conform
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Descriptors", "tables_of"]
+
+_log = logging.getLogger("quiver")
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """
+    The bundles of one batch.
+
+    Attributes:
+        table: a row per bundle: path, segment, index, slots.
+    """
+
+    table: pa.Table
+
+    @classmethod
+    def of(cls, batch: DataFrame) -> Descriptors:
+        """
+        Take in the descriptors of a frame of mode `bundles`.
+        """
+        return cls(batch.select("path", "segment", "index", "slots").toArrow())
+
+    def behind(self, exported_through: Mapping[str, Position]) -> Descriptors:
+        """
+        Return those that lie behind what was exported before: a store's directory → position.
+        """
+        if not exported_through:
+            return self
+        columns = (self.table.column(name).to_pylist() for name in ("path", "segment", "index"))
+        wanted = [
+            Position(segment, index) >= exported_through.get(store_root(path), Position(0, 0))
+            for path, segment, index in zip(*columns, strict=True)
+        ]
+        return Descriptors(self.table.filter(pa.array(wanted, pa.bool_())))
+
+    def through(self, identities: Mapping[str, str]) -> dict[str, Position]:
+        """
+        Return identity of a store → the position behind the last of its bundles. *identities* are by directory.
+        """
+        reached: dict[str, Position] = {}
+        columns = (self.table.column(name).to_pylist() for name in ("path", "segment", "index"))
+        for path, segment, index in zip(*columns, strict=True):
+            store = identities.get(store_root(path), STORE_UNKNOWN)
+            position = Position(segment, index + 1)
+            reached[store] = max(reached.get(store, position), position)
+        return reached
+
+    def with_slots(self, slots: Iterable[int]) -> pa.Table:
+        """
+        Return those that have one of *slots*.
+        """
+        wanted = set(slots)
+        has = [bool(wanted.intersection(found or ())) for found in self.table.column("slots").to_pylist()]
+        return self.table.filter(pa.array(has, pa.bool_()))
+
+
+def tables_of(spark: SparkSession, descriptors: Descriptors, *, fail_on_data_loss: bool = True) -> dict[str, DataFrame]:
+    """
+    Return the views that the bundles hold something of, by name. Nothing is decoded before a frame is used.
+
+    Slots that belong to no signal are in none of them.
+    """
+    tables = {}
+    for view in VIEWS:
+        found = descriptors.with_slots(slots_of_view(view))
+        if not found.num_rows:
+            continue
+        frame = spark.createDataFrame(found.select(["path", "segment", "index"]))
+        tables[view] = frame.mapInArrow(_ViewTask(view, fail_on_data_loss), from_arrow_schema(view_schema(view)))
+    return tables
+
+
+@dataclass(frozen=True)
+class _ViewTask:
+    view: str
+    fail_on_data_loss: bool
+
+    def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        target = view_schema(self.view)
+        yield from coalesce((None, conform(batch, target)) for batch in self._rows(descriptors))
+
+    def _rows(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        origins: list[str] = []
+        for group in decode_groups(self._requests(descriptors, origins), self.view):
+            for index, reason in group.bad:
+                problem = Damaged(origins[group.first + index], 0, f"a request cannot be decoded: {reason}")
+                if self.fail_on_data_loss:
+                    raise problem
+                _log.warning("quiver.spark.request_skipped reason=%s", problem)
+            if group.batch.num_rows:
+                yield group.batch
+
+    def _requests(
+        self, descriptors: Iterable[pa.RecordBatch], origins: list[str]
+    ) -> Iterator[bytes | StoredTables | Damage]:
+        for path, _, bundle in open_bundles_at(descriptors, fail_on_data_loss=self.fail_on_data_loss):
+            for request in stored_requests(bundle.batches, self.view):
+                origins.append(path)
+                yield request

@@ -1,0 +1,35 @@
+"""
+The benchmark of topics runs to its end on tiny sizes, and shows what it was asked for.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_topics_shows_every_setting(tmp_path):
+    """Reading, following and many topics, each beside its floor."""
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n<!-- topics -->\nold\n<!-- end topics -->\n")
+    script = ROOT / "bench" / "topics.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--quick", "--only", "read", "tail", "topics", "--write", str(page)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert "old" not in text
+    rows = [
+        line.split("|")[3].strip() for line in text.splitlines() if line.startswith(("| read", "| tail", "| topics"))
+    ]
+    assert rows == [
+        "Quiver topic", "bare framed log", "nobody follows", "one follows", "four follow", "200 topics", "one topic",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == [page]

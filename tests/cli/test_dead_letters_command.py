@@ -1,0 +1,130 @@
+"""
+`quiver dead-letters` and what `quiver subscribers` says of retries.
+"""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+import quiver
+from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
+from quiver.delivery.dead_letters import DeadLetters
+from quiver.delivery.retry_set import RetrySet
+from quiver.primitives.real_files import REAL_FILES
+from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.settings import OtlpSettings
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "otlp-forward.yaml"
+
+
+def bundle_of(data: bytes) -> Bundle:
+    return Bundle({60: pa.record_batch([pa.array([data])], schema=OTLP_SCHEMA)})
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A store whose exporter gave three bundles up, and waits with two."""
+    root = str(tmp_path / "buffer")
+    with quiver.open(root) as store:
+        store.register("out", start="earliest")
+        store.ingest(bundle_of(b""))
+    with DeadLetters(root, "out", background=False) as letters:
+        for index in range(3):
+            letters.add(BundleRef(2, index), bundle_of(b"x"), reason=f"HTTP 40{index}: [no]", attempts=index + 1)
+    with RetrySet.open(REAL_FILES, root, "out") as retries:
+        for _ in range(3):
+            retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="UNAVAILABLE: down")
+        retries.failed(BundleRef(0, 1), delay_s=7200.0, reason="later")
+    return root
+
+
+def bundles_of(result):
+    return [one["bundle"] for one in json.loads(result.output)]
+
+
+def test_they_are_listed_with_their_reasons(directory, call):
+    """For people and for programs, of all exporters or one."""
+    shown = call("dead-letters", directory)
+    assert shown.exit_code == 0
+    assert "HTTP 401: [no]" in shown.output
+    listed = json.loads(call("dead-letters", directory, "list", "out", "--json").output)
+    assert [(one["bundle"], one["attempts"], one["slots"]) for one in listed] == [
+        (f"2:{index}", index + 1, {"otlp_logs": 1}) for index in range(3)
+    ]
+    assert "none" in call("dead-letters", directory, "list", "other").output
+
+
+def test_one_is_shown_whole(directory, call):
+    """What cannot be decoded is said to be so."""
+    (shown,) = json.loads(call("dead-letters", directory, "show", "out", "2:1", "--json").output)
+    assert (shown["bundle"], shown["reason"]) == ("2:1", "HTTP 401: [no]")
+    assert "cannot be decoded" in shown["content"]["logs"]
+    assert "HTTP 401" in call("dead-letters", directory, "show", "out", "2:1").output
+
+
+def test_dropping(directory, call):
+    """Some, then all."""
+    assert json.loads(call("dead-letters", directory, "drop", "out", "2:1", "--json").output) == {"dropped": 1}
+    assert bundles_of(call("dead-letters", directory, "--json")) == ["2:0", "2:2"]
+    assert "2 letters are gone" in call("dead-letters", directory, "drop", "out").output
+    assert bundles_of(call("dead-letters", directory, "--json")) == []
+
+
+def test_replaying_to_nobody_keeps_them(directory, call):
+    """It fails, and says why; nothing is dropped."""
+    replayed = call("dead-letters", directory, "replay", "out", "2:0", "--to", "http://127.0.0.1:1", "--json")
+    assert replayed.exit_code == 1
+    (one,) = json.loads(replayed.output)
+    assert (one["bundle"], one["delivered"]) == ("2:0", False)
+    assert "UNAVAILABLE" in one["why_not"]
+    assert len(bundles_of(call("dead-letters", directory, "--json"))) == 3
+
+
+@pytest.mark.parametrize("way", ["--to", "--pipeline"])
+def test_replaying_delivers_and_drops(tmp_path, call, way):
+    """To an endpoint, or as the pipeline file says; the far side has it, the letters do not."""
+    request = ExportLogsServiceRequest()
+    request.resource_logs.add().scope_logs.add().log_records.add().body.string_value = "late"
+    root, far = str(tmp_path / "buffer"), tmp_path / "far"
+    quiver.open(root).close()
+    with DeadLetters(root, "otlp_exporter", background=False) as letters:
+        letters.add(BundleRef(2, 0), bundle_of(request.SerializeToString()), reason="HTTP 403")
+    settings = OtlpSettings(listening_addr="127.0.0.1:0")
+    with quiver.open(far) as store, OtlpGrpcReceiver(store, settings) as receiver:
+        endpoint = f"http://127.0.0.1:{receiver.port}"
+        where = [endpoint] if way == "--to" else [str(EXAMPLE), "--set", f"endpoint={endpoint}"]
+        replayed = call("dead-letters", root, "replay", "otlp_exporter", way, *where)
+    assert "1 of 1 letters are delivered" in replayed.output
+    with quiver.read(far) as reader:
+        arrived = [data for _, bundle in reader.bundles() for data in bundle["otlp_logs"].column(0).to_pylist()]
+    assert arrived == [request.SerializeToString()]
+    assert bundles_of(call("dead-letters", root, "--json")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["drop"], "drop whose?"),
+        (["drop", "out", "2:9"], "no letter 2:9"),
+        (["show", "out", "two"], "SEGMENT:INDEX"),
+        (["replay", "out"], "replay where to?"),
+        (["list", "a/b"], "letters, digits"),
+    ],
+)
+def test_wrong_use_is_said(directory, call, words, said):
+    """With what to type instead."""
+    result = call("dead-letters", directory, *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_subscribers_shows_attempts_and_the_next_retry(directory, call):
+    """How many wait, the most attempts, when the next is due, and how many were given up."""
+    (one,) = json.loads(call("subscribers", directory, "--json").output)
+    assert (one["subscriber"], one["retrying"], one["attempts"], one["dead_letters"]) == ("out", 2, 3, 3)
+    assert 3000 < one["next_retry_s"] <= 3600
+    assert one["last_failure"] == "UNAVAILABLE: down"
+    assert "in 59 m" in call("subscribers", directory).output

@@ -1,0 +1,126 @@
+"""
+What `quiver top` shows: the metrics port of a real store, its directory, the state and the logs of its pipeline.
+"""
+
+import http.server
+import json
+import threading
+
+import pytest
+
+import quiver
+from quiver.cli.top_figures import Look, Sample, fetch_samples, parse_samples, showing
+from quiver.errors import RetryLater
+from quiver.pipeline.metrics_endpoint import MetricsEndpoint
+
+
+@pytest.fixture
+def served(tmp_path, make_bundle):
+    """A store with one subscriber that has two of three bundles, and its metrics port."""
+    endpoint = MetricsEndpoint("127.0.0.1:0")
+    with quiver.open(tmp_path / "buffer", background=False, observer=endpoint.observer) as store:
+        subscriber = store.register("lake", start="earliest")
+        for first in range(3):
+            store.ingest(make_bundle(first))
+        store.flush()
+        for _ in range(2):
+            subscriber.next_bundle(timeout=0).ack()
+        store.maintain()
+        endpoint.start(store)
+        try:
+            yield tmp_path / "buffer", endpoint.address
+        finally:
+            endpoint.stop()
+
+
+def pipeline_left(run_dir):
+    """What the supervisor and a child of it leave behind."""
+    run_dir.mkdir()
+    child = {"pid": 7, "state": "running", "starts": 2, "last_exit": "signal 9", "log": "ingest.log"}
+    (run_dir / "state.json").write_text(json.dumps({"children": {"ingest": child}}))
+    (run_dir / "ingest.log").write_text("10:00 INFO fine\n10:01 WARNING the far side is away\n10:02 INFO fine\n")
+
+
+def test_everything_is_shown_in_one_look(served, call):
+    """Processes and their last trouble, flows, lag, disk; in the table and in JSON."""
+    directory, address = served
+    pipeline_left(directory.with_name("buffer.run"))
+    found = json.loads(call("top", directory, "--endpoint", address, "--looks", "1", "--json").output)
+    assert found["nodes"] == [{"name": "ingest", "state": "running", "pid": 7, "starts": 2, "last_exit": "signal 9"}]
+    assert found["errors"] == ["ingest: 10:01 WARNING the far side is away"]
+    assert [(one["subscriber"], one["lag_bundles"]) for one in found["subscribers"]] == [("lake", 1)]
+    flows = {(flow["what"], flow["of"]): flow["total"] for flow in found["flows"]}
+    assert flows["acknowledged", "lake"] == 2
+    assert flows["segments sealed", ""] == 1
+    assert found["disk"]["segments"] == 1
+    assert found["problem"] == ""
+
+    shown = call("top", directory, "--endpoint", address, "--looks", "1")
+    assert shown.exit_code == 0
+    assert all(word in shown.output for word in ("ingest", "signal 9", "lake", "the far side is away"))
+
+
+def test_without_the_port_the_directory_is_enough(served, call):
+    """Lag and disk come from the files; it says what is not known, and why."""
+    directory, _ = served
+    found = json.loads(call("top", directory, "--endpoint", "127.0.0.1:9", "--looks", "1", "--json").output)
+    assert found["flows"] == []
+    assert found["disk"]["bytes"] > 0
+    assert [(one["subscriber"], one["lag_bundles"]) for one in found["subscribers"]] == [("lake", 1)]
+    assert "no metrics from 127.0.0.1:9" in found["problem"]
+
+
+def test_what_is_no_pipeline_is_refused(tmp_path, call):
+    """A name mistyped is told at once, not watched for ever."""
+    result = call("top", tmp_path / "nothing", "--looks", "1")
+    assert (result.exit_code, "neither" in result.output) == (2, True)
+    assert call("top", tmp_path, "--every", "0s").exit_code == 2
+
+
+def look(at_s, **counters):
+    samples = tuple(Sample(f"quiver_{name}", (), value) for name, value in counters.items())
+    return Look(at_s, samples, (), 0, (), ())
+
+
+def rate_of(now, before):
+    return {flow.what: flow.per_second for flow in showing(now, before).flows}
+
+
+def test_rates_are_what_came_since_the_look_before():
+    """A counter that fell was begun anew: what it says came since then. The first look knows no rate."""
+    first, second = look(10.0, segment_sealed_total=5.0), look(12.0, segment_sealed_total=9.0)
+    assert rate_of(first, None) == {"segments sealed": None}
+    assert rate_of(second, first) == {"segments sealed": 2.0}
+    assert rate_of(look(14.0, segment_sealed_total=4.0), second) == {"segments sealed": 2.0}
+    unreachable = look(13.0)
+    assert rate_of(second, unreachable) == {"segments sealed": None}
+
+
+class _Other(http.server.BaseHTTPRequestHandler):
+    """Some other program's port."""
+
+    def do_GET(self):
+        self.send_response(200 if self.server.body is not None else 404)
+        self.end_headers()
+        self.wfile.write(self.server.body or b"")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("body", [b"<html>{</html>", None])
+def test_what_answers_but_is_no_metrics_port_is_told(body):
+    """Whatever it says, it is a sentence, not a traceback."""
+    with http.server.HTTPServer(("127.0.0.1", 0), _Other) as server:
+        server.body = body
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(RetryLater):
+            fetch_samples(f"127.0.0.1:{server.server_port}")
+        thread.join()
+
+
+def test_only_our_own_lines_are_read():
+    """Labels come sorted; what others put on the same port is left out."""
+    text = '# TYPE quiver_x counter\nquiver_x_total{b="2",a="1"} 3.0\nprocess_y 4\n'
+    assert parse_samples(text) == (Sample("quiver_x_total", (("a", "1"), ("b", "2")), 3.0),)

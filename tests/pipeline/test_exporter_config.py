@@ -1,0 +1,63 @@
+"""
+What exporters are told: compression in its two places, the retry policy in its two spellings.
+"""
+
+import pytest
+from pydantic import ValidationError
+
+from quiver.delivery.policy import RetryPolicy
+from quiver.pipeline.exporter_config import OtapExporterConfig, OtlpExporterConfig, SparkExporterConfig
+
+HERE = {"grpc_endpoint": "http://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("config", "tables", "messages"),
+    [
+        ({}, "zstd", "none"),
+        ({"arrow": {"payload_compression": "none"}}, "none", "none"),
+        ({"payload_compression": "none"}, "none", "none"),
+        ({"compression_method": "zstd", "arrow": {"payload_compression": "none"}}, "zstd", "none"),
+        ({"compression_method": "gzip", "arrow": {"payload_compression": "none"}}, "none", "gzip"),
+        ({"compression_method": "gzip"}, "zstd", "gzip"),
+    ],
+)
+def test_what_otap_compresses(config, tables, messages):
+    """`zstd` compresses the tables in a batch, whoever asks for it; `gzip` whole messages."""
+    made = OtapExporterConfig(**HERE, **config)
+
+    assert (made.otap().payload_compression, made.settings().compression_method) == (tables, messages)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "reason"),
+    [
+        (OtapExporterConfig, {"payload_compression": "none", "arrow": {"payload_compression": "zstd"}}, "keep one"),
+        (OtlpExporterConfig, {"compression_method": "zstd"}, "'none' or 'gzip'"),
+        (OtlpExporterConfig, {"initial_retry_interval": 1, "retry": {"initial_interval": 1}}, "keep one"),
+        (OtlpExporterConfig, {"retry": {"max_attempts": 0}}, "max_attempts must be at least 1"),
+        (OtlpExporterConfig, {"retry": {"jitter": 2}}, "jitter must be 0 to 1"),
+        (OtlpExporterConfig, {"retry": {"on_exhausted": "forget"}}, "'halt', 'drop' or 'dead_letter'"),
+        (OtlpExporterConfig, {"initial_retry_interval": 60}, "not above max_retry_interval|first_s <= cap_s"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(model, config, reason):
+    """When the file is read, not when the first request fails."""
+    with pytest.raises(ValidationError, match=reason):
+        model(**HERE, **config)
+
+
+def test_the_policy_has_two_spellings():
+    """Flat, as the exporters of other versions have it, and under `retry`."""
+    flat = {"initial_retry_interval": "2s", "max_retry_interval": "9s", "retry_multiplier": 3}
+    nested = {"retry": {"initial_interval": "2s", "max_interval": "9s", "multiplier": 3}}
+
+    assert OtlpExporterConfig(**HERE, **flat).policy() == OtlpExporterConfig(**HERE, **nested).policy()
+    assert OtlpExporterConfig(**HERE).policy() == RetryPolicy()
+
+
+def test_options_for_spark_are_texts():
+    """A number or a truth value of the YAML is written as Spark reads it."""
+    config = SparkExporterConfig(format="csv", path="out", options={"header": True, "sep": ";", "maxColumns": 5})
+
+    assert dict(config.settings().options) == {"header": "true", "sep": ";", "maxColumns": "5"}

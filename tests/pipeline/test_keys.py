@@ -1,0 +1,402 @@
+"""
+No key of a pipeline file is without effect: each that is accepted changes what a part of the running system is told.
+"""
+
+import copy
+from itertools import pairwise
+from pathlib import Path
+from typing import get_origin
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from quiver.errors import PipelineInvalid
+from quiver.pipeline.child import ChildContext
+from quiver.pipeline.explain import describe
+from quiver.pipeline.graph import MemoryConfig, load_pipeline
+from quiver.pipeline.ingest import settings_in_use
+from quiver.pipeline.plugins import PLUGINS, MetricsConfig, find_plugin
+from quiver.pipeline.queries import chain_of, plan_queries, spark_settings
+from quiver.pipeline.reload import needs_restart
+from quiver.settings import Settings
+
+RETRY = {
+    "retry.initial_interval": "2s",
+    "retry.max_interval": "50s",
+    "retry.multiplier": 3,
+    "retry.jitter": 0.1,
+    "retry.max_attempts": 5,
+    "retry.max_elapsed": "1h",
+    "retry.on_exhausted": "halt",
+    "initial_retry_interval": "2s",
+    "max_retry_interval": "50s",
+    "retry_multiplier": 3,
+}
+"""Each changes the policy by which an exporter tries again."""
+
+SENDER = {
+    **RETRY,
+    "grpc_endpoint": "http://127.0.0.1:2",
+    "http_endpoint": ("http://127.0.0.1:2", {"grpc_endpoint": None}),
+    "compression_method": "gzip",
+    "timeout": "3s",
+    "tls.ca_file": ("ca.pem", {"grpc_endpoint": "https://127.0.0.1:1"}),
+    "tls.cert_file": ("cert.pem", {"grpc_endpoint": "https://127.0.0.1:1", "tls.key_file": "k.pem"}),
+    "tls.key_file": ("key.pem", {"grpc_endpoint": "https://127.0.0.1:1", "tls.cert_file": "c.pem"}),
+    "tls.insecure": (True, {"grpc_endpoint": "127.0.0.1:1"}),
+    "headers": {"x-tenant": "a"},
+    "max_in_flight": 9,
+    "denied": "retry",
+}
+"""Where requests go, and how."""
+
+QUERY = {**RETRY, "trigger": "9s", "checkpoint": "notes"}
+"""How often a query writes, and where Spark keeps its notes."""
+
+LISTENER = {
+    "listening_addr": "127.0.0.1:5",
+    "protocols.grpc.listening_addr": ("127.0.0.1:5", {"listening_addr": None}),
+    "protocols.http.listening_addr": "127.0.0.1:5",
+    "response_stream_channel_size": 7,
+    "dedupe_window": "10m",
+    "ack": "logged",
+    "max_request_bytes": "1MiB",
+    "max_decompressed_bytes": "20MiB",
+    "max_connections": 3,
+    "request_timeout": "3s",
+    "handshake_timeout": "3s",
+    "otlp_handling": "convert_to_arrow",
+    "capture_headers": ["x-tenant"],
+    "insecure": True,
+    "tls.cert_file": ("cert.pem", {"tls.key_file": "key.pem"}),
+    "tls.key_file": ("key.pem", {"tls.cert_file": "cert.pem"}),
+    "tls.client_ca_file": ("ca.pem", {"tls.cert_file": "cert.pem", "tls.key_file": "key.pem"}),
+    "auth.bearer.token": "t",
+    "auth.bearer.tokens": ["t"],
+    "auth.bearer.file": "tokens",
+    "auth.basic.username": ("u", {"auth.basic.password": "p"}),
+    "auth.basic.password": ("p", {"auth.basic.username": "u"}),
+    "auth.basic.users": {"u": "p"},
+    "auth.basic.file": "users",
+    "keepalive.max_connection_idle": "9s",
+    "keepalive.max_connection_age": "9s",
+    "keepalive.max_connection_age_grace": "9s",
+    "keepalive.ping_interval": "9s",
+    "keepalive.ping_timeout": "9s",
+    "keepalive.ping_interval_min": "9s",
+}
+"""Who may come, how, and what becomes of what they bring."""
+
+BASE = {
+    "urn:otel:otlp:receiver": {"listening_addr": "127.0.0.1:4"},
+    "urn:otel:otap:receiver": {"listening_addr": "127.0.0.1:4"},
+    "urn:otel:durable_buffer:processor": {"path": "buffer"},
+    "urn:quiver:sql:processor": {"query": "SELECT * FROM input"},
+    "urn:quiver:filter:processor": {"keep": "true"},
+    "urn:quiver:attributes:processor": {"actions": [{"action": "delete", "key": "a"}]},
+    "urn:quiver:sample:processor": {"ratio": 0.5},
+    "urn:quiver:redact:processor": {"value_patterns": ["[0-9]{16}"]},
+    "urn:quiver:parquet:exporter": {"path": "out"},
+    "urn:otel:otlp:exporter": {"grpc_endpoint": "http://127.0.0.1:1"},
+    "urn:otel:otap:exporter": {"grpc_endpoint": "http://127.0.0.1:1"},
+    "urn:quiver:console:exporter": {},
+    "urn:quiver:file:exporter": {"path": "out"},
+    "urn:quiver:spark:exporter": {"format": "csv"},
+    "urn:quiver:quiver:exporter": {"path": "other"},
+}
+"""The least that each plugin needs."""
+
+ONE = [{"action": "upsert", "key": "b", "value": 1}]
+
+CHANGES = {
+    "urn:otel:otlp:receiver": LISTENER,
+    "urn:otel:otap:receiver": LISTENER
+    | {
+        "max_streams": 3,
+        "max_batches_in_flight": 3,
+        "stream_idle_timeout": "9s",
+        "max_dictionary_bytes": "90MiB",
+        "max_stream_dictionary_bytes": "9MiB",
+        "max_inflated_bytes": "99MiB",
+    },
+    "urn:otel:durable_buffer:processor": {
+        "path": "elsewhere",
+        "retention_size_cap": "1GiB",
+        "max_age": "1h",
+        "size_cap_policy": "drop_oldest",
+        "poll_interval": "1s",
+        "otlp_handling": "convert_to_arrow",
+        "max_segment_open_duration": "9s",
+        "initial_retry_interval": "2s",
+        "max_retry_interval": "50s",
+        "retry_multiplier": 3,
+        "max_in_flight": 9,
+    },
+    "urn:quiver:sql:processor": {
+        "query": "SELECT 1 FROM input",
+        "output": ("errors", {"query": "SELECT * FROM logs"}),
+        "signals": ["logs"],
+    },
+    "urn:quiver:filter:processor": {"keep": "false", "drop": ("true", {"keep": None}), "signals": ["logs"]},
+    "urn:quiver:attributes:processor": {
+        "actions": ONE,
+        "apply_to": ["resource"],
+        "signals": ["logs"],
+        "hash_salt": "salt",
+    },
+    "urn:quiver:sample:processor": {"ratio": 0.1, "signals": ["logs"]},
+    "urn:quiver:redact:processor": {
+        "keys": ["password"],
+        "value_patterns": ["secret"],
+        "replacement": "-",
+        "columns": ["name"],
+        "signals": ["logs"],
+    },
+    "urn:quiver:parquet:exporter": QUERY | {"path": "elsewhere", "compression": "none"},
+    "urn:otel:otlp:exporter": SENDER,
+    "urn:otel:otap:exporter": {key: value for key, value in SENDER.items() if key != "http_endpoint"}
+    | {
+        "compression_method": ("zstd", {"arrow.payload_compression": "none"}),
+        "arrow.payload_compression": "none",
+        "payload_compression": "none",
+        "stream_lifetime": "9s",
+        "max_message_bytes": "1MiB",
+        "metric_metadata": True,
+    },
+    "urn:quiver:console:exporter": QUERY | {"rows_max": 3, "truncate": 9, "format": "jsonl"},
+    "urn:quiver:file:exporter": QUERY | {"path": "elsewhere", "format": "otlp", "compression": "gzip"},
+    "urn:quiver:spark:exporter": QUERY
+    | {
+        "format": "json",
+        "options": {"a": 1},
+        "path": "elsewhere",
+        "mode": ("overwrite", {"path": "out/{batch}"}),
+        "tables": ["logs"],
+    },
+    "urn:quiver:quiver:exporter": QUERY | {"path": "elsewhere", "slot": 40},
+}
+"""For each key another value than its default; with what else it needs to mean anything."""
+
+REFUSED = {("urn:otel:otap:exporter", "http_endpoint"): "OTAP is spoken over gRPC only"}
+"""Keys that can have no effect, and the sentence that says so."""
+
+
+def document(urn, config):
+    """A pipeline around one node of *urn*."""
+    plugin = find_plugin(urn)
+    nodes = {
+        "in": {"type": "receiver:otlp", "config": {"listening_addr": "127.0.0.1:9"}},
+        "store": {"type": "processor:persistence", "config": {"path": "buffer"}},
+        "out": {"type": "exporter:otlp", "config": {"grpc_endpoint": "http://127.0.0.1:8"}},
+    }
+    way = ["in", "store", "out"]
+    if plugin.is_store:
+        nodes["store"] = {"type": urn, "config": config}
+    elif plugin.kind == "processor":
+        nodes["step"] = {"type": urn, "config": config}
+        nodes["out"] = {"type": "exporter:console"}
+        way = ["in", "store", "step", "out"]
+    else:
+        nodes["in" if plugin.kind == "receiver" else "out"] = {"type": urn, "config": config}
+    connections = [{"from": one, "to": other} for one, other in pairwise(way)]
+    pipeline = {"nodes": nodes, "connections": connections}
+    return {"version": "otel_dataflow/v1", "groups": {"a": {"pipelines": {"b": pipeline}}}}
+
+
+def load(value):
+    return load_pipeline(yaml.safe_dump(value), source="p.yaml", values={})[0]
+
+
+def told(value):
+    """What the parts of the running system are told."""
+    pipeline = load(value)
+    context = ChildContext(pipeline, Path("run"), None)
+    parts = pipeline.parts()
+    return {
+        "listening": [settings_in_use(node.config, part.buffers[0], context) for part in parts
+                      for node in part.buffers[0].receivers],
+        "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
+        "senders": [(name, config.settings(), config.otap() if hasattr(config, "otap") else None)
+                    for name, config in pipeline.forwarders],
+        "policies": [(name, config.policy()) for name, config in pipeline.exporters],
+        "queries": [(plan.name, plan.checkpoint, getattr(plan.route.config, "trigger", None), destination(plan))
+                    for plan in plan_queries(pipeline, Path("run"))],
+        "processors": [chain_of(route) for route in pipeline.routes.values()],
+        "spark": spark_settings(pipeline),
+    }  # fmt: skip
+
+
+def destination(plan):
+    config = plan.route.config
+    return config.settings() if hasattr(config, "settings") else (config.path, config.compression)
+
+
+def put(config, key, value):
+    inside = config
+    *parents, last = key.split(".")
+    for parent in parents:
+        inside = inside.setdefault(parent, {})
+    if value is None:
+        inside.pop(last, None)
+    else:
+        inside[last] = value
+
+
+def keys_of(model, prefix=""):
+    """Dotted names of all that a model takes."""
+    for name, field in model.model_fields.items():
+        kinds = [one for one in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(one, type)]
+        inner = [one for one in kinds if issubclass(one, BaseModel)]
+        if inner and get_origin(field.annotation) is not tuple:
+            yield from keys_of(inner[0], f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+CASES = [(urn, key) for urn, keys in CHANGES.items() for key in keys]
+
+
+@pytest.mark.parametrize(("urn", "key"), CASES)
+def test_each_key_changes_what_something_is_told(urn, key):
+    """With the key and without it, two different pipelines run."""
+    change = CHANGES[urn][key]
+    value, needed = change if isinstance(change, tuple) else (change, {})
+    before = copy.deepcopy(BASE[urn])
+    for other, its_value in needed.items():
+        put(before, other, its_value)
+    after = copy.deepcopy(before)
+    put(after, key, value)
+    try:
+        told_before = told(document(urn, before))
+    except PipelineInvalid:
+        # What it needs means nothing without it: then it is compared with the least that works.
+        told_before = told(document(urn, BASE[urn]))
+
+    assert told(document(urn, after)) != told_before
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"action": "insert", "key": "a", "value": 1},
+        {"action": "insert", "key": "b", "value": 1},
+        {"action": "insert", "key": "a", "value": True},
+        {"action": "insert", "key": "a", "from_attribute": "c"},
+        {"action": "rename", "key": "a", "new_key": "b"},
+    ],
+)
+def test_each_key_of_an_action_changes_it(action):
+    """Five actions, and the one of the base, are six different processors; a misspelt key is refused."""
+    urn = "urn:quiver:attributes:processor"
+    base = told(document(urn, BASE[urn]))["processors"]
+
+    (found,) = told(document(urn, {"actions": [action]}))["processors"]
+    assert [found] != base
+    assert found[0].actions[0].value is action.get("value")
+    with pytest.raises(PipelineInvalid, match="unknown key actions.0.kee; did you mean key"):
+        load(document(urn, {"actions": [action | {"kee": 1}]}))
+
+
+@pytest.mark.parametrize("urn", [urn for urn, plugin in PLUGINS.items() if plugin.model is not None])
+def test_no_key_is_left_out(urn):
+    """The table above has every key of every plugin."""
+    refused = {key for one, key in REFUSED if one == urn}
+
+    assert set(CHANGES[urn]) | refused == set(keys_of(PLUGINS[urn].model))
+
+
+@pytest.mark.parametrize(("urn", "key"), REFUSED)
+def test_a_key_without_effect_is_refused_in_words(urn, key):
+    """And not passed over."""
+    with pytest.raises(PipelineInvalid, match=REFUSED[urn, key]):
+        load(document(urn, {key: "http://127.0.0.1:2"}))
+
+
+STORE = {
+    "durability": "segment_only", "format_profile": "otap",
+    "segment.target_size": "1MiB", "segment.max_open_duration": "9s", "segment.max_stream_count": 9,
+    "segment.max_bundle_count": 9, "segment.compression": "zstd",
+    "wal.max_size": "1GiB", "wal.rotation_target": "1MiB", "wal.max_rotated_files": 9, "wal.flush_interval": "9ms",
+    "retention.size_cap": "9GiB", "retention.size_cap_policy": "drop_oldest", "retention.max_segments": 9,
+    "retention.max_age": "9h", "retention.max_retain_after_ingestion_hours": 9, "retention.delete_grace": "9s",
+    "retention.steady_state_headroom": "9MiB", "subscriber.on_corrupt_progress": "fail",
+    "subscriber.orphan_max_age": "9h", "subscriber.audit.max_size": "9MiB", "maintain_interval": "9s",
+}  # fmt: skip
+"""All keys of the persistence node besides `path`."""
+
+
+@pytest.mark.parametrize("key", STORE)
+def test_each_key_of_the_persistence_node_reaches_the_store(key):
+    """Nested or dotted; the same key twice is one too many."""
+    urn = "urn:otap:processor:persistence"
+    nested = {"path": "buffer"}
+    put(nested, key, STORE[key])
+    before = told(document(urn, {"path": "buffer"}))["stores"]
+
+    changed = told(document(urn, nested))["stores"]
+    assert changed != before
+    assert told(document(urn, {"path": "buffer", key: STORE[key]}))["stores"] == changed
+
+
+def test_no_key_of_the_store_is_left_out():
+    """An unknown key names those there are."""
+    with pytest.raises(PipelineInvalid) as caught:
+        load(document("urn:otap:processor:persistence", {"path": "b", "nothing.like.it.at.all": 1}))
+
+    assert sorted(caught.value.reason.partition("known are ")[2].split(", ")) == sorted(STORE)
+    assert Settings.from_mapping({key: STORE[key] for key in STORE if "hours" not in key})
+
+
+@pytest.mark.parametrize("key", ["size_cap", "size_cap_policy"])
+def test_each_key_of_memory_reaches_the_store(key):
+    """They bound a pipeline without a persistence node."""
+    value = document("urn:quiver:console:exporter", {})
+    inside = value["groups"]["a"]["pipelines"]["b"]
+    del inside["nodes"]["store"]
+    inside["connections"] = [{"from": "in", "to": "out"}]
+    before = told(value)["stores"]
+    value["memory"] = {"size_cap": "64MiB"} if key == "size_cap" else {"size_cap_policy": "drop_oldest"}
+
+    assert told(value)["stores"] != before
+    assert set(MemoryConfig.model_fields) == {"size_cap", "size_cap_policy"}
+
+
+def test_the_keys_of_metrics():
+    """Where they are told, and that others may read them."""
+    value = document("urn:quiver:console:exporter", {})
+    plain = load(value)
+    value["metrics"] = {"listen": "127.0.0.1:9464"}
+    told_here = load(value)
+
+    assert (plain.metrics, told_here.metrics.listen) == (None, "127.0.0.1:9464")
+    assert needs_restart(plain, told_here) == ["metrics changed"]
+    value["metrics"] = {"listen": "0.0.0.0:9464"}
+    with pytest.raises(PipelineInvalid, match="others can reach"):
+        load(value)
+    value["metrics"] = {"listen": "0.0.0.0:9464", "insecure": True}
+    assert load(value).metrics.insecure
+    assert set(MetricsConfig.model_fields) == {"listen", "insecure"}
+
+
+def test_the_strategy_of_a_port_says_how_queries_share_spark():
+    """`round_robin`: they take turns. `broadcast`: first come, first served; all get everything, either way."""
+    value = document("urn:quiver:console:exporter", {})
+    connections = value["groups"]["a"]["pipelines"]["b"]["connections"]
+
+    found = {}
+    for strategy in ("round_robin", "broadcast"):
+        connections[1]["dispatch_strategy"] = strategy
+        found[strategy] = spark_settings(load(value))["spark.scheduler.mode"]
+        assert describe(load(value))["exporters"][0]["receives"] == "everything"
+    assert found == {"round_robin": "FAIR", "broadcast": "FIFO"}
+
+
+def test_the_level_of_the_log():
+    """Four words; another one is refused."""
+    value = document("urn:quiver:console:exporter", {})
+
+    assert load(value).log_level == "info"
+    assert load(value | {"log_level": "debug"}).log_level == "debug"
+    with pytest.raises(PipelineInvalid, match="'inf' is not available; did you mean info"):
+        load(value | {"log_level": "inf"})

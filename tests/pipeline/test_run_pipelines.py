@@ -1,0 +1,338 @@
+"""
+Whole pipelines as they run: those of the documents as printed, in memory, on several cores, changed while they run.
+"""
+
+import contextlib
+import json
+import os
+import signal
+
+import grpc
+import pyarrow.parquet as pq
+import pytest
+from run_process import EXAMPLES, Run, bodies, free_ports, request, with_processor
+
+import quiver
+from quiver.pipeline.graph import memory_directory
+from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.settings import OtlpSettings
+
+LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+
+
+@contextlib.contextmanager
+def far_side(directory, port, receiver=OtlpGrpcReceiver):
+    """A receiver with a store, as the endpoint of an exporter."""
+    settings = OtlpSettings(listening_addr=f"127.0.0.1:{port}", workers=2)
+    with quiver.open(directory) as store, receiver(store, settings):
+        yield
+
+
+def call(port, data):
+    """Send a request over gRPC."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        channel.unary_unary(LOGS)(data, timeout=20)
+
+
+def records(*numbers):
+    return sorted(f"record {number}" for number in numbers)
+
+
+def test_the_file_of_the_architecture_document_runs(tmp_path):
+    """As printed, but for ports and the path: both receivers in, and each exporter sends everything."""
+    otlp_in, otap_in, otap_out, otlp_out = free_ports(4)
+    text = (EXAMPLES / "otap-dataflow.yaml").read_text()
+    for old, new in {
+        "127.0.0.1:4317": f"127.0.0.1:{otlp_in}",
+        "127.0.0.1:4318": f"127.0.0.1:{otap_in}",
+        "127.0.0.1:14317": f"127.0.0.1:{otlp_out}",
+        "}}:1235": f"}}}}:{otap_out}",
+        "./quiver_data": str(tmp_path / "buffer"),
+    }.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(text)
+
+    with (
+        far_side(tmp_path / "otap", otap_out, OtapGrpcReceiver),
+        far_side(tmp_path / "otlp", otlp_out),
+        Run(tmp_path, file, {"backend_hostname": "127.0.0.1"}) as run,
+    ):
+        for number in range(3):
+            call(otlp_in, request(number))
+        call(otap_in, request(3))
+        for directory in ("otap", "otlp"):
+            run.until(lambda where=tmp_path / directory: bodies(where) == records(0, 1, 2, 3))
+        said = run.stop()
+
+    assert "Each of the 2 exporters receives everything" in said
+    assert "remain" not in said
+    with quiver.open(tmp_path / "buffer") as store:
+        assert [store.register(name).pending_bundle_count() for name in ("otap_exporter", "otlp_exporter")] == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_file_of_the_later_shape_runs(tmp_path):
+    """And what the far side did not get is said at the end, and sent by the next run."""
+    http_in, grpc_in, out = free_ports(3)
+    values = {
+        "DIRECTORY": tmp_path,
+        "GRPC_ADDR": f"127.0.0.1:{grpc_in}",
+        "HTTP_ADDR": f"127.0.0.1:{http_in}",
+        "ENDPOINT": f"http://127.0.0.1:{out}",
+        "FIRST_RETRY": "50ms",
+    }
+    with Run(tmp_path, EXAMPLES / "otel-dataflow-v1.yaml", values, "--drain", "200ms") as run:
+        run.post(http_in, request(0))
+        run.post(http_in, request(1))
+        said = run.stop()
+    assert f"exporter: 2 bundles remain in {tmp_path}/buffer, for the next start" in said
+
+    with far_side(tmp_path / "far", out), Run(tmp_path, EXAMPLES / "otel-dataflow-v1.yaml", values) as run:
+        run.until(lambda: bodies(tmp_path / "far") == records(0, 1))
+
+
+def test_a_pipeline_in_memory(tmp_path):
+    """It delivers while it runs. What it could not deliver is told, and nothing is left behind."""
+    http_in, grpc_in, out = free_ports(3)
+    values = {
+        "grpc_addr": f"127.0.0.1:{grpc_in}",
+        "http_addr": f"127.0.0.1:{http_in}",
+        "endpoint": f"http://127.0.0.1:{out}",
+        "first_retry": "50ms",
+    }
+    memory = memory_directory(tmp_path / "run")
+    with Run(tmp_path, EXAMPLES / "in-memory.yaml", values, "--drain", "200ms") as run:
+        with far_side(tmp_path / "far", out):
+            run.post(http_in, request(0))
+            run.until(lambda: bodies(tmp_path / "far") == records(0))
+        assert memory.is_dir()
+        run.post(http_in, request(1))
+        said = run.stop()
+
+    assert "There is no persistence node: up to 256 MiB wait in memory" in said
+    assert "otlp_exporter: 1 bundles remain in" in said
+    assert "which is in memory, and gone" in said
+    assert not memory.exists()
+
+
+RELOADED = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {{out_port: {{destinations: [persistence]}}}}
+    config: {{protocols: {{http: {{listening_addr: "127.0.0.1:{port}"}}}}}}
+  persistence:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports: {{out_port: {{destinations: [{destinations}]}}}}
+    config: {{path: "{directory}/buffer", segment: {{max_open_duration: 100ms}}}}
+"""
+
+REMOTE = """\
+  {name}:
+    kind: exporter
+    plugin_urn: "urn:otel:otlp:exporter"
+    config: {{grpc_endpoint: "http://127.0.0.1:{port}", initial_retry_interval: 50ms}}
+"""
+
+
+def test_a_changed_file_is_taken_over_while_it_runs(tmp_path):
+    """Another endpoint, one exporter more; what is wrong or needs a restart changes nothing, and is told."""
+    port, other_port, first, second = free_ports(4)
+    file = tmp_path / "p.yaml"
+
+    def write(*exporters, port=port):
+        text = RELOADED.format(port=port, directory=tmp_path, destinations=", ".join(name for name, _ in exporters))
+        file.write_text(text + "".join(REMOTE.format(name=name, port=there) for name, there in exporters))
+
+    write(("one", first))
+    with far_side(tmp_path / "far", second), Run(tmp_path, file) as run:
+        pid = run.children()["ingest"]["pid"]
+        run.post(port, request(0))
+        write(("one", second))
+        assert run.reload() == "reloaded: one changed"
+        run.until(lambda: bodies(tmp_path / "far") == records(0))
+
+        write(("one", second), ("two", second))
+        assert run.reload() == "reloaded: two comes"
+        run.until(lambda: bodies(tmp_path / "far") == records(0, 0))  # a new one gets what is still there
+
+        file.write_text("nodes: []")
+        assert "nodes must be a mapping" in run.reload()
+        write(("one", second), port=other_port)
+        assert run.reload() == "not reloaded, this needs a restart: receiver otlp: protocols changed"
+        run.post(port, request(1))
+        run.until(lambda: bodies(tmp_path / "far") == records(0, 0, 1, 1))
+        assert run.children()["ingest"]["pid"] == pid
+
+
+def test_several_cores_share_the_ports(tmp_path):
+    """Both take requests, a killed one comes back, nothing that was confirmed is lost, and the far side has it all."""
+    http_in, grpc_in, out = free_ports(3)
+    values = {
+        "directory": tmp_path,
+        "grpc_addr": f"127.0.0.1:{grpc_in}",
+        "http_addr": f"127.0.0.1:{http_in}",
+        "endpoint": f"http://127.0.0.1:{out}",
+        "first_retry": "50ms",
+    }
+    with Run(tmp_path, EXAMPLES / "otlp-forward.yaml", values, "--cores", "2") as run:
+        for number in range(40):
+            run.post(http_in, request(number))
+        for number in range(40, 50):
+            call(grpc_in, request(number))
+        per_core = [len(bodies(tmp_path / "buffer" / f"core_{core}")) for core in range(2)]
+        os.kill(run.children()["ingest-1"]["pid"], signal.SIGKILL)
+        run.until(lambda: "ingest-1 died" in run.said)
+        with far_side(tmp_path / "far", out):
+            run.until(lambda: set(bodies(tmp_path / "far")) == set(records(*range(50))))
+
+    assert sum(per_core) == 50
+    assert min(per_core) >= 5, per_core
+
+
+@pytest.mark.slow
+def test_fewer_cores_deliver_what_the_others_left(tmp_path):
+    """The directory of a core that there is no more of is drained, and goes."""
+    http_in, grpc_in, out = free_ports(3)
+    values = {
+        "directory": tmp_path,
+        "grpc_addr": f"127.0.0.1:{grpc_in}",
+        "http_addr": f"127.0.0.1:{http_in}",
+        "endpoint": f"http://127.0.0.1:{out}",
+        "first_retry": "50ms",
+    }
+    with Run(tmp_path, EXAMPLES / "otlp-forward.yaml", values, "--cores", "2", "--drain", "100ms") as run:
+        for number in range(20):
+            run.post(http_in, request(number))
+    with far_side(tmp_path / "far", out), Run(tmp_path, EXAMPLES / "otlp-forward.yaml", values, "--cores", "1") as run:
+        run.until(lambda: set(bodies(tmp_path / "far")) == set(records(*range(20))))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_query_between_buffer_and_files(tmp_path):
+    """The example runs: rows that the query keeps are in files, once each, also across a kill of Spark."""
+    (http_in,) = free_ports(1)
+    values = {"directory": tmp_path, "http_addr": f"127.0.0.1:{http_in}", "open": "100ms", "trigger": "200ms"}
+
+    def found():
+        return sorted(
+            line for path in (tmp_path / "errors").glob("*/*.jsonl") for line in path.read_text().splitlines()
+        )
+
+    with Run(tmp_path, EXAMPLES / "sql-processor.yaml", values) as run:
+        run.post(http_in, request(0))
+        run.post(http_in, request(1, severity=17))
+        run.until(lambda: len(found()) == 1, 150)
+        os.kill(run.children()["spark"]["pid"], signal.SIGKILL)
+        run.post(http_in, request(2, severity=18))
+        run.until(lambda: len(found()) == 2, 150)
+        said = run.stop()
+
+    assert ["record 1" in found()[0] or "record 1" in found()[1], len(found())] == [True, 2]
+    assert "spark died (signal 9)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_late_persistence_redacts_before_it_buffers(tmp_path):
+    """The far side gets what was processed, and the buffer behind the processor holds nothing else."""
+    http_in, out = free_ports(2)
+    values = {
+        "directory": tmp_path,
+        "http_addr": f"127.0.0.1:{http_in}",
+        "endpoint": f"http://127.0.0.1:{out}",
+        "open": "100ms",
+        "first_retry": "50ms",
+    }
+    with Run(tmp_path, EXAMPLES / "late-persistence.yaml", values) as run:
+        run.post(http_in, request("1111-2222-3333-4444"))
+        run.post(http_in, request(7))
+        run.until(lambda: bodies(tmp_path / "buffer") == ["record ****", "record 7"], 150)
+        with far_side(tmp_path / "far", out):
+            run.until(lambda: bodies(tmp_path / "far") == ["record ****", "record 7"], 150)
+
+
+def parquet_bodies(directory):
+    """The bodies of all log records in the Parquet files below *directory*."""
+    files = sorted((directory / "logs").glob("*.parquet"))
+    return sorted(body["string_value"] for file in files for body in pq.read_table(file).column("body").to_pylist())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_processor_of_another_package(tmp_path):
+    """The example runs: one tenant's rows behind the processor, everything beside it."""
+    (http_in,) = free_ports(1)
+    values = {"directory": tmp_path, "http_addr": f"127.0.0.1:{http_in}", "open": "100ms", "trigger": "200ms"}
+
+    def found():
+        files = (tmp_path / "tenant").glob("*/*.jsonl")
+        return sorted(json.loads(line)["tenant"] for file in files for line in file.read_text().splitlines())
+
+    site = with_processor(tmp_path / "site")
+    with Run(tmp_path, EXAMPLES / "custom-processor.yaml", values, site=site) as run:
+        run.post(http_in, request(0, 1, tenant="acme"))
+        run.post(http_in, request(2, tenant="other"))
+        run.until(lambda: found() == ["acme", "acme"], 150)
+        run.until(lambda: parquet_bodies(tmp_path / "parquet") == records(0, 1, 2), 150)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_one_exporter_is_down_and_the_other_goes_on(tmp_path):
+    """Files are complete while the far side is away, on two cores; it gets everything when it comes. Spark may die."""
+    http_in, grpc_in, out = free_ports(3)
+    values = {
+        "directory": tmp_path,
+        "http_addr": f"127.0.0.1:{http_in}",
+        "grpc_addr": f"127.0.0.1:{grpc_in}",
+        "endpoint": f"http://127.0.0.1:{out}",
+        "first_retry": "50ms",
+    }
+    parquet = tmp_path / "parquet"
+    with Run(tmp_path, EXAMPLES / "dual-exporters.yaml", values, "--cores", "2") as run:
+        for number in range(10):
+            run.post(http_in, request(number))
+        run.until(lambda: parquet_bodies(parquet) == records(*range(10)), 150)
+        os.kill(run.children()["spark"]["pid"], signal.SIGKILL)
+        run.post(http_in, request(10))
+        with far_side(tmp_path / "far", out):
+            run.until(lambda: set(bodies(tmp_path / "far")) == set(records(*range(11))), 150)
+        run.until(lambda: parquet_bodies(parquet) == records(*range(11)), 150)
+        said = run.stop()
+
+    assert "spark died (signal 9)" in said
+    assert "remain" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_changed_query_is_taken_over_while_it_runs(tmp_path):
+    """Only the Spark process is renewed; it goes on where it stood."""
+    (http_in,) = free_ports(1)
+    values = {"directory": tmp_path, "http_addr": f"127.0.0.1:{http_in}", "open": "100ms", "trigger": "200ms"}
+    file = tmp_path / "p.yaml"
+    text = (EXAMPLES / "sql-processor.yaml").read_text()
+    file.write_text(text)
+
+    def found():
+        files = (tmp_path / "errors").glob("*/*.jsonl")
+        return sorted(json.loads(line)["body"] for file in files for line in file.read_text().splitlines())
+
+    with Run(tmp_path, file, values) as run:
+        ingest = run.children()["ingest"]["pid"]
+        run.post(http_in, request(0))
+        run.post(http_in, request(1, severity=17))
+        run.until(lambda: found() == records(1), 150)
+        file.write_text(text.replace("severity_number >= 17", "severity_number >= 9"))
+        assert run.reload() == "reloaded: error_files changed"
+        run.until(lambda: run.children()["spark"]["starts"] == 2, 150)
+        run.post(http_in, request(2))
+        run.until(lambda: found() == records(1, 2), 150)
+        assert run.children()["ingest"]["pid"] == ingest

@@ -1,0 +1,151 @@
+"""
+A file may have either shape; both become the same pipeline, and a mistake in either has its line.
+"""
+
+import pytest
+
+from quiver.errors import PipelineInvalid
+from quiver.pipeline.explain import describe
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.plugins import PLUGINS, find_plugin
+
+LATER = """\
+version: otel_dataflow/v1
+groups:
+  default:
+    pipelines:
+      main:
+        nodes:
+          receiver:
+            type: receiver:otlp
+            config:
+              listening_addr: "127.0.0.1:4317"
+          durable_buffer:
+            type: processor:durable_buffer
+            config:
+              path: buffer
+              poll_interval: 50ms
+              max_age: 72h
+              retention_size_cap: "10GB"
+              size_cap_policy: drop_oldest
+              otlp_handling: convert_to_arrow
+              max_segment_open_duration: 2s
+              initial_retry_interval: 3s
+              max_retry_interval: 40s
+              retry_multiplier: 4
+              max_in_flight: 7
+          exporter:
+            type: exporter:otlp_grpc
+            config: {grpc_endpoint: "http://127.0.0.1:14317"}
+        connections:
+          - from: receiver
+            to: durable_buffer
+          - from: durable_buffer
+            to: exporter
+"""
+
+
+def load(text):
+    return load_pipeline(text, source="p.yaml", values={})[0]
+
+
+def refused(old, new):
+    assert LATER.count(old) == 1, old
+    with pytest.raises(PipelineInvalid) as caught:
+        load(LATER.replace(old, new))
+    return caught.value.line, caught.value.reason
+
+
+def test_the_later_shape_is_read():
+    """Groups, nodes and connections; the buffer's flat keys become the store's settings."""
+    pipeline = load(LATER)
+
+    settings = pipeline.persistence.settings
+    assert (settings.maintain_interval_s, settings.max_age_s, settings.segment_open_s_max) == (0.05, 72 * 3600.0, 2.0)
+    assert (settings.size_cap_bytes, settings.size_cap_policy) == (10_000_000_000, "drop_oldest")
+    assert [name for name, _ in pipeline.receivers] == ["receiver"]
+    assert [name for name, _ in pipeline.forwarders] == ["exporter"]
+
+
+def test_the_buffer_speaks_for_its_neighbours():
+    """What it says of handling and retries holds for those that do not say it themselves."""
+    pipeline = load(LATER)
+    ((_, receiver),), ((_, exporter),) = pipeline.receivers, pipeline.forwarders
+    policy = exporter.policy()
+
+    assert receiver.otlp_handling == "convert_to_arrow"
+    assert (policy.initial_interval_s, policy.max_interval_s, policy.multiplier) == (3.0, 40.0, 4.0)
+    assert exporter.settings().in_flight_max == 7
+
+    own = LATER.replace('14317"}', '14317", initial_retry_interval: 1s}')
+    ((_, exporter),) = load(own).forwarders
+    assert (exporter.policy().initial_interval_s, exporter.policy().max_interval_s) == (1.0, 40.0)
+
+
+def test_the_names_of_a_year_before_are_read():
+    """`pipeline_groups`, types with the kind last, and empty settings."""
+    older = LATER.replace("groups:", "settings: {}\npipeline_groups:").replace("receiver:otlp", "otlp:receiver")
+    older = older.replace("processor:durable_buffer", "durable_buffer:processor").replace(
+        "exporter:otlp_grpc", "urn:otel:exporter:otlp"
+    )
+
+    assert describe(load(older)) == describe(load(LATER))
+
+
+def test_either_end_of_a_connection_may_be_a_list():
+    """One to several, and several to one."""
+    text = LATER.replace("            to: exporter", "            to: [exporter]").replace(
+        "          - from: receiver\n", "          - from: [receiver]\n"
+    )
+
+    assert describe(load(text)) == describe(load(LATER))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "reason"),
+    [
+        ("otel_dataflow/v1", "otel_dataflow/v2", 1, "version otel_dataflow/v2 is not known; this version reads"),
+        ("version: otel_dataflow/v1\n", "", 1, "version is missing; write version: otel_dataflow/v1"),
+        ("groups:", "group:", 2, "unknown key group; did you mean groups?"),
+        ("      main:\n", "      main:\n        settings: {default_pdata_channel_size: 100}\n", 6,
+         "settings.default_pdata_channel_size has no effect here"),
+        ("type: receiver:otlp", "type: receiver:otpl", 8, "unknown type receiver:otpl"),
+        ("            type: receiver:otlp\n", "", 7, "type is missing"),
+        ("type: receiver:otlp", "typ: receiver:otlp", 8, "unknown key typ; did you mean type?"),
+        ("          - from: receiver", "          - from: receivr", 29, "there is no node named receivr"),
+        ("            to: exporter", "            to: exportr", 32, "there is no node named exportr"),
+        ("            to: exporter", "            too: exporter", 32, "unknown key too; did you mean to?"),
+        ("          - from: durable_buffer\n            to: exporter\n", "", 25, "nobody feeds exporter"),
+        ("poll_interval: 50ms", "poll_interval: 0", 13, "maintain_interval must be positive"),
+        ("poll_interval: 50ms", "poll_intervall: 1s", 15, "unknown key poll_intervall; did you mean poll_interval?"),
+    ],
+)  # fmt: skip
+def test_mistakes_have_their_line(old, new, line, reason):
+    """The line is that of the very key."""
+    found = refused(old, new)
+
+    assert found[0] == line, found
+    assert found[1].startswith(reason)
+
+
+def test_a_file_has_one_pipeline():
+    """Two are refused, with both names."""
+    line, reason = refused("        connections:", "      more:\n        nodes: {}\n        connections:")
+
+    assert line == 28
+    assert reason == "a file has one pipeline, here are main and more; write a file for each"
+
+
+@pytest.mark.parametrize("urn", PLUGINS)
+def test_a_plugin_is_found_under_each_of_its_spellings(urn):
+    """Name and kind in either order, with and without the namespace."""
+    space, one, other = urn.removeprefix("urn:").split(":")
+
+    for text in (urn, f"urn:{space}:{other}:{one}", f"{one}:{other}", f"{other}:{one}"):
+        assert find_plugin(text) is PLUGINS[urn], text
+
+
+@pytest.mark.parametrize("text", ["", ":", "otlp", "urn", "urn::", "urn:otel:otlp", "urn:a:b:c:d", "receiver:receiver"])
+def test_what_names_nothing_is_nothing(text):
+    """Never an exception."""
+    assert find_plugin(text) is None

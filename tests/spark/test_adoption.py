@@ -1,0 +1,370 @@
+"""
+What a Spark sink staged and committed becomes part of the store once, whole, and whatever step a crash cuts short.
+"""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+import quiver
+from quiver.errors import Damaged, DirectoryInUse
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Damage, Frame, NeedMore
+from quiver.settings import Settings
+from quiver.spark.sink_options import SinkOptions
+from quiver.spark.sink_stage import bundles_of, commit_batch, discard, is_committed, stage
+from quiver.store.adoption import first_free_segment
+from quiver.store.check import check_store
+from quiver.store.format.names import STORE_LOCK
+from quiver.store.format.sink_commit import (
+    INCOMING_DIR,
+    SinkCommit,
+    commit_name,
+    decode_commit,
+    encode_commit,
+    parse_commit_name,
+    part_directory,
+)
+from quiver.store.segment.reader import SegmentReader
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/store"
+
+
+class PowerCut(Exception):
+    """The machine stops here."""
+
+
+def staged(fs, root, batch, ids, *, writer="query", attempt="a", partition=0):
+    """What a task does with rows of these numbers."""
+    options = SinkOptions(path=root, slot=30)
+    bundles = bundles_of([pa.record_batch({"id": pa.array(ids, pa.int64())})], options)
+    clock = ManualClock()
+    return stage(
+        fs,
+        root,
+        bundles,
+        writer=writer,
+        batch=batch,
+        partition=partition,
+        attempt=attempt,
+        options=options,
+        clock=clock,
+    )
+
+
+def write(fs, root, batch, ids, **more):
+    """A whole batch of two tasks: staged, then committed."""
+    half = len(ids) // 2
+    found = [
+        staged(fs, root, batch, ids[:half], partition=0, **more),
+        staged(fs, root, batch, ids[half:], partition=1, **more),
+    ]
+    writer = more.get("writer", "query")
+    return commit_batch(fs, root, writer=writer, batch=batch, staged=found, clock=ManualClock())
+
+
+def visible(fs, root=ROOT):
+    """The numbers in the sealed segments, in order; each segment is whole."""
+    seen = []
+    directory = f"{root}/segments"
+    for name in fs.list_dir(directory) if fs.exists(directory) else []:
+        if name.endswith(".qseg"):
+            reader = SegmentReader.open(fs, f"{directory}/{name}")
+            reader.verify()
+            for index in range(reader.bundle_count):
+                seen += reader.bundle(index)[30].column("id").to_pylist()
+    return seen
+
+
+def test_rows_are_there_when_committed_and_not_before(tmp_path):
+    """Staged rows are nobody's; a committed batch is read like any other, and is not taken twice."""
+    root = str(tmp_path)
+    found = staged(REAL_FILES, root, 0, [1, 2])
+    assert visible(REAL_FILES, root) == []
+    assert commit_batch(REAL_FILES, root, writer="query", batch=0, staged=[found])
+    assert not write(REAL_FILES, root, 0, [1, 2], attempt="b")
+    assert write(REAL_FILES, root, 1, [3, 4])
+    assert visible(REAL_FILES, root) == [1, 2, 3, 4]
+    assert [bundle[30].num_rows for _, bundle in quiver.read(root).bundles()] == [2, 1, 1]
+    assert REAL_FILES.list_dir(f"{root}/{INCOMING_DIR}/query") == [commit_name(1)]
+
+
+def test_what_is_discarded_never_comes(tmp_path):
+    """But not what was committed, although the driver did not hear of it."""
+    root = str(tmp_path)
+    found = staged(REAL_FILES, root, 0, [1])
+    discard(REAL_FILES, root, writer="query", batch=0, staged=[found])
+    assert REAL_FILES.list_dir(f"{root}/{INCOMING_DIR}/query") == []
+    assert write(REAL_FILES, root, 0, [2, 3])
+    discard(REAL_FILES, root, writer="query", batch=0, staged=[found])
+    assert visible(REAL_FILES, root) == [2, 3]
+    assert is_committed(REAL_FILES, root, writer="query", batch=0)
+    assert not is_committed(REAL_FILES, root, writer="query", batch=1)
+
+
+def test_an_open_store_takes_it_over_between_its_own(tmp_path):
+    """With its next maintenance, under the next number, for every subscriber, also one of another process."""
+    with quiver.open(tmp_path, Settings(delete_grace_s=0), background=False) as store:
+        subscriber = store.register("reader", start="earliest")
+        store.activate()
+        store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}))
+        store.flush()
+        write(REAL_FILES, str(tmp_path), 0, [2, 3])
+        store.ingest(quiver.Bundle({30: pa.record_batch({"id": [4]})}))
+        assert store.stats()["segments"] == 1
+        assert store.maintain().sealed == 2
+        store.flush()
+        handles = iter(lambda: subscriber.next_bundle(timeout=0), None)
+        seen = []
+        for handle in handles:
+            seen += handle.bundle[30].column("id").to_pylist()
+            handle.ack()
+        assert seen == [1, 2, 3, 4]
+        assert store.maintain().segments_deleted == 4
+    with quiver.open(tmp_path, background=False) as store:
+        assert store.stats()["segments"] == 0
+        assert store.stats()["next_segment"] == 4
+
+
+def test_the_log_is_not_taken_for_covered(tmp_path):
+    """A segment that never was in the log says nothing of it: what was logged comes back after a crash."""
+    store = quiver.open(tmp_path, Settings(segment_open_s_max=3600), background=False)
+    store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}), durable=True)
+    write(REAL_FILES, str(tmp_path), 0, [2, 3])
+    store.maintain()
+    copy = tmp_path.with_name("copy")
+    REAL_FILES.make_dirs(str(copy))
+    for directory in ("wal", "segments"):
+        (copy / directory).mkdir()
+        for name in REAL_FILES.list_dir(f"{tmp_path}/{directory}"):
+            (copy / directory / name).write_bytes((tmp_path / directory / name).read_bytes())
+    store.close()
+    with quiver.open(copy, background=False) as crashed:
+        crashed.flush()
+        assert sorted(visible(REAL_FILES, str(copy))) == [1, 2, 3]
+
+
+def test_it_waits_while_a_lower_number_is_not_written(tmp_path):
+    """Whoever reads by number would pass over the segment that is still to come."""
+    with quiver.open(tmp_path, Settings(segment_open_s_max=3600), background=False) as store:
+        store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}))
+        write(REAL_FILES, str(tmp_path), 0, [2, 3])
+        with store._lock:
+            store._sealing.swap()
+        assert store._sealer.adopt() == 0
+        store.maintain()
+        assert visible(REAL_FILES, str(tmp_path)) == [1, 2, 3]
+
+
+def test_numbers_lie_above_everything_anybody_speaks_of(tmp_path):
+    """Also of what is deleted: a subscriber's progress, the floor."""
+    with quiver.open(tmp_path, Settings(delete_grace_s=0), background=False) as store:
+        subscriber = store.register("reader", start="earliest")
+        for number in range(3):
+            store.ingest(quiver.Bundle({30: pa.record_batch({"id": [number]})}))
+            store.flush()
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            handle.ack()
+        store.maintain()
+    assert visible(REAL_FILES, str(tmp_path)) == []
+    assert first_free_segment(REAL_FILES, str(tmp_path)) >= 3
+
+
+def test_a_sink_waits_for_another_sink_and_not_for_a_store(tmp_path):
+    """The one is soon done, the other does the work itself."""
+    root = str(tmp_path)
+    lock = hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="quiver store")
+    write(REAL_FILES, root, 0, [1, 2])
+    assert visible(REAL_FILES, root) == []
+    lock.release()
+    write(REAL_FILES, root, 1, [3, 4])
+    assert visible(REAL_FILES, root) == [1, 2, 3, 4]
+    other = hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="quiver sink")
+    clock = ManualClock()
+    found = staged(REAL_FILES, root, 2, [5])
+    commit_batch(REAL_FILES, root, writer="query", batch=2, staged=[found], clock=clock)
+    assert clock.monotonic() > 4
+    other.release()
+    with quiver.open(root, background=False), pytest.raises(DirectoryInUse):
+        hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="somebody")
+
+
+def test_writers_of_one_batch_leave_nothing(tmp_path):
+    """Batch writes have no second batch, so nobody has to remember them."""
+    assert write(REAL_FILES, str(tmp_path), 0, [1, 2], writer="job-1")
+    assert visible(REAL_FILES, str(tmp_path)) == [1, 2]
+    assert REAL_FILES.list_dir(f"{tmp_path}/{INCOMING_DIR}") == []
+
+
+def fresh():
+    fs = CrashFileSystem()
+    fs.make_dirs(ROOT)
+    write(fs, ROOT, 0, [0, 1])
+    return fs
+
+
+def cut_at(stop):
+    counted = iter(range(10_000))
+
+    def cut(op, path):
+        if next(counted) == stop:
+            raise PowerCut
+
+    return cut
+
+
+def steps_of(action):
+    fs, steps = fresh(), []
+    fs.on_step = lambda op, path: steps.append(op)
+    action(fs)
+    return len(steps)
+
+
+def open_and_close(fs):
+    """The store's owner: opens, maintains, closes."""
+    with quiver.open(ROOT, files=fs, clock=ManualClock(), background=False) as store:
+        store.maintain()
+
+
+@pytest.mark.parametrize("owner", ["sink", "store"])
+def test_a_batch_comes_once_after_a_crash_at_any_step(owner):
+    """Nothing of it before the commit, all of it in the end; the batch before it stays, and nothing comes twice."""
+    total = steps_of(lambda fs: write(fs, ROOT, 1, [10, 11]))
+    assert total > 20
+    for stop in range(total):
+        for seed in range(3):
+            fs = fresh()
+            fs.on_step = cut_at(stop)
+            with pytest.raises(PowerCut):
+                write(fs, ROOT, 1, [10, 11], attempt="b")
+            after = fs.clone_after_crash(seed)
+            seen = visible(after)
+            assert seen[:2] == [0, 1]
+            committed = is_committed(after, ROOT, writer="query", batch=1)
+            assert len(seen) == len(set(seen))
+            assert committed or seen == [0, 1]
+            if owner == "store":
+                open_and_close(after)
+                assert visible(after) == ([0, 1, 10, 11] if committed else [0, 1])
+            write(after, ROOT, 1, [10, 11], attempt="c")
+            assert sorted(visible(after)) == [0, 1, 10, 11]
+            write(after, ROOT, 1, [10, 11], attempt="d")
+            last = after.clone_after_crash(seed)
+            assert sorted(visible(last)) == [0, 1, 10, 11]
+            assert last.list_dir(f"{ROOT}/{INCOMING_DIR}/query") == [commit_name(1)]
+
+
+def test_a_crash_of_the_owner_at_any_step_takes_nothing_twice():
+    """A store that takes a batch over, cut short, and opened again."""
+
+    def waiting():
+        fs = fresh()
+        lock = hold(fs, f"{ROOT}/{STORE_LOCK}", owner="quiver store")
+        write(fs, ROOT, 1, [10, 11])
+        lock.release()
+        return fs
+
+    fs, steps = waiting(), []
+    fs.on_step = lambda op, path: steps.append(op)
+    open_and_close(fs)
+    for stop in range(len(steps)):
+        for seed in range(2):
+            fs = waiting()
+            fs.on_step = cut_at(stop)
+            with pytest.raises(PowerCut):
+                open_and_close(fs)
+            after = fs.clone_after_crash(seed)
+            assert len(visible(after)) == len(set(visible(after)))
+            open_and_close(after)
+            assert sorted(visible(after.clone_after_crash(seed))) == [0, 1, 10, 11]
+
+
+def test_damage_stops_its_writer_only(tmp_path):
+    """A commit or a staged segment that is not what was written stays where it is; others go on; the store, too."""
+    root = str(tmp_path)
+    lock = hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="quiver store")
+    write(REAL_FILES, root, 0, [1, 2], writer="bad")
+    write(REAL_FILES, root, 0, [3, 4], writer="good")
+    lock.release()
+    path = tmp_path / INCOMING_DIR / "bad" / commit_name(0)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"batch": 0', b'"batch": 1'))
+    with quiver.open(root, background=False) as store:
+        store.maintain()
+        store.maintain()
+        assert visible(REAL_FILES, root) == [3, 4]
+    assert [finding.path for finding in check_store(REAL_FILES, root).findings if finding.damaged] == [str(path)]
+    with pytest.raises(Damaged, match="checksum mismatch in the commit of a sink"):
+        write(REAL_FILES, root, 5, [5, 6], writer="good")
+    path.write_bytes(whole)
+    with quiver.open(root, background=False) as store:
+        store.maintain()
+    assert sorted(visible(REAL_FILES, root)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_commit_has_its_bytes():
+    """As the page shows them; every prefix asks for more, every flipped byte and any end behind it is noticed."""
+    commit = SinkCommit("5c0f", 12, (f"{part_directory(12, 0, '7')}/0000000000000000.qseg",))
+    data = encode_commit(commit)
+    assert data == (
+        b'{"quiver_commit": 1, "writer": "5c0f", "batch": 12, '
+        b'"parts": ["00000000000000000012-00000-7/0000000000000000.qseg"]}\nGOLDEN\n'
+    ).replace(b"GOLDEN", b"aafbd717")
+    assert decode_commit(memoryview(data)) == Frame(commit, len(data))
+    for end in range(1, len(data)):
+        assert isinstance(decode_commit(memoryview(data[:end])), NeedMore)
+    for at in range(len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 1
+        assert not isinstance(decode_commit(memoryview(flipped)), Frame)
+    assert isinstance(decode_commit(memoryview(data + b"x")), Damage)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"writer": "../up"},
+        {"writer": 1},
+        {"batch": -1},
+        {"batch": True},
+        {"parts": "x"},
+        {"parts": ["../0000000000000000.qseg"]},
+        {"parts": ["00000000000000000011-00000-7/0000000000000000.qseg"]},
+        {"parts": ["00000000000000000012-00000-7/quiver.lock"]},
+        {"parts": [3]},
+        {"parts": ["00000000000000000012-00000-7/0000000000000000.qseg"] * 2},
+        {"quiver_commit": 2},
+    ],
+)
+def test_a_commit_names_nothing_that_is_not_its_own(change):
+    """Whatever its checksum says."""
+    from quiver.primitives.checksum import crc32
+
+    value = {"quiver_commit": 1, "writer": "5c0f", "batch": 12, "parts": []} | change
+    line = json.dumps(value).encode()
+    assert isinstance(decode_commit(memoryview(line + f"\n{crc32(line):08x}\n".encode())), Damage)
+
+
+def test_names_are_ours_or_nobody_s():
+    """Built and parsed."""
+    assert parse_commit_name(commit_name(7)) == 7
+    assert [parse_commit_name(name) for name in ("7.commit", "-0000000000000000007.commit", "x")] == [None] * 3
+
+
+def test_a_commit_is_told_to_people():
+    """By its name and by its first bytes; the page shows the same file."""
+    from pathlib import Path
+
+    from quiver.store.format.describe import describe
+
+    page = (Path(__file__).parents[2] / "docs" / "formats" / "sink.md").read_text()
+    example = page.rpartition("```text\n")[2].partition("```")[0].encode()
+    told = describe("unnamed", memoryview(example)).as_dict()
+    assert told["kind"] == "sink commit"
+    assert told["fields"] == {"writer": "5c0f", "batch": 12, "parts": 1}
+    assert not told["problems"]
+    assert describe(commit_name(3), memoryview(b"junk")).as_dict()["problems"]

@@ -1,0 +1,181 @@
+"""
+Processors on frames: what goes on, what is changed, and that the same rows always give the same.
+"""
+
+import hashlib
+
+import pyarrow as pa
+import pytest
+
+from quiver.errors import WrongUse
+from quiver.otap import TYPED_VALUE, view_schema
+from quiver.spark.processor_settings import (
+    AttributeAction,
+    AttributesSettings,
+    FilterSettings,
+    RedactSettings,
+    SampleSettings,
+    SqlSettings,
+)
+from quiver.spark.processors import UserProcessor, build, process
+
+pytestmark = pytest.mark.spark
+
+
+def value(**fields):
+    return {field.name: fields.get(field.name) for field in TYPED_VALUE}
+
+
+def table(spark, view, rows):
+    full = [{name: row.get(name) for name in view_schema(view).names} for row in rows]
+    return spark.createDataFrame(pa.Table.from_pylist(full, schema=view_schema(view)))
+
+
+@pytest.fixture(scope="module")
+def logs(spark):
+    """Eight records: one without attributes, one without a severity."""
+    rows = [
+        {
+            "time_unix_nano": i,
+            "severity_number": None if i == 7 else i * 3,
+            "trace_id": f"{i:032x}" if i % 2 else None,
+            "attributes": None if i == 6 else [("user", value(string_value=f"u{i}")), ("n", value(int_value=i))],
+            "resource_attributes": [("service.name", value(string_value="shop"))],
+            "body": value(string_value=f"mail u{i}@example.org"),
+        }
+        for i in range(8)
+    ]
+    return table(spark, "logs", rows).cache()
+
+
+@pytest.fixture(scope="module")
+def spans(spark):
+    """Two spans, of the traces of two records."""
+    rows = [{"trace_id": f"{i:032x}", "name": f"span {i}"} for i in (1, 3)]
+    return table(spark, "spans", rows).cache()
+
+
+def numbers(frame):
+    return sorted(row["time_unix_nano"] for row in frame.select("time_unix_nano").collect())
+
+
+def test_filters(logs):
+    """What is unknown is neither known to be wanted nor known to be unwanted."""
+    assert numbers(build(FilterSettings(keep="severity_number >= 15"))(logs)) == [5, 6]
+    assert numbers(build(FilterSettings(drop="severity_number >= 15"))(logs)) == [0, 1, 2, 3, 4, 7]
+    assert numbers(build(FilterSettings(keep="attributes['n'].int_value = 3"))(logs)) == [3]
+
+
+def test_queries(logs, spans):
+    """Over each table as input, over one view, over several; the others pass."""
+    tables = {"logs": logs, "spans": spans}
+    made = process(tables, [SqlSettings("SELECT trace_id FROM input WHERE trace_id IS NOT NULL")])
+    assert {name: frame.count() for name, frame in made.items()} == {"logs": 4, "spans": 2}
+    made = process(tables, [SqlSettings("SELECT * FROM input LIMIT 1", signals=("spans",))])
+    assert {name: frame.count() for name, frame in made.items()} == {"logs": 8, "spans": 1}
+    joined = SqlSettings("SELECT l.time_unix_nano, s.name FROM logs l JOIN spans s USING (trace_id)", output="found")
+    made = process(tables, [joined])
+    assert sorted(map(tuple, made["found"].collect())) == [(1, "span 1"), (3, "span 3")]
+    assert set(made) == {"logs", "spans", "found"}
+    counted = SqlSettings("SELECT count(*) AS n FROM logs")
+    assert process(tables, [counted])["logs"].collect()[0]["n"] == 8
+    assert process({"spans": spans}, [counted]) == {"spans": spans}
+    with pytest.raises(WrongUse, match="there is no table logs"):
+        process({"spans": spans}, [joined])
+    with pytest.raises(WrongUse, match="give it all of them"):
+        build(joined)
+
+
+def attributes_of(frame):
+    rows = frame.select("time_unix_nano", "attributes").collect()
+    found = {}
+    for number, attributes in rows:
+        found[number] = (
+            None
+            if attributes is None
+            else {
+                key: next((one for one in one_value if one is not None), None) for key, one_value in attributes.items()
+            }
+        )
+    return found
+
+
+def test_attributes(logs):
+    """Each action where its key is there, or is not; a record without attributes gets its first."""
+    actions = (
+        AttributeAction("insert", "user", value="nobody"),
+        AttributeAction("insert", "env", value="prod"),
+        AttributeAction("update", "n", value=1.5),
+        AttributeAction("upsert", "flag", value=True),
+        AttributeAction("upsert", "copy", from_attribute="n"),
+        AttributeAction("upsert", "never", from_attribute="missing"),
+        AttributeAction("rename", "env", new_key="environment"),
+        AttributeAction("hash", "user"),
+        AttributeAction("delete", "n"),
+    )
+    found = attributes_of(build(AttributesSettings(actions, hash_salt="pepper"))(logs))
+    hashed = hashlib.sha256(b"pepperu3").hexdigest()
+    assert found[3] == {"user": hashed, "flag": True, "copy": 1.5, "environment": "prod"}
+    nobody = hashlib.sha256(b"peppernobody").hexdigest()
+    assert found[6] == {"user": nobody, "flag": True, "environment": "prod"}
+
+
+def test_attributes_of_the_resource(logs):
+    """And a table without such attributes is refused by name."""
+    settings = AttributesSettings((AttributeAction("upsert", "zone", value=7),), apply_to=("resource", "signal"))
+    row = build(settings)(logs).where("time_unix_nano = 1").collect()[0]
+    assert row["resource_attributes"]["zone"]["int_value"] == 7
+    assert row["resource_attributes"]["service.name"]["string_value"] == "shop"
+    assert row["attributes"]["zone"]["int_value"] == 7
+    assert build(settings)(logs).schema["attributes"].dataType.keyType.typeName() == "string"
+    with pytest.raises(WrongUse, match="no column resource_attributes"):
+        build(settings)(logs.select("attributes"))
+
+
+def test_sampling_goes_by_the_trace(spark):
+    """The same traces in every table; a smaller share is part of a larger one; the same at every try."""
+    ids = [hashlib.md5(str(i).encode()).hexdigest() for i in range(400)]
+    logs = table(spark, "logs", [{"trace_id": one, "time_unix_nano": i} for i, one in enumerate(ids)])
+    spans = table(spark, "spans", [{"trace_id": one, "name": "x"} for one in ids])
+    made = process({"logs": logs, "spans": spans}, [SampleSettings(0.25)])
+    kept = {row["trace_id"] for row in made["logs"].collect()}
+    assert kept == {row["trace_id"] for row in made["spans"].collect()}
+    expected = {one for one in ids if int(one[-14:], 16) >= 0.75 * 2**56}
+    assert kept == expected
+    assert 60 < len(kept) < 140
+    less = {row["trace_id"] for row in build(SampleSettings(0.1))(logs).collect()}
+    assert less < kept
+    assert build(SampleSettings(1.0))(logs).count() == 400
+
+
+def test_sampling_without_a_trace_goes_by_the_contents(spark):
+    """Metrics are left alone unless they are named."""
+    rows = [{"time_unix_nano": i, "body": value(int_value=i)} for i in range(400)]
+    logs = table(spark, "logs", rows)
+    first, second = (numbers(build(SampleSettings(0.25))(logs.repartition(n))) for n in (1, 3))
+    assert first == second
+    assert 60 < len(first) < 140
+    metrics = table(spark, "metrics", [{"name": "m", "type": "GAUGE"}] * 3)
+    assert process({"metrics": metrics}, [SampleSettings(0.001)]) == {"metrics": metrics}
+
+
+def test_redaction_in_tasks(logs):
+    """The schema stays; what matches does not."""
+    made = build(RedactSettings(keys=("user",), value_patterns=(r"\S+@\S+",)))(logs)
+    assert made.schema == logs.schema
+    row = made.where("time_unix_nano = 2").collect()[0]
+    assert row["attributes"]["user"]["string_value"] == "****"
+    assert row["body"]["string_value"] == "mail ****"
+    assert row["attributes"]["n"]["int_value"] == 2
+
+
+def test_ones_own_are_functions(logs, spans):
+    """Plain ones for every table, and ones that say for which."""
+    tables = {"logs": logs, "spans": spans}
+
+    def only_one(frame):
+        return frame.limit(1)
+
+    assert {name: frame.count() for name, frame in process(tables, [only_one]).items()} == {"logs": 1, "spans": 1}
+    chain = [UserProcessor(only_one, signals=("logs",)), FilterSettings(keep="true")]
+    assert {name: frame.count() for name, frame in process(tables, chain).items()} == {"logs": 1, "spans": 2}

@@ -1,0 +1,135 @@
+"""
+Nothing of what matches is left in a batch, at any depth; everything else is as it was.
+"""
+
+import pickle
+
+import pyarrow as pa
+
+from quiver.otap import TYPED_VALUE
+from quiver.spark.redaction import Redaction
+
+ATTRIBUTES = pa.map_(pa.string(), TYPED_VALUE)
+SCHEMA = pa.schema(
+    [
+        ("attributes", ATTRIBUTES),
+        ("body", TYPED_VALUE),
+        ("events", pa.list_(pa.struct([("attributes", ATTRIBUTES), ("count", pa.int64())]))),
+        ("name", pa.string()),
+        ("plain", pa.map_(pa.string(), pa.string())),
+        ("numbers", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+
+
+def value(**fields):
+    return {field.name: fields.get(field.name) for field in TYPED_VALUE}
+
+
+def row(**columns):
+    return {name: columns.get(name) for name in SCHEMA.names}
+
+
+def batch(*rows):
+    return pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA)
+
+
+REDACTION = Redaction(["pass", "^token$"], [r"\w+@[\w.]+"], replacement="****", columns=["name"])
+
+
+def redacted(*rows):
+    made = REDACTION.batch(batch(*rows))
+    made.validate(full=True)
+    assert made.schema == SCHEMA
+    return made.to_pylist()
+
+
+def test_values_of_matching_keys_go_whole():
+    """Of any type; a key matches where the pattern is found in it."""
+    [made] = redacted(
+        row(
+            attributes=[
+                ("db.password", value(string_value="x")),
+                ("token", value(int_value=7)),
+                ("tokens", value(int_value=7)),
+                ("passport", None),
+            ],
+            plain=[("password", "x"), ("user", "y")],
+            numbers=[("password", 1), ("n", 2)],
+        )
+    )
+    assert made["attributes"] == [
+        ("db.password", value(string_value="****")),
+        ("token", value(string_value="****")),
+        ("tokens", value(int_value=7)),
+        ("passport", None),
+    ]
+    assert made["plain"] == [("password", "****"), ("user", "y")]
+    assert made["numbers"] == [("password", None), ("n", 2)]
+
+
+def test_matching_parts_of_texts_go():
+    """In attributes, bodies, events and the columns that were named, not in others."""
+    [made] = redacted(
+        row(
+            attributes=[("mail", value(string_value="from a@b.de to c@d.de"))],
+            body=value(string_value="a@b.de"),
+            events=[
+                {"attributes": [("m", value(string_value="a@b.de"))], "count": 1},
+                {"attributes": None, "count": 2},
+            ],
+            name="a@b.de",
+        )
+    )
+    assert made["attributes"] == [("mail", value(string_value="from **** to ****"))]
+    assert made["body"] == value(string_value="****")
+    assert made["events"][0] == {"attributes": [("m", value(string_value="****"))], "count": 1}
+    assert made["events"][1] == {"attributes": None, "count": 2}
+    assert made["name"] == "****"
+
+
+def test_json_is_looked_into():
+    """Keys at any depth, texts at any depth; other values keep their type."""
+    text = '{"password":{"deep":1},"list":["a@b.de",1,2.5,null,true,{"k":"z","token":[1]}],"ü":"ß"}'
+    rows = redacted(row(body=value(json_value=text)), row(body=value(json_value='"a@b.de"')), row())
+    assert rows[0]["body"]["json_value"] == (
+        '{"password":"****","list":["****",1,2.5,null,true,{"k":"z","token":"****"}],"ü":"ß"}'
+    )
+    assert rows[1]["body"]["json_value"] == '"****"'
+    [broken] = redacted(row(body=value(json_value="no json a@b.de")))
+    assert broken["body"]["json_value"] == "no json ****"
+
+
+def test_nothing_stays_nothing():
+    """Null and empty are told apart as before, and a slice is only what it shows."""
+    rows = [
+        row(attributes=[("password", value(string_value="secret")), ("x", value(bool_value=True))], name="a@b.de"),
+        row(),
+        row(attributes=[], body=value(), events=[], name="", plain=[]),
+        row(attributes=[("y", value(double_value=1.5))], body=value(bytes_value=b"a@b.de")),
+    ]
+    whole = redacted(*rows)
+    assert whole[1:] == rows[1:]
+    made = REDACTION.batch(batch(*rows).slice(1, 2))
+    assert made.to_pylist() == rows[1:3]
+    assert REDACTION.batch(batch().slice(0, 0)).num_rows == 0
+
+
+def test_it_travels_to_tasks():
+    """And takes batches one after the other."""
+    task = pickle.loads(pickle.dumps(REDACTION))
+    made = list(task([batch(row(name="a@b.de")), batch(row(name="x"))]))
+    assert [one.column("name").to_pylist() for one in made] == [["****"], ["x"]]
+
+
+def test_keys_alone_leave_texts():
+    """And values alone leave keys."""
+    keys = Redaction(["password"], [], replacement="-")
+    made = keys.batch(
+        batch(row(attributes=[("password", value(int_value=1))], body=value(json_value='{"password":1}')))
+    )
+    assert made.to_pylist()[0]["attributes"] == [("password", value(string_value="-"))]
+    assert made.to_pylist()[0]["body"]["json_value"] == '{"password":"-"}'
+    values = Redaction([], ["b+"], replacement="-")
+    made = values.batch(batch(row(attributes=[("bb", value(string_value="abba"))])))
+    assert made.to_pylist()[0]["attributes"] == [("bb", value(string_value="a-a"))]

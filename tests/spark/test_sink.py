@@ -1,0 +1,135 @@
+"""
+`format("quiver")` as a sink: each batch once, nothing before it is committed, types as they were.
+"""
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+import quiver
+from quiver.settings import Settings
+
+pytestmark = pytest.mark.spark
+
+
+def ids(path, slot=30):
+    return sorted(i for _, bundle in quiver.read(path).bundles() for i in bundle[slot].column("id").to_pylist())
+
+
+def stream(frame, tmp_path, target, **options):
+    query = (
+        frame.writeStream.format("quiver").option("path", str(target)).options(**options)
+        .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+
+
+def source(spark, store, **options):
+    given = {"path": store.root, "subscriber": "sink", "slot": "30"} | options
+    return spark.readStream.format("quiver").options(**given).load()
+
+
+def test_a_batch_write(spark, tmp_path):
+    """Of several partitions, in bundles of the size that was asked for; a store is made where there is none."""
+    target = tmp_path / "new"
+    frame = spark.range(100).repartition(3)
+    frame.write.format("quiver").mode("append").option("slot", "30").option("maxBundleRows", "10").save(str(target))
+    assert ids(target) == list(range(100))
+    assert max(bundle[30].num_rows for _, bundle in quiver.read(target).bundles()) == 10
+    frame.write.format("quiver").mode("append").option("slot", "logs").save(str(target))
+    assert ids(target) == sorted([*range(100)] * 2)
+    with quiver.open(target, background=False) as store:
+        assert store.stats()["segments"] == 6
+
+
+def test_a_write_with_a_version_is_not_repeated(spark, tmp_path):
+    """As in foreachBatch: the same version again changes nothing."""
+    frame = spark.range(5)
+
+    def write(version):
+        writer = frame.write.format("quiver").mode("append").option("slot", "30")
+        writer.options(txnAppId="etl", txnVersion=version).save(str(tmp_path))
+
+    for version in (0, 0, 1, 0, 1):
+        write(version)
+    assert ids(tmp_path) == sorted([*range(5)] * 2)
+
+
+def test_a_failed_task_leaves_nothing(spark, tmp_path):
+    """One partition fails: no row of any is there."""
+
+    @F.udf("long")
+    def fail(number):
+        if number == 9:
+            raise ValueError("this row is bad")
+        return number
+
+    frame = spark.range(10).repartition(2).select(fail("id").alias("id"))
+    with pytest.raises(Exception, match="this row is bad"):
+        frame.write.format("quiver").mode("append").option("slot", "30").save(str(tmp_path))
+    assert not list(tmp_path.glob("segments/*.qseg"))
+
+
+def test_a_stream_goes_on_where_it_stopped(spark, store, tmp_path):
+    """Batch by batch, over restarts; types that Spark knows come back the same."""
+    target = tmp_path / "target"
+    store.rows(3)
+    stream(source(spark, store, maxBundlesPerTrigger="1"), tmp_path, target, slot="30")
+    store.rows(2)
+    stream(source(spark, store), tmp_path, target, slot="30")
+    assert ids(target) == list(range(50))
+    [schema] = {bundle[30].schema for _, bundle in quiver.read(target).bundles()}
+    assert schema == pa.schema([("id", pa.int64()), ("text", pa.string())])
+
+
+def test_a_stream_beside_an_open_store(spark, store, tmp_path):
+    """The store that is open there takes the rows over, for its subscribers."""
+    target = tmp_path / "target"
+    store.rows(2)
+    with quiver.open(target, Settings(segment_open_s_max=3600), background=False) as opened:
+        subscriber = opened.register("reader", start="earliest")
+        opened.activate()
+        opened.ingest(quiver.Bundle({30: pa.record_batch({"id": [1000], "text": ["own"]})}))
+        stream(source(spark, store), tmp_path, target, slot="30")
+        assert opened.stats()["segments"] == 0
+        opened.maintain()
+        opened.flush()
+        seen = []
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            seen += handle.bundle[30].column("id").to_pylist()
+            handle.ack()
+        assert seen == [*range(20), 1000]
+
+
+def test_views_become_requests(spark, store, tmp_path):
+    """What a view shows, processed, is OTLP again."""
+    store.otlp(3)
+    frame = spark.readStream.format("quiver").options(path=store.root, subscriber="v", view="spans").load()
+    stream(frame.where("start_time_unix_nano > 6"), tmp_path, tmp_path / "target", view="spans")
+    again = spark.read.format("quiver").option("view", "spans").load(str(tmp_path / "target"))
+    assert sorted(row["name"] for row in again.collect()) == ["span 7", "span 8", "span 9"]
+
+
+def test_whole_bundles_pass_through(spark, store, tmp_path):
+    """In mode ipc, types untouched: dictionaries, unsigned integers."""
+    typed = pa.record_batch({"a": pa.array(["x", "y"]).dictionary_encode(), "u": pa.array([1, 2], pa.uint8())})
+    store.seal([{30: typed, 31: typed}, {30: typed}])
+    frame = spark.read.format("quiver").option("mode", "ipc").load(store.root)
+    frame.write.format("quiver").mode("append").option("mode", "ipc").save(str(tmp_path / "target"))
+    bundles = [bundle for _, bundle in quiver.read(tmp_path / "target").bundles()]
+    assert sorted(tuple(bundle.slots) for bundle in bundles) == [(30,), (30, 31)]
+    assert all(batch.equals(typed) for bundle in bundles for batch in bundle.batches.values())
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "says"),
+    [
+        ("overwrite", {"slot": "30"}, "a store only grows"),
+        ("append", {"slott": "30"}, "did you mean slot"),
+        ("append", {"slot": "30", "txnAppId": "x"}, "belong together"),
+    ],
+)
+def test_what_cannot_be_is_refused(spark, tmp_path, mode, options, says):
+    """In words that say what to do."""
+    with pytest.raises(Exception, match=says):
+        spark.range(1).write.format("quiver").mode(mode).options(**options).save(str(tmp_path / "x"))

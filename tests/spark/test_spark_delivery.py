@@ -1,0 +1,168 @@
+"""
+A query that delivers to a far side of one's own, and exporters that meet what they cannot decode.
+"""
+
+import threading
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from stores import logs_request
+
+from quiver.bundle import OTLP_SCHEMA, BundleRef
+from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
+from quiver.delivery.retry_set import load_retry_set
+from quiver.errors import DeliveryHalted
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.delivery import BundleDelivery, start_delivery
+from quiver.spark.exporter_parquet import run_exporter
+from quiver.spark.poison import PoisonSieve
+from quiver.store.subscribers.progress_store import load_progress
+from quiver.store.subscribers.state import SegmentRef, SubscriberState
+from quiver.testing.clock import ManualClock
+
+NOW = {"availableNow": True}
+
+
+def seal(store, *requests):
+    return store.seal([{60: pa.record_batch([pa.array([data])], schema=OTLP_SCHEMA)} for data in requests])
+
+
+def finish(query):
+    assert query.awaitTermination(90)
+    if query.exception() is not None:
+        raise query.exception()
+
+
+def pending(store, subscriber, *counts):
+    state = SubscriberState.from_progress(load_progress(REAL_FILES, store.root, subscriber))
+    return [
+        (seq, index)
+        for seq, count in enumerate(counts)
+        for index in range(count)
+        if state.unresolved(SegmentRef(seq, count)) >> index & 1
+    ]
+
+
+class FarSide:
+    def __init__(self, **answers):
+        self.answers = answers
+        self.has = []
+        self.batch_ids = {}
+        self.lock = threading.Lock()
+
+    def take(self, bundle, batch_id):
+        data = bundle[60].column(0)[0].as_py().decode()
+        with self.lock:
+            self.batch_ids.setdefault(data, set()).add(batch_id)
+            answer = self.answers.get(data, Delivered())
+            if isinstance(answer, Delivered):
+                self.has.append(data)
+        return answer
+
+
+def wait_until(true):
+    deadline, pause = SYSTEM_CLOCK.monotonic() + 60, threading.Event()
+    while not true():
+        assert SYSTEM_CLOCK.monotonic() < deadline
+        pause.wait(0.02)
+
+
+@pytest.mark.spark
+def test_offsets_move_on_and_nothing_is_acknowledged_that_failed(spark, store, tmp_path):
+    """What failed is delivered by the drain, in this life of the query or the next; poison is a letter."""
+    seal(store, b"a", b"sick", b"poison")
+    seal(store, b"b")
+    far = FarSide(sick=Transient("UNAVAILABLE"), poison=Permanent("HTTP 400", "no"))
+    policy = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05)
+    checkpoint = str(tmp_path / "checkpoint")
+    with BundleDelivery(store.root, "out", far.take, policy=policy, letters=DeadLetters) as delivery:
+        for _ in range(2):
+            finish(start_delivery(spark, store.root, delivery, "out", checkpoint=checkpoint, trigger=NOW))
+        assert sorted(far.has) == ["a", "b"]
+        assert pending(store, "out", 3, 1) == [(0, 1)]
+        assert [entry.ref for entry in load_retry_set(REAL_FILES, store.root, "out")] == [BundleRef(0, 1)]
+    seal(store, b"c")
+    far.answers.pop("sick")
+    with BundleDelivery(store.root, "out", far.take, policy=policy, letters=DeadLetters) as delivery:
+        wait_until(lambda: not load_retry_set(REAL_FILES, store.root, "out"))
+        for _ in range(2):
+            finish(start_delivery(spark, store.root, delivery, "out", checkpoint=checkpoint, trigger=NOW))
+    assert sorted(far.has) == ["a", "b", "c", "sick"]
+    assert pending(store, "out", 3, 1, 1) == []
+    (letter,) = read_letters(REAL_FILES, store.root, "out")
+    assert (letter.ref, letter.reason) == (BundleRef(0, 2), "HTTP 400: no")
+    assert far.batch_ids["sick"] == {"5c0f0000-0000-0000-0000-000000000001/0:1"}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("how", ["dead_letter", "drop"])
+def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how):
+    """Everything else of its batch is exported, once, and the batches behind it."""
+    path = seal(store, logs_request([1, 2]), b"\xff\xff", logs_request([3]))
+    seal(store, b"\xff", logs_request([4]))
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    policy = RetryPolicy(on_exhausted=how)
+    around = partial(PoisonSieve, subscriber="lake", policy=policy, letters=DeadLetters)
+    for _ in range(2):
+        query = run_exporter(
+            spark, store.root, "lake", str(lake), str(tmp_path / "checkpoint"),
+            trigger=NOW, options={"maxBundlesPerTrigger": "3"}, around=around,
+        )  # fmt: skip
+        finish(query)
+    tables = [pq.read_table(file) for file in (lake / "logs").glob("*.parquet")]
+    times = [time for one in tables for time in one["time_unix_nano"].cast(pa.int64()).to_pylist()]
+    assert sorted(times) == [1, 2, 3, 4]
+    letters = read_letters(REAL_FILES, store.root, "lake")
+    assert [letter.ref for letter in letters] == ([BundleRef(0, 1), BundleRef(1, 0)] if how == "dead_letter" else [])
+    assert all("request for logs cannot be decoded" in letter.reason for letter in letters)
+    assert path.endswith("0.qseg")
+
+
+@pytest.mark.spark
+def test_what_cannot_be_decoded_halts_an_exporter_that_is_told_to(spark, store, tmp_path):
+    """Its query ends with the reason, which says that it is no use to start it again."""
+    seal(store, b"\xff\xff")
+    around = partial(PoisonSieve, subscriber="lake", policy=RetryPolicy(on_exhausted="halt"))
+    checkpoint = str(tmp_path / "checkpoint")
+    query = run_exporter(spark, store.root, "lake", str(tmp_path / "lake"), checkpoint, trigger=NOW, around=around)
+    with pytest.raises(Exception, match="DeliveryHalted: lake stopped at bundle 0:0"):
+        query.awaitTermination(90)
+    assert "DeliveryHalted" in str(query.exception())
+
+
+def rows(path, *indexes):
+    return [(path, int(path[-21:-5]), index) for index in indexes]
+
+
+def test_without_spark_a_halt_stops_the_next_batch(store):
+    """Whether a batch met the bundle or the drain did."""
+    path = seal(store, b"a", b"bad")
+    far = FarSide(bad=Permanent("HTTP 400"))
+    clock = ManualClock(waits="hold")
+    with BundleDelivery(store.root, "out", far.take, policy=RetryPolicy(on_exhausted="halt"), clock=clock) as delivery:
+        with pytest.raises(DeliveryHalted, match=r"out stopped at bundle 0:1"):
+            delivery.deliver(rows(path, 0, 1))
+        clock.wait_for_waiters(1)
+        clock.advance(1.0)
+        wait_until(lambda: delivery._halted is not None)
+        with pytest.raises(DeliveryHalted):
+            delivery.deliver(rows(path, 0))
+    assert far.has == ["a"]
+
+
+def test_a_damaged_set_holds_all_that_is_not_resolved(store):
+    """Everything is delivered from the set then, some of it twice, none of it never."""
+    path = seal(store, b"a", b"b")
+    with open(f"{store.root}/quiver.retry.out", "wb") as file:
+        file.write(b"QUIVER\0R damaged")
+    far = FarSide()
+    with BundleDelivery(store.root, "out", far.take) as delivery:
+        delivery.deliver(rows(path, 0, 1))
+        assert far.has == [] or sorted(far.has) == ["a", "b"]
+        wait_until(lambda: not load_retry_set(REAL_FILES, store.root, "out"))
+    assert sorted(far.has) == ["a", "b"]

@@ -1,0 +1,44 @@
+"""
+The examples run as they stand.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+
+def run(name, *words):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=170, check=False,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_analysis():
+    """Each cell shows something."""
+    printed = run("analyse_spark.py")
+    assert "| shop|" in printed.replace("  ", "")
+    assert "millis" in printed
+    assert "sum(bytes)" in printed
+
+
+def test_processors(tmp_path, monkeypatch):
+    """What is printed is redacted; a second run with the same directory writes nothing again."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from sample_telemetry import fill
+
+    fill(str(tmp_path / "buffer"))
+    first = run("processor_spark.py", str(tmp_path / "buffer"))
+    assert "slow_errors: 10 rows" in first
+    assert "logs: 10 rows" in first
+    assert "example.org" not in first
+    assert run("processor_spark.py", str(tmp_path / "buffer")) == first

@@ -1,0 +1,152 @@
+"""
+What processors and exporters are told is checked when it is made, without Spark.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from quiver.errors import SettingsInvalid, WrongUse
+from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
+from quiver.spark.processor_settings import (
+    AttributeAction,
+    AttributesSettings,
+    FilterSettings,
+    RedactSettings,
+    SampleSettings,
+    SqlSettings,
+    tables_named,
+)
+from quiver.spark.sink_options import SinkOptions, parse_sink_options
+
+
+def test_settings_need_no_spark():
+    """A pipeline file is checked on machines that have none."""
+    script = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "import quiver.spark, quiver.spark.processor_settings, quiver.spark.exporter_settings\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("SELECT * FROM input", ("input",)),
+        ("select * from logs l, spans s join `metrics` m on x = y", ("logs", "spans", "metrics")),
+        ("WITH x AS (SELECT 1 FROM Logs) SELECT * FROM x WHERE a IN (SELECT b FROM spans)", ("logs", "spans")),
+        ("SELECT 'from metrics', \"from spans\" FROM logs -- from spans\n/* from input */", ("logs",)),
+        ("TABLE logs", ("logs",)),
+        ("SELECT count(*) logs FROM spans WHERE metrics", ("spans",)),
+        ("SELECT 1", ()),
+    ],
+)
+def test_a_query_says_what_it_reads(query, named):
+    """After FROM, JOIN and TABLE, and not in texts or comments."""
+    assert tables_named(query) == named
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: SqlSettings("SELECT 1"), "it reads none of input, logs, spans, metrics"),
+        (lambda: SqlSettings("SELECT * FROM input, logs"), "cannot be joined with a view by name"),
+        (lambda: SqlSettings("SELECT * FROM spans, logs"), "say what its result is called"),
+        (lambda: SqlSettings("SELECT * FROM input", output="x"), "under its own name"),
+        (lambda: SqlSettings("SELECT * FROM logs", signals=("logs",)), "the query names its views"),
+        (lambda: SqlSettings("SELECT * FROM logs", output="../x"), "is no table name"),
+        (FilterSettings, "give keep or drop"),
+        (lambda: FilterSettings(keep="a", drop="b"), "give keep or drop"),
+        (lambda: FilterSettings(keep=" "), "give keep or drop"),
+        (lambda: FilterSettings(keep="a", signals=("no table",)), "'no table' is no table"),
+        (lambda: AttributesSettings(()), "at least one"),
+        (
+            lambda: AttributesSettings((AttributeAction("delete", "k"),), apply_to=("event",)),
+            "'event' is none of signal",
+        ),
+        (lambda: AttributesSettings((AttributeAction("delete", "k"),), apply_to=()), "name at least one of"),
+        (lambda: AttributeAction("convert", "k"), "'convert' is none of insert"),
+        (lambda: AttributeAction("delete", ""), "has a name"),
+        (lambda: AttributeAction("insert", "k"), "value or from_attribute, one of them"),
+        (lambda: AttributeAction("insert", "k", value=1, from_attribute="x"), "one of them"),
+        (lambda: AttributeAction("delete", "k", value=1), "neither value nor from_attribute"),
+        (lambda: AttributeAction("rename", "k"), "new_key belongs to rename"),
+        (lambda: AttributeAction("hash", "k", new_key="x"), "new_key belongs to rename"),
+        (lambda: AttributeAction("rename", "k", new_key="k"), "the new name is the old one"),
+        (lambda: AttributeAction("insert", "k", value=2**63), "beyond 64 bits"),
+        (lambda: SampleSettings(0.0), "above 0 and at most 1"),
+        (lambda: SampleSettings(1.5), "above 0 and at most 1"),
+        (lambda: SampleSettings(0.5, signals=()), "name the tables"),
+        (RedactSettings, "give keys, value_patterns, or both"),
+        (lambda: RedactSettings(keys=("(",)), "is no pattern"),
+        (lambda: RedactSettings(value_patterns=("a*",)), "matches where there is nothing"),
+        (lambda: RedactSettings(value_patterns=("a",), replacement="\\1"), "without backslashes"),
+        (lambda: RedactSettings(keys=("a",), columns=("name",)), "of which there are none"),
+        (lambda: RedactSettings(keys=("x" * 5000,)), "1 to 4096 characters"),
+        (lambda: ConsoleSettings(rows_max=0), "rows_max must be 1 to 10000"),
+        (lambda: ConsoleSettings(truncate=-1), "truncate must be"),
+        (lambda: ConsoleSettings(format="csv"), "'csv' is not table or jsonl"),
+        (lambda: FileSettings(""), "must name a directory"),
+        (lambda: FileSettings("out", format="csv"), "'csv' is not jsonl or otlp"),
+        (lambda: FileSettings("out", compression="lz4"), "'lz4' is not none or gzip or zstd"),
+        (lambda: SparkSinkSettings(""), "name one, such as kafka"),
+        (lambda: SparkSinkSettings("kafka", mode="errorifexists"), "is not append or overwrite"),
+        (lambda: SparkSinkSettings("kafka", {"topic": "{tabel}"}), r"\{tabel\} is not known; there are \{table\}"),
+        (lambda: SparkSinkSettings("csv", path="out/{table}", mode="overwrite"), "would keep the newest batch only"),
+        (lambda: QuiverSinkSettings(""), "must name a directory"),
+    ],
+)
+def test_what_is_wrong_is_said_in_its_own_words(make, says):
+    """When it is made, not when the first batch comes."""
+    with pytest.raises(SettingsInvalid, match=says):
+        make()
+
+
+def test_options_of_a_format_know_the_batch():
+    """So that a format which remembers batches writes each once."""
+    settings = SparkSinkSettings("delta", {"txnAppId": "{query}", "txnVersion": "{batch}", "n": 1}, path="out/{table}")
+    path, options = settings.filled(table="logs", batch=7, query="q")
+    assert path == "out/logs"
+    assert options == {"txnAppId": "q", "txnVersion": "7", "n": "1"}
+    assert SparkSinkSettings("noop").filled(table="logs", batch=7, query="q") == (None, {})
+
+
+def test_options_of_the_sink():
+    """Keys in any case; sizes as people write them."""
+    assert parse_sink_options({"path": "b/", "SLOT": "logs"}) == SinkOptions(path="b", slot=30)
+    made = parse_sink_options(
+        {"path": "b", "view": "spans", "maxBundleRows": "5", "maxBundleBytes": "2MiB", "compression": "zstd",
+         "txnAppId": "etl", "txnVersion": "3", "checkpointLocation": "c"}
+    )  # fmt: skip
+    assert made == SinkOptions(
+        path="b", view="spans", bundle_rows_max=5, bundle_bytes_max=2 << 20, compression="zstd", transaction=("etl", 3)
+    )
+    assert parse_sink_options({"path": "b", "mode": "ipc"}).mode == "ipc"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "needs the directory of a store"),
+        ({"path": "b"}, "either slot .* or view"),
+        ({"path": "b", "slot": "30", "view": "logs"}, "either slot .* or view"),
+        ({"path": "b", "mode": "ipc", "slot": "30"}, "mode ipc has its own slots"),
+        ({"path": "b", "mode": "bundles"}, "is not one of rows, ipc"),
+        ({"path": "b", "view": "traces"}, "is not one of logs, spans, metrics"),
+        ({"path": "b", "slott": "30"}, "did you mean slot"),
+        ({"path": "b", "slot": "30", "xyz": "1"}, "known are path"),
+        ({"path": "b", "slot": "30", "compression": "gzip"}, "is not one of none, lz4, zstd"),
+        ({"path": "b", "slot": "30", "txnAppId": "x"}, "belong together"),
+        ({"path": "b", "slot": "30", "txnAppId": "job-1", "txnVersion": "1"}, "begins with job-"),
+        ({"path": "b", "slot": "30", "txnAppId": "x", "txnVersion": "-1"}, "is not a whole number"),
+        ({"path": "b", "slot": "30", "maxBundleRows": "0"}, "at least 1"),
+        ({"path": "b", "slot": "30", "maxBundleBytes": "0"}, "at least 1 byte"),
+        ({"path": "b", "slot": "30", "maxBundleBytes": "x"}, "maxBundleBytes"),
+    ],
+)
+def test_options_of_the_sink_are_refused_early(options, says):
+    """The nearest known option is named."""
+    with pytest.raises(WrongUse, match=says):
+        parse_sink_options(options)

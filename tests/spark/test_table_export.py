@@ -1,0 +1,174 @@
+"""
+From a store through processors to an exporter: every row once, over restarts, and in the right place.
+"""
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from stores import StoreMaker
+
+import quiver
+from quiver.errors import WrongUse
+from quiver.spark.export_query import TableBatches, start_export
+from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
+from quiver.spark.exporters import ConsoleExporter, ParquetTables, exporter_of
+from quiver.spark.processor_settings import FilterSettings, SqlSettings
+
+pytestmark = pytest.mark.spark
+
+QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
+OTHER = "d5026f74-7f8b-4a17-8beb-a452f78be02a"
+
+
+def run(spark, store, tmp_path, settings, chain=()):
+    """Export everything that is there, as a query that was restarted would."""
+    query = start_export(
+        spark, store.root, "exp", settings, checkpoint=str(tmp_path / "checkpoint"), chain=chain,
+        trigger={"availableNow": True}, query_name="exp",
+    )  # fmt: skip
+    query.awaitTermination()
+    assert query.exception() is None
+
+
+def batches(spark, store, settings, chain=(), number=0, query=QUERY):
+    """Export everything as one batch."""
+    frame = spark.read.format("quiver").option("mode", "bundles").load(store.root)
+    TableBatches(store.root, exporter_of(settings, subscriber="exp"), chain=chain).export(frame, number, query=query)
+
+
+def lines(directory):
+    found = []
+    for path in sorted(Path(directory).glob("[!._]*")):
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        found += [json.loads(line) for line in text.splitlines()]
+    return found
+
+
+def test_json_lines_once_over_restarts(spark, store, tmp_path):
+    """A file a batch and task; a restart goes on; a lost checkpoint repeats nothing."""
+    store.otlp(7)
+    out = tmp_path / "out"
+    settings = FileSettings(str(out))
+    run(spark, store, tmp_path, settings)
+    store.otlp(3)
+    run(spark, store, tmp_path, settings)
+    assert sorted(row["body"]["int_value"] for row in lines(out / "logs")) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        *range(15, 20),
+        *range(30, 40),
+    ]
+    assert len(lines(out / "spans")) == 15
+    assert len(lines(out / "metrics")) == 15
+    assert "1970-01-01T00:00:00.000000Z" in {row.get("time") for row in lines(out / "logs")}
+    assert not list(out.glob("*/.*"))
+    (tmp_path / "checkpoint").rename(tmp_path / "lost")
+    run(spark, store, tmp_path, settings)
+    assert len(lines(out / "spans")) == 15
+
+
+def test_otlp_files_are_what_a_collector_reads(spark, store, tmp_path):
+    """One request a line; a table of another shape has no place in them."""
+    store.otlp(3)
+    settings = FileSettings(str(tmp_path), format="otlp", compression="gzip")
+    batches(spark, store, settings, [FilterSettings(keep="body.int_value > 2", signals=("logs",))])
+    [request] = lines(tmp_path / "logs")
+    records = request["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
+    assert [record["body"]["intValue"] for record in records] == ["3", "4"]
+    assert lines(tmp_path / "spans")[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] == "span 5"
+    store.otlp(1)
+    with pytest.raises(WrongUse, match="cannot become OTLP"):
+        batches(spark, store, settings, [SqlSettings("SELECT count(*) AS n FROM logs")], number=1)
+
+
+def test_parquet_behind_processors(spark, store, tmp_path):
+    """With the columns that a query gives, under the name that it gives."""
+    store.otlp(3)
+    chain = [SqlSettings("SELECT count(*) AS n, max(time_unix_nano) AS last FROM logs", output="summary")]
+    batches(spark, store, ParquetTables(str(tmp_path / "out")), chain)
+    batches(spark, store, ParquetTables(str(tmp_path / "out")), chain)
+    assert pq.read_table(tmp_path / "out" / "summary").to_pylist() == [{"n": 5, "last": 4}]
+    assert pq.read_table(tmp_path / "out" / "logs").num_rows == 5
+
+
+def test_a_store_again(spark, store, tmp_path):
+    """Option B: what went through processors is OTLP in another store, each batch once; any reader reads it."""
+    store.otlp(6)
+    target = tmp_path / "second"
+    settings = QuiverSinkSettings(str(target), slot="logs")
+    chain = [
+        FilterSettings(keep="time_unix_nano < 3", signals=("logs",)),
+        SqlSettings("SELECT name, count(*) AS n FROM spans GROUP BY name", output="names"),
+    ]
+    for _ in range(2):
+        batches(spark, store, settings, chain)
+    again = spark.read.format("quiver")
+    seen = again.option("view", "logs").load(str(target)).select("body.int_value").collect()
+    assert sorted(row[0] for row in seen) == [0, 1, 2]
+    assert again.option("view", "spans").load(str(target)).count() == 10
+    assert sum(bundle[30].num_rows for _, bundle in quiver.read(target).bundles() if 30 in bundle.slots) == 10
+    with pytest.raises(WrongUse, match="say which slot it belongs in"):
+        batches(spark, store, QuiverSinkSettings(str(tmp_path / "third")), chain)
+
+
+def test_formats_of_spark(spark, store, tmp_path):
+    """With the table and the batch in path and options; only the tables that were named."""
+    store.otlp(3)
+    settings = SparkSinkSettings(
+        "json", path=str(tmp_path / "{table}" / "{batch}"), mode="overwrite", tables=("spans",)
+    )
+    for _ in range(2):
+        batches(spark, store, settings, number=5)
+    assert spark.read.json(str(tmp_path / "spans" / "5")).count() == 5
+    assert not (tmp_path / "logs").exists()
+    batches(spark, store, SparkSinkSettings("noop", {"x": "{query}"}))
+
+
+@pytest.mark.parametrize("shape", ["table", "jsonl"])
+def test_the_console(spark, store, shape):
+    """The first rows, and how many there were."""
+    store.otlp(2)
+    frame = spark.read.format("quiver").option("mode", "bundles").load(store.root)
+    out = io.StringIO()
+    exporter = ConsoleExporter(ConsoleSettings(rows_max=2, truncate=30, format=shape), out)
+    chain = [SqlSettings("SELECT time_unix_nano FROM input", signals=("logs",))]
+    TableBatches(store.root, exporter, chain=chain).export(frame, 3, query=QUERY)
+    text = out.getvalue().splitlines()
+    if shape == "jsonl":
+        assert text == ['{"time_unix_nano":0}', '{"time_unix_nano":1}', *text[2:]]
+    else:
+        assert text[0] == "batch 3, logs: 2 rows, the first 2 of 5"
+        assert text[1] == '  {"time_unix_nano":0}'
+
+
+def test_cores_are_exported_as_one(spark, tmp_path):
+    """A batch of all cores; what each had before is not repeated by a query with a new checkpoint."""
+    root = tmp_path / "buffer"
+    cores = [StoreMaker(root / f"core_{core}", identity=f"id-{core}") for core in range(2)]
+    for core in cores:
+        core.otlp(2)
+
+    class AllCores:
+        root = str(tmp_path / "buffer")
+
+    settings = FileSettings(str(tmp_path / "out"))
+    run(spark, AllCores, tmp_path, settings)
+    assert len(lines(tmp_path / "out" / "logs")) == 10
+    cores[1].otlp(1)
+    batches(spark, AllCores, settings, query=OTHER)
+    assert len(lines(tmp_path / "out" / "logs")) == 15
+    assert len(lines(tmp_path / "out" / "spans")) == 10
+
+
+def test_nothing_is_no_batch(spark, store, tmp_path):
+    """A batch of slots that belong to no signal leaves no file."""
+    store.rows(2)
+    batches(spark, store, FileSettings(str(tmp_path / "out")))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["_quiver"]
