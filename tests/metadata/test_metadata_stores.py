@@ -117,6 +117,9 @@ class Answers:
         pass
 
 
+EMPTY = '{"header": {"revision": "7"}}'
+
+
 def etcd_with(*answers, endpoints=("http://a:1", "http://b:2")):
     httpx = pytest.importorskip("httpx")
     store = EtcdMetadata(endpoints)
@@ -131,7 +134,7 @@ def etcd_with(*answers, endpoints=("http://a:1", "http://b:2")):
 def test_the_next_endpoint_is_asked():
     """When one does not answer, or answers that it cannot; and it is asked first from then on."""
     httpx = pytest.importorskip("httpx")
-    store, client = etcd_with(httpx.ConnectError("refused"), (200, "{}"), (200, "{}"))
+    store, client = etcd_with(httpx.ConnectError("refused"), (200, EMPTY), (200, EMPTY))
 
     assert store.get("k") is None
     assert store.get("k") is None
@@ -147,14 +150,24 @@ def test_no_endpoint_answers():
 
 
 def test_refused_and_garbled_answers():
-    """Credentials are not retried; what is no JSON is no answer."""
+    """Credentials are not retried."""
     refused, _ = etcd_with((401, "invalid auth token"))
-    garbled, _ = etcd_with((200, "<html>"))
 
     with pytest.raises(AccessRefused, match="invalid auth token"):
         refused.get("k")
-    with pytest.raises(MetadataUnavailable, match="no JSON"):
-        garbled.get("k")
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["<html>", "[]", "{}", "7", '{"kvs": []}', '{"header": {}, "kvs": [{}]}', '{"header": {}, "kvs": [{"key": "&"}]}',
+     '{"header": {}, "kvs": 7}', '{"header": {}, "kvs": [{"key": "/w==", "mod_revision": "1"}]}'],
+)  # fmt: skip
+def test_what_is_no_answer_of_an_etcd_is_not_believed(body):
+    """A proxy that answers for it must neither fence an owner nor end the thread that renews."""
+    with pytest.raises(MetadataUnavailable, match="no answer of an etcd"):
+        etcd_with((200, body))[0].get("k")
+    with pytest.raises(MetadataUnavailable, match="no answer of an etcd"):
+        etcd_with((200, body.replace('"header": {}', '"header": {"revision": "x"}')))[0].commit({"k": b"v"})
 
 
 @pytest.mark.parametrize(
@@ -182,3 +195,11 @@ def test_the_end_of_a_prefix():
     assert end_of_prefix(b"a/") == b"a0"
     assert end_of_prefix(b"a\xff") == b"b"
     assert end_of_prefix(b"\xff\xff") == end_of_prefix(b"") == b""
+
+
+@pytest.mark.parametrize("url", ["postgres://u:passw0rd@h/db", "etcd://u:passw0rd@h:1", "etcd://h:1?token=passw0rd"])
+def test_a_url_that_is_refused_is_not_repeated(url):
+    """Somebody may have written a password into it."""
+    with pytest.raises(SettingsInvalid) as raised:
+        open_metadata(url)
+    assert "passw0rd" not in str(raised.value)

@@ -20,6 +20,7 @@ from quiver.objects.remote import connect
 from quiver.primitives.real_files import REAL_FILES
 from quiver.testing.clock import ManualClock
 from quiver.testing.faultobjects import FaultObjects
+from quiver.topics import TopicSettings, TopicStore
 from s3_server import S3Server
 
 SECRET = "a-very-secret-key"
@@ -264,3 +265,58 @@ def test_a_read_only_opening_writes_nothing(tmp_path):
 def test_errors_are_of_one_tree():
     """A caller that retries what may pass needs one name."""
     assert issubclass(ObjectsUnavailable, QuiverError)
+
+
+@pytest.mark.parametrize("endpoint", ["http://user:${PART}@127.0.0.1:9", "http://127.0.0.1:9/${PART}"])
+def test_whatever_came_from_the_environment_is_a_secret(tmp_path, endpoint):
+    """In the broker's file, too, and in whichever option."""
+    options = {"endpoint": endpoint, "access_key": "${PART}", "secret_key": "${PART}", "timeout_s": 1}
+    settings = TopicSettings.from_mapping(
+        {"storage": {"cloud": {"backend": "s3", "root": "s3://b", "options": options}}}, {"PART": SECRET}
+    )
+    assert settings.cloud is not None
+    assert SECRET not in repr(dict(settings.cloud.options))
+    with pytest.raises((ObjectsUnavailable, SettingsInvalid)) as raised:
+        TopicStore.open(tmp_path, settings=settings, background=False, clock=ManualClock())
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", [f"file://user:{SECRET}@host/x", f"s3://key:{SECRET}@bucket/x"])
+def test_a_refused_root_is_not_repeated(url):
+    with pytest.raises(SettingsInvalid) as raised:
+        ObjectLocation.from_url(url)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["minio", "minio:9000", "http://h ost:1", "http://{x}", "http://[::1", "http://h:99999", "", "http://"]
+)
+def test_an_endpoint_that_is_no_url_is_refused(endpoint):
+    """The client library panics at one, with the first request, and no handler of errors sees it."""
+    with pytest.raises(SettingsInvalid, match="'endpoint' is a URL"):
+        ObjectLocation.from_url("s3://bucket", {"endpoint": endpoint})
+    assert ObjectLocation.from_url("s3://bucket", {"endpoint": "http://[::1]:9000/a"}).options
+
+
+@pytest.mark.parametrize("key", ["access_key", "secret_key", "session_token", "region"])
+def test_a_line_break_behind_a_secret_is_named(key):
+    """Files of secrets end with one, and the client library panics at it, too."""
+    with pytest.raises(SettingsInvalid, match=f"'{key}' has a line break"):
+        ObjectLocation.from_url("s3://bucket", {key: f"{SECRET}\n"})
+
+
+@pytest.mark.parametrize("url", ["s3://b ü/p", "s3://b:99999", "gs://b%2f/x"])
+def test_a_bucket_of_other_letters_is_refused(url):
+    with pytest.raises(SettingsInvalid, match="a bucket is called"):
+        ObjectLocation.from_url(url)
+
+
+def test_what_looks_like_a_placeholder_in_a_secret_is_none():
+    """It was looked up once."""
+    settings = TopicSettings.from_mapping(
+        {"cloud": {"backend": "s3", "root": "s3://b", "options": {"secret_key": "${PART}"}}}, {"PART": "a${b}c"}
+    )
+    assert settings.cloud is not None
+    found = ObjectLocation.from_mapping({"backend": "s3", "root": "s3://b", "options": settings.cloud.options})
+    assert found.options["secret_access_key"] == "a${b}c"
+    assert found.secrets == {"a${b}c"}

@@ -17,13 +17,19 @@ from quiver.primitives.scan import Frame
 from quiver.topics.format.checkpoint import TRAILER_MAGIC
 from quiver.topics.format.frame import decode_frame
 from quiver.topics.format.message import decode_message
+from quiver.topics.format.sink_batch import decode_commit, encode_commit
 from quiver.topics.format.subscription import decode_subscription
 
 PAGES = Path(__file__).parents[2] / "docs" / "formats"
-KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription"]
+KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription", "topic-sink"]
 CODES = {"u32": "I", "u64": "Q"}
-STRUCTS = {"topic-wal": ["FRAME_HEADER"], "topic-checkpoint": ["CHECKPOINT_TRAILER"], "topic-subscription": []}
-LIMITS = {"topic-wal": 2, "topic-checkpoint": 1, "topic-subscription": 1}
+STRUCTS = {
+    "topic-wal": ["FRAME_HEADER"],
+    "topic-checkpoint": ["CHECKPOINT_TRAILER"],
+    "topic-subscription": [],
+    "topic-sink": ["PART_HEADER"],
+}
+LIMITS = {"topic-wal": 2, "topic-checkpoint": 1, "topic-subscription": 1, "topic-sink": 1}
 
 
 def page_of(kind: str) -> str:
@@ -97,3 +103,11 @@ def test_the_index_has_them():
     """And says which code each is."""
     index = page_of("README")
     assert all(f"({kind}.md)" in index for kind in KINDS)
+
+
+def test_the_commit_example():
+    """The text is what the code writes."""
+    (text,) = re.findall(r"^```text\n(.*?)```", page_of("topic-sink"), re.MULTILINE | re.DOTALL)
+    assert isinstance(answer := decode_commit(text.encode()), Frame)
+    assert encode_commit(answer.value) == text.encode()
+    assert answer.value.parts[0].messages == 2

@@ -271,7 +271,7 @@ class Objects:
         self.attached: list[str] = []
         self.refusing = False
 
-    def next_offset_min(self, topic: str) -> int:
+    def next_offset_min(self, topic: str, directory: str | None) -> int:
         return max((end for _, end in self.ranges), default=0)
 
     def attach(self, topic: str, wal: Any, confirmed: Any) -> None:

@@ -18,6 +18,7 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultmetadata import FaultMetadata
 from quiver.testing.faultobjects import FaultObjects
+from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.format.names import objects_prefix
 from quiver.topics.log import TopicLog
 from quiver.topics.object_tier import ObjectColdTier
@@ -129,6 +130,12 @@ def read(log: TopicLog, start: int = 0) -> list[bytes]:
 def expected(count: int, start: int = 0) -> list[bytes]:
     """What `read` must return."""
     return [payload(number) for number in range(start, count)]
+
+
+def holes(catalogue: ObjectCatalogue, behind: int) -> list[tuple[int, int]]:
+    """Ranges below *behind* that no object has."""
+    edges = [(0, 0), *((one.start_offset, one.end_offset + 1) for one in catalogue.descriptors()), (behind, behind)]
+    return [(before[1], after[0]) for before, after in itertools.pairwise(edges) if before[1] < after[0]]
 
 
 def check_tidy(rig: Rig) -> None:

@@ -213,5 +213,3 @@ def test_metadata_of_many_objects_is_read_in_pages(monkeypatch):
 
     assert [one.start_offset for one in catalogue.descriptors()] == list(range(110))
     assert metadata.calls["range"] == 3
-    assert catalogue.is_covered(0, 110) is None
-    assert catalogue.is_covered(0, 111) == (110, 111)

@@ -5,7 +5,7 @@ The catalogue made anew from the objects alone.
 from __future__ import annotations
 
 import pytest
-from cold_rig import PREFIX, TOPIC, Rig, append, expected, read, settings
+from cold_rig import PREFIX, TOPIC, Rig, append, expected, holes, read, settings
 
 from quiver.errors import Damaged
 from quiver.metadata import acquire
@@ -64,7 +64,7 @@ def test_leftovers_and_strangers_are_left_out():
     assert sorted(report.left_out) == sorted(
         PREFIX + name for name in ("data-40-pending.dnb1", "README", first.object_id, second.object_id)
     )
-    assert catalogue.is_covered(0, 40) is None
+    assert holes(catalogue, 40) == []
 
 
 def test_what_the_catalogue_said_wrongly_is_corrected():

@@ -6,10 +6,9 @@ The gateway writes 64-bit numbers as texts, keys and values in base64, and leave
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from quiver.errors import AccessRefused, MetadataUnavailable, StoreClosed
 from quiver.metadata.port import Entry, check_commit, check_limit, end_of_prefix
@@ -18,9 +17,25 @@ __all__ = ["EtcdMetadata"]
 
 _ANSWER_CHARS_MAX = 200
 
+T = TypeVar("T")
+
 
 def _encoded(key: str | bytes) -> str:
     return b64encode(key.encode() if isinstance(key, str) else key).decode("ascii")
+
+
+def _entries(answer: Any) -> list[Entry]:
+    if "header" not in answer:
+        raise KeyError("header")  # every etcd sends one; without it, no entries would mean that there are none
+    return [
+        Entry(b64decode(one["key"]).decode(), b64decode(one.get("value", "")), int(one["mod_revision"]))
+        for one in answer.get("kvs", [])
+    ]
+
+
+def _revision(answer: Any) -> int | None:
+    revision = int(answer["header"]["revision"])
+    return revision if answer.get("succeeded") else None
 
 
 class EtcdMetadata:
@@ -42,7 +57,7 @@ class EtcdMetadata:
     def __repr__(self) -> str:
         return f"EtcdMetadata({', '.join(self._endpoints)})"
 
-    def _call(self, path: str, request: Mapping[str, object]) -> Any:
+    def _call(self, path: str, request: Mapping[str, object], read: Callable[[Any], T]) -> T:
         if self._client is None:
             raise StoreClosed(f"metadata {self!r} is closed")
         problem = "no endpoint"
@@ -60,16 +75,18 @@ class EtcdMetadata:
                 continue
             self._first = number
             try:
-                return answer.json()
-            except json.JSONDecodeError as error:
-                raise MetadataUnavailable(f"metadata {self._endpoints[number]}: no JSON: {error}") from error
+                return read(answer.json())
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                # Something that is no etcd answers there, as a proxy does.
+                reason = f"no answer of an etcd: {type(error).__name__}: {error}"
+                raise MetadataUnavailable(f"metadata {self._endpoints[number]}: {reason}") from error
         raise MetadataUnavailable(f"metadata {problem}")
 
     def get(self, key: str) -> Entry | None:
         """
         Return the entry *key*, or None.
         """
-        found = self._entries(self._call("kv/range", {"key": _encoded(key)}))
+        found = self._call("kv/range", {"key": _encoded(key)}, _entries)
         return found[0] if found else None
 
     def range(self, prefix: str, *, start: str = "", limit: int = 1000) -> list[Entry]:
@@ -83,14 +100,7 @@ class EtcdMetadata:
             return []
         # A NUL byte stands for "from the beginning" as a key, and for "to the end" as an end.
         request = {"key": _encoded(first or b"\0"), "range_end": _encoded(end or b"\0"), "limit": limit}
-        return self._entries(self._call("kv/range", request))
-
-    @staticmethod
-    def _entries(answer: Any) -> list[Entry]:
-        return [
-            Entry(b64decode(one["key"]).decode(), b64decode(one.get("value", "")), int(one["mod_revision"]))
-            for one in answer.get("kvs", [])
-        ]
+        return self._call("kv/range", request, _entries)
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
         """
@@ -110,8 +120,7 @@ class EtcdMetadata:
             ],
             "success": operations,
         }
-        answer = self._call("kv/txn", request)
-        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+        return self._call("kv/txn", request, _revision)
 
     def close(self) -> None:
         """

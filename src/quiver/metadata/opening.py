@@ -32,7 +32,7 @@ def open_metadata(url: str) -> MetadataStore:
     if scheme in {"etcd", "etcds", "http", "https"} and rest:
         web = "https" if scheme in {"etcds", "https"} else "http"
         hosts = [host for host in rest.rstrip("/").split(",") if host]
-        if not hosts or any("/" in host or "@" in host for host in hosts):
+        if not hosts or any(mark in host for mark in "/@?#" for host in hosts):
             raise SettingsInvalid(f"metadata: write hosts and ports, as {_SCHEMES[0]}, without paths or passwords")
         return EtcdMetadata([f"{web}://{host}" for host in hosts])
     if scheme == "sqlite" and rest:
@@ -40,4 +40,4 @@ def open_metadata(url: str) -> MetadataStore:
         return SqliteMetadata(path)
     if scheme == "memory":
         return MemoryMetadata()
-    raise SettingsInvalid(f"metadata: {url!r} is none of {', '.join(_SCHEMES)}")
+    raise SettingsInvalid(f"metadata: a URL of {scheme!r} is none of {', '.join(_SCHEMES)}")

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from quiver.errors import SettingsInvalid
 
-__all__ = ["MASK", "Backend", "ObjectLocation", "masked"]
+__all__ = ["MASK", "Backend", "ObjectLocation", "Secret", "masked"]
 
 MASK = "***"
 
@@ -79,9 +79,23 @@ _SECRETS = frozenset({
 })  # fmt: skip
 _FLAGS = frozenset({"skip_signature", "virtual_hosted_style_request", "request_payer", "use_emulator"})
 _DURATIONS = frozenset({"timeout_s", "connect_timeout_s"})
+_URLS = frozenset({"endpoint", "base_url"})
+_BUCKET = re.compile(r"[A-Za-z0-9._-]+")
+_URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_CHARS_MIN = 4
 """What is shorter is no secret, and taking it out of messages would make them unreadable."""
+
+
+class Secret(str):
+    """
+    A text that came from an environment: an option that is one appears in no error.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"'{MASK}'"
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
@@ -93,6 +107,7 @@ def masked(text: str, secrets: Iterable[str]) -> str:
             text = text.replace(secret, MASK)
     # A key that cannot be parsed is shown by its parser, byte by byte.
     text = re.sub(r"\[\d+(?:, ?\d+){3,}(?:, ?)?\]?", f"[{MASK}]", text)
+    text = re.sub(r"(https?://)[^/\s@]+@", rf"\1{MASK}@", text)
     return re.sub(r"(https?://[^\s?]+)\?\S+", rf"\1?{MASK}", text)
 
 
@@ -190,8 +205,8 @@ def _hint(key: str, known: Iterable[str]) -> str:
 
 
 def _substitute(key: str, given: object, environment: Mapping[str, str]) -> tuple[object, bool]:
-    if not isinstance(given, str):
-        return given, False
+    if not isinstance(given, str) or isinstance(given, Secret):
+        return given, isinstance(given, Secret)
     missing = [name for name in _PLACEHOLDER.findall(given) if name not in environment]
     if missing:
         raise SettingsInvalid(f"objects: option {key!r} names ${{{missing[0]}}}, which is not set")
@@ -212,7 +227,26 @@ def _typed(key: str, name: str, value: object) -> object:
         if not 0 < seconds < float("inf"):
             raise SettingsInvalid(f"objects: option {key!r} is a number of seconds")
         return seconds
-    return str(value)
+    text = str(value)
+    if name in _URLS and not _is_web_url(text):
+        raise SettingsInvalid(f"objects: option {key!r} is a URL, as https://host:9000")
+    if name != "service_account_key" and not text.isprintable():
+        raise SettingsInvalid(f"objects: option {key!r} has a line break in it, or something else that nobody sees")
+    return text
+
+
+def _is_web_url(text: str) -> bool:
+    # The client library does not survive others.
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and parts.port != 0
+            and _URL.fullmatch(text) is not None
+        )
+    except ValueError:
+        return False
 
 
 def _directory_of(root: str) -> str:
@@ -221,7 +255,7 @@ def _directory_of(root: str) -> str:
     else:
         parts = urlsplit(root)
         if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
-            raise SettingsInvalid(f"objects: {root!r} is no directory of this machine; write file:///path")
+            raise SettingsInvalid("objects: the root of fs is a directory of this machine; write file:///path")
         path = unquote(parts.path)
     if not path.rstrip("/"):
         raise SettingsInvalid(f"objects: {root!r} names no directory")
@@ -234,4 +268,6 @@ def _bucket_of(backend: Backend, root: str) -> tuple[str, str]:
         raise SettingsInvalid(f"objects: the root of {backend} names a bucket, as s3://bucket/prefix does")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise SettingsInvalid("objects: credentials and parameters are options, not parts of the root")
+    if _BUCKET.fullmatch(parts.netloc) is None:
+        raise SettingsInvalid("objects: a bucket is called by letters, digits, dots, hyphens and underscores")
     return parts.netloc, parts.path.strip("/")

@@ -27,8 +27,10 @@ file                 what it holds
 `uploader.py`        log → objects, step by step; `object_source.py` and `object_blocks.py` make their bytes
 `catalogue.py`       what is in the object store; `catalogue_rebuild.py` finds it out from the objects
 `tiered_reader.py`   objects read from any offset
+`replaced.py`        local files whose messages another owner's have replaced
 `deleter.py`         which files and objects go
 `cursor_mirror.py`   subscriptions, told to the metadata store
+`adoption.py`        what Spark sinks committed, appended by the owner
 `dispatch/`          subscriptions: who gets which message
 ===================  =============================================================================
 """

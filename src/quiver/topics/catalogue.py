@@ -172,19 +172,6 @@ class ObjectCatalogue:
             return known.descriptors[at]
         return known.descriptors[at + 1] if at + 1 < len(known.descriptors) else None
 
-    def is_covered(self, first_offset: int, next_offset: int) -> tuple[int, int] | None:
-        """
-        Return None when objects hold every offset from *first_offset* to below *next_offset*; or the first hole.
-        """
-        while first_offset < next_offset:
-            found = self.at_or_after(first_offset)
-            if found is None:
-                return first_offset, next_offset
-            if found.start_offset > first_offset:
-                return first_offset, min(found.start_offset, next_offset)
-            first_offset = found.end_offset + 1
-        return None
-
     def publish(self, descriptor: ObjectDescriptor) -> None:
         """
         Make *descriptor* and the pointer to it known, durably and both at once.

@@ -13,7 +13,7 @@ from quiver.primitives.findings import Finding
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.names import ACTIVE_FILE, QUARANTINE_DIR
 from quiver.topics.format.subscription import SavedSubscription
-from quiver.topics.recovery import LocalFile, load_checkpoint, local_files
+from quiver.topics.recovery import LocalFile, base_name_of, load_checkpoint, local_files
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good
 
 __all__ = ["CheckedFile", "CheckedTopic", "check_topic_directory", "saved_subscriptions"]
@@ -78,9 +78,9 @@ class CheckedTopic:
         }
 
 
-def check_topic_directory(files: FileSystem, directory: str, *, file_name: str = ACTIVE_FILE) -> CheckedTopic:
+def check_topic_directory(files: FileSystem, directory: str) -> CheckedTopic:
     """
-    Read everything in a topic's directory.
+    Read everything in a topic's directory, whatever its files are called.
 
     Raises:
         OSError: it cannot be read.
@@ -90,6 +90,7 @@ def check_topic_directory(files: FileSystem, directory: str, *, file_name: str =
     if isinstance(checkpoint, Damaged):
         findings.append(Finding(checkpoint.path, checkpoint.offset, "damaged", checkpoint.reason))
         checkpoint = None
+    file_name = (None if checkpoint is None else base_name_of(checkpoint)) or ACTIVE_FILE
     found = local_files(files, directory, file_name=file_name, checkpoint=checkpoint)
     checked: list[CheckedFile] = []
     for at, file in enumerate(found):
@@ -163,4 +164,7 @@ def _kept_aside(files: FileSystem, directory: str) -> list[Finding]:
         names = files.list_dir(path)
     except FileNotFoundError:
         return []
-    return [Finding(f"{path}/{name}", 0, "quarantined", "damaged bytes, kept") for name in names]
+    return [
+        Finding(f"{path}/{name}", 0, "quarantined", "kept aside: damaged, or replaced by another owner")
+        for name in names
+    ]

@@ -74,12 +74,15 @@ class ColdTier(Protocol):
     The tier of all topics of one `TopicStore`. Thread-safe. Its own work runs in its own thread, or in `maintain`.
     """
 
-    def next_offset_min(self, topic: str) -> int:
+    def next_offset_min(self, topic: str, directory: str | None) -> int:
         """
         Take ownership of *topic*, before its files are opened; return the lowest offset that nobody gave out yet.
 
+        Files in *directory* whose messages another owner's have replaced are out of the way on return.
+
         Raises:
             DirectoryInUse: another process owns the topic.
+            RetryLater: nobody can say now who owns it, or what was replaced.
         """
 
     def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:

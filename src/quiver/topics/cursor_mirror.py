@@ -9,6 +9,7 @@ delivered again, which at least once allows, and nothing is passed over.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from quiver.errors import Damaged
 from quiver.metadata.port import Entry, MetadataStore
@@ -64,7 +65,8 @@ class CursorMirror:
             answer = decode_progress(entry.value)
             if not isinstance(answer, Frame):
                 raise Damaged(entry.key, 0, getattr(answer, "reason", "cut short"))
-            found[name] = answer.value
+            owner, saved = answer.value
+            found[name] = owner, replace(saved, name=name)
         return found
 
     def next_offset_min(self) -> int:

@@ -49,7 +49,10 @@ class SealedFiles:
         """
         Undo `hold`. Again is fine.
         """
-        self._held.get(path, weakref.WeakSet()).discard(owner)
+        held = self._held.get(path, weakref.WeakSet())
+        held.discard(owner)
+        if not held:
+            self._held.pop(path, None)
 
     def take_below(self, offset: int) -> tuple[WalFile, ...]:
         """

@@ -28,6 +28,10 @@ __all__ = ["Start", "TopicLog"]
 Start = int | datetime | Literal["earliest", "latest"]
 
 _LATENCY_EVERY = 128
+_TIME_NS_MAX = (1 << 63) - 1
+"""The year 2262: what reads messages keeps their times in 64 bits."""
+
+_PAIR = 2
 _NS_PER_S = 1_000_000_000
 
 
@@ -112,12 +116,12 @@ class TopicLog:
             raise self._too_large(len(payload))
         now_ns = self._now_ns()
         tail = self._plain if attributes is None and key is None else self._tail(attributes, key)
-        time_ms = (now_ns if publish_time_ns is None else publish_time_ns) // NS_PER_MS
+        time_ms = now_ns // NS_PER_MS if publish_time_ns is None else self._time_ms(publish_time_ns)
         offset = self._write(payload, time_ms, tail)
         if durable or self._syncs_each:
             self.wal.sync()
         if not offset % _LATENCY_EVERY:
-            took_s = (self._clock.now_ns() - now_ns) / _NS_PER_S
+            took_s = max(0, self._clock.now_ns() - now_ns) / _NS_PER_S  # the clock may be set back
             self._observer.record("danube_wal_append_latency_seconds", took_s, topic=self.topic)
         return offset
 
@@ -138,6 +142,8 @@ class TopicLog:
         for one in messages:
             payload, tail = one, plain
             if isinstance(one, tuple):
+                if len(one) != _PAIR:
+                    raise WrongUse(f"{self.topic}: a message is a payload, or a payload and its attributes")
                 payload, tail = one[0], self._tail(one[1], None)
             data = payload if type(payload) is bytes else _as_bytes(payload)
             if len(data) > largest:
@@ -149,6 +155,8 @@ class TopicLog:
         return range(first, first + len(batch))
 
     def _tail(self, attributes: Mapping[str, str] | None, key: str | None) -> bytes:
+        if attributes is not None and not isinstance(attributes, Mapping):
+            raise WrongUse(f"attributes of {self.topic} are texts by name, not {type(attributes).__name__}")
         merged = dict(attributes or {})
         if key is not None:
             merged[KEY_ATTRIBUTE] = key
@@ -161,6 +169,11 @@ class TopicLog:
         if len(tail) > MESSAGE_OVERHEAD_BYTES // 2:
             raise WrongUse(f"attributes of {self.topic} take {len(tail)} bytes; at most {MESSAGE_OVERHEAD_BYTES // 2}")
         return tail
+
+    def _time_ms(self, publish_time_ns: int) -> int:
+        if not isinstance(publish_time_ns, int) or not 0 <= publish_time_ns <= _TIME_NS_MAX:
+            raise WrongUse(f"{self.topic}: a publish time is nanoseconds since 1970, not {publish_time_ns!r}")
+        return publish_time_ns // NS_PER_MS
 
     def _too_large(self, size: int) -> WrongUse:
         return WrongUse(f"{self.topic}: {size} bytes are more than wal.max_message_size")
@@ -227,13 +240,17 @@ class TopicLog:
             observer=self._observer, offset=offset, stop=stop, on_lost=on_lost,
         )  # fmt: skip
 
-    def resolve(self, start: Start) -> int:
+    def resolve(self, start: Start, *, kept: bool = False) -> int:
         """
-        Return the offset that *start* means now.
+        Return the offset that *start* means now; one still to come only where it is not *kept*.
 
         Raises:
             WrongUse: no such start.
         """
+        # 1. A subscription is kept at an offset far ahead. 2. The topic is opened again: what is kept counts as given
+        # out. 3. The topic goes on there, and readers miss everything in between.
+        if kept and isinstance(start, int) and start > self.wal.next_offset:
+            raise WrongUse(f"{self.topic} has nothing at {start} yet: a subscription starts at its end at most")
         if start == "latest":
             return self.wal.next_offset
         if start == "earliest":

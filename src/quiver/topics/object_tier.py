@@ -28,9 +28,10 @@ from quiver.topics.cursor_mirror import CursorMirror
 from quiver.topics.deleter import Deleter
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.descriptor import SealedState, owner_key
+from quiver.topics.replaced import set_replaced_aside
 from quiver.topics.settings import TopicSettings
 from quiver.topics.tiered_reader import ObjectReader
-from quiver.topics.uploader import Uploader
+from quiver.topics.uploader import Uploader, uploaded_from
 from quiver.topics.wal import Wal
 
 __all__ = ["ObjectColdTier"]
@@ -108,13 +109,16 @@ class ObjectColdTier:
 
     # ── what topics ask ──────────────────────────────────────────────────────────────────────────────────
 
-    def next_offset_min(self, topic: str) -> int:
+    def next_offset_min(self, topic: str, directory: str | None) -> int:
         """
         Take ownership of *topic*; return the lowest offset that nobody gave out yet, as far as anybody knows.
+
+        Files in *directory* whose messages another owner's have replaced are out of the way on return.
 
         Raises:
             DirectoryInUse: another process owns the topic.
             MetadataUnavailable: nobody can say who owns it.
+            ObjectsUnavailable: nobody can say what was replaced.
             Damaged: a record of it is not one.
         """
         root = self._settings.metadata.namespace + self._settings.uploader.root_prefix
@@ -134,6 +138,12 @@ class ObjectColdTier:
         owned = _Owned(topic, ownership, catalogue, cursors, self._clock.monotonic() + ownership.renew_every_s)
         try:
             next_offset = max(catalogue.next_offset_min(), cursors.next_offset_min())
+            if directory is not None:
+                set_replaced_aside(
+                    self._files, directory, ObjectReader(self._objects, catalogue, observer=self._observer),
+                    start=uploaded_from(self._files, directory), end=catalogue.next_offset,
+                    file_name=self._settings.wal.file_name, observer=self._observer,
+                )  # fmt: skip
         except Damaged:
             ownership.release()  # whoever repairs it must not wait for us
             raise

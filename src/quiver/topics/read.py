@@ -16,7 +16,7 @@ from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import Message, MessageCodec
 from quiver.topics.format.names import ACTIVE_FILE, check_topic
 from quiver.topics.reader import OnLost
-from quiver.topics.recovery import LocalFile, load_checkpoint, local_files
+from quiver.topics.recovery import LocalFile, base_name_of, load_checkpoint, local_files
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good
 
 __all__ = ["TopicFiles"]
@@ -51,7 +51,8 @@ class TopicFiles:
         checkpoint = load_checkpoint(self._files, self.directory)
         known = None if isinstance(checkpoint, Damaged) else checkpoint
         try:
-            found = local_files(self._files, self.directory, file_name=self._file_name, checkpoint=known)
+            name = (None if known is None else base_name_of(known)) or self._file_name
+            found = local_files(self._files, self.directory, file_name=name, checkpoint=known)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise WrongUse(f"{self.directory} holds no topic") from error
         return [one for one in found if one.first_offset is not None]

@@ -15,6 +15,7 @@ for a reader.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Awaitable, Generator, Iterator
 from types import TracebackType
@@ -78,6 +79,9 @@ class TopicReader:
         self._scanner: FrameScanner | None = None
         self._span: Span | None = None
         self._closed = False
+        # ``async for`` fetches in a thread, which goes on when its task is cancelled: the next task must not fetch the
+        # same once more.
+        self._fetching = threading.Lock()
         self.lost: list[tuple[int, int]] = []
         """Ranges that were passed over: the first offset that is lost, and the next one that is not."""
 
@@ -131,8 +135,12 @@ class TopicReader:
         """
         Return the next message when it is in memory already, else None.
         """
-        if not self._buffer and self._scanner is None:
-            self._fetch_cached()
+        if not self._buffer and self._fetching.acquire(blocking=False):
+            try:
+                if self._scanner is None:
+                    self._fetch_cached()
+            finally:
+                self._fetching.release()
         return self._buffer.popleft() if self._buffer else None
 
     def fetch(self) -> bool:
@@ -142,7 +150,8 @@ class TopicReader:
         Raises:
             DataLoss: messages are lost; the next call goes on behind them.
         """
-        return bool(self._buffer) or self._fetch()
+        with self._fetching:
+            return bool(self._buffer) or self._fetch()
 
     def is_over(self) -> bool:
         """

@@ -23,7 +23,7 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from quiver.errors import Damaged
+from quiver.errors import Damaged, SettingsInvalid
 from quiver.observe import Observer
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.copying import keep_damaged
@@ -36,7 +36,7 @@ from quiver.topics.format.salvage import offset_within
 from quiver.topics.wal import Recovered
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost, WalFile, keep_aside
 
-__all__ = ["LocalFile", "in_ranges", "load_checkpoint", "local_files", "recover"]
+__all__ = ["LocalFile", "base_name_of", "in_ranges", "load_checkpoint", "local_files", "recover"]
 
 _REWRITE_BYTES = 4 * 1024 * 1024
 
@@ -61,6 +61,7 @@ def recover(
     Bring a topic's directory into order and say where to go on. *next_offset_min* is what others know to be given out.
 
     Raises:
+        SettingsInvalid: there are files of another name.
         OSError: the disk failed; nothing that was there is lost.
     """
     files.make_dirs(directory)
@@ -68,11 +69,15 @@ def recover(
     with contextlib.suppress(FileNotFoundError):
         files.remove(f"{directory}/{WAL_CHECKPOINT}{TEMPORARY_SUFFIX}")
     checkpoint = _checkpoint_or_none(files, directory, observer)
+    if checkpoint is not None and (called := base_name_of(checkpoint)) not in {file_name, None}:
+        # Under another name the topic would begin anew, beside what it has.
+        raise SettingsInvalid(f"the files in {directory} are called {called}, and wal.file_name is {file_name}")
     found = local_files(files, directory, file_name=file_name, checkpoint=checkpoint)
     synced = checkpoint.last_offset if checkpoint is not None else -1
     floor = max(next_offset_min, synced + 1)
     at = max((index for index, one in enumerate(found) if one.first_offset is not None), default=-1)
-    seq = max(found[-1].seq if found else -1, checkpoint.file_seq if checkpoint is not None else -1) + 1
+    highest = max((one.seq for one in found), default=-1)
+    seq = max(highest, checkpoint.file_seq if checkpoint is not None else -1) + 1
     spare = found[at + 1 :]
     if at < 0:
         spare = _emptied(files, spare, was_synced=synced >= 0, observer=observer)
@@ -84,11 +89,20 @@ def recover(
         below = [one.path for one in whole[:-1] if one.next_offset <= checkpoint.start_offset]
         remove_durably(files, below)
         whole = whole[len(below) :]
-    if spare or max(next_offset, floor) > next_offset:
-        # A file behind it, or a gap: it takes nothing more.
+    if spare or max(next_offset, floor) > next_offset or whole[-1].seq < highest:
+        # A file behind it, a gap, or a number that is not the last: it takes nothing more.
         return _go_on(files, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
     active = files.open_write(whole[-1].path)
     return Recovered(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
+
+
+def base_name_of(checkpoint: WalCheckpoint) -> str | None:
+    """
+    Return what `wal.file_name` was when *checkpoint* was written; None when it does not say.
+    """
+    name = checkpoint.file_path.rpartition("/")[2]
+    base = name.replace(f".{checkpoint.file_seq}.", ".", 1)
+    return base if base and wal_file_name(checkpoint.file_seq, base) == name else None
 
 
 def in_ranges(found: list[LocalFile], *, next_offset: int, newest_bytes: int) -> list[WalFile]:
@@ -128,7 +142,7 @@ def local_files(
     files: FileSystem, directory: str, *, file_name: str, checkpoint: WalCheckpoint | None
 ) -> list[LocalFile]:
     """
-    Return the log files of a directory, oldest first. Of a sound one only the first frame is read.
+    Return the log files of a directory, oldest message first. Of a sound one only the first frame is read.
     """
     numbers = sorted(
         seq for name in files.list_dir(directory) if (seq := parse_wal_file_name(name, file_name)) is not None
@@ -144,7 +158,13 @@ def local_files(
         first = _first_offset(files, path, stat.size_bytes, known=known.get(seq), above=above)
         found.append(LocalFile(path, seq, stat.size_bytes, stat.modified_ns, first))
         above = above if first is None else first + 1
-    return found
+    # A file that somebody renamed or copied is where its messages belong, whatever its number says.
+    in_order = iter(
+        sorted(
+            (one for one in found if one.first_offset is not None), key=lambda one: (one.first_offset, one.size_bytes)
+        )
+    )
+    return [one if one.first_offset is None else next(in_order) for one in found]
 
 
 def _first_offset(files: FileSystem, path: str, size: int, *, known: int | None, above: int) -> int | None:

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from quiver.errors import SettingsInvalid, WrongUse
+from quiver.objects.location import Secret
 from quiver.settings import parse_size_bytes
 from quiver.topics.format.frame import FRAME_PAYLOAD_BYTES_MAX
 from quiver.topics.format.names import ACTIVE_FILE, check_file_name
@@ -43,6 +45,9 @@ __all__ = [
 ]
 
 MIB = 1024 * 1024
+
+UNACKED_MESSAGES_MAX = 100_000
+"""What a subscription keeps on disk grows with them, and may not outgrow what is read back."""
 
 CloudBackend = Literal["fs", "memory", "s3", "gcs", "azblob"]
 ObjectCompression = Literal["none", "zstd", "lz4"]
@@ -222,7 +227,9 @@ class SubscriptionSettings:
         _at_least(1, "subscriptions", self, "progress_min_offset_delta", "max_unacked_messages")
         _at_least(0, "subscriptions", self, "progress_flush_interval_seconds", "redelivery_delay_seconds")
         _at_least(0, "subscriptions", self, "max_redelivery_count")
-        if self.ack_timeout_seconds is not None and self.ack_timeout_seconds <= 0:
+        if self.max_unacked_messages > UNACKED_MESSAGES_MAX:
+            raise SettingsInvalid(f"subscriptions.max_unacked_messages must be at most {UNACKED_MESSAGES_MAX}")
+        if self.ack_timeout_seconds is not None and not 0 < self.ack_timeout_seconds < math.inf:
             raise SettingsInvalid("subscriptions.ack_timeout_seconds must be positive")
 
 
@@ -322,14 +329,15 @@ def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
     missing = [name for name in _PLACEHOLDER.findall(value) if name not in environment]
     if missing:
         raise SettingsInvalid(f"{where}: the environment has no {missing[0]}")
-    return _PLACEHOLDER.sub(lambda match: environment[match[1]], value)
+    # It stays a secret, so that no error shows it, whichever option it is for.
+    return Secret(_PLACEHOLDER.sub(lambda match: environment[match[1]], value)) if _PLACEHOLDER.search(value) else value
 
 
 def _at_least(least: int, section: str, settings: object, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        if value is not None and value < least:
-            raise SettingsInvalid(f"{section}.{name} must be at least {least}")
+        if value is not None and not least <= value < math.inf:
+            raise SettingsInvalid(f"{section}.{name} must be at least {least}, and finite")
 
 
 def _one_of(key: str, value: str, known: Any) -> None:

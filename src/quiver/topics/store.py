@@ -12,16 +12,24 @@ from types import TracebackType
 from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import QuiverError, StoreClosed, StoreFailed, WrongUse
+from quiver.errors import Fenced, QuiverError, StoreClosed, StoreFailed, WrongUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.files import FileSystem, Lock
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
+from quiver.topics.adoption import SinkAdoption
 from quiver.topics.cold import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import DeadLetter, Subscription
 from quiver.topics.format.message import Message
-from quiver.topics.format.names import LOCK_NAME, check_subscription, check_topic, parse_wal_file_name
+from quiver.topics.format.names import (
+    DEAD_LETTER_SUFFIX,
+    LOCK_NAME,
+    WAL_CHECKPOINT,
+    check_subscription,
+    check_topic,
+    parse_wal_file_name,
+)
 from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
 from quiver.topics.log import Start, TopicLog
 from quiver.topics.object_opening import open_cold_tier
@@ -30,7 +38,6 @@ from quiver.topics.settings import SubscriptionSettings, TopicSettings
 __all__ = ["TopicStore", "topics_below"]
 
 TICK_S_MAX = 1.0
-DEAD_LETTER_SUFFIX = "-dead-letter"
 CHECKPOINT_SUBSCRIPTION = "_checkpoint"
 """Keeps what `ack_checkpoint` was told."""
 
@@ -70,6 +77,9 @@ class TopicStore:
         self._stopping = False
         self._full: set[str] = set()
         self._thread: threading.Thread | None = None
+        self._adoption = None
+        if root is not None:
+            self._adoption = SinkAdoption(files, root, topic=self.topic, observer=observer)
 
     @classmethod
     def open(
@@ -125,6 +135,7 @@ class TopicStore:
         store = cls(root, settings=chosen, files=files, clock=clock, observer=observer, cold=cold, lock=lock)
         if background:
             store._start()
+        store.adopt()
         return store
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────
@@ -142,18 +153,25 @@ class TopicStore:
             OSError: the disk failed.
         """
         topic = check_topic(name)
-        with self._guard:
-            self._require_open()
-            opening = self._opening.setdefault(topic, threading.Lock())
-        with opening:  # two callers, one log; other topics open meanwhile
+        with self._opening_of(topic):  # two callers, one log; other topics open meanwhile
             log = self._logs.get(topic)
             if log is None:
                 log = self._open_log(topic) if reliable else self._memory_log(topic)
                 with self._guard:
-                    self._logs[topic] = log
+                    closed = self._closed
+                    if not closed:
+                        self._logs[topic] = log
+                if closed:  # meanwhile: another process may have the directory by now
+                    log.close()
+                    self._require_open()
         if reliable is not (log.wal.directory is not None or self.root is None):
             raise WrongUse(f"{topic} is open as a topic that is {'not ' if reliable else ''}reliable")
         return log
+
+    def _opening_of(self, topic: str) -> threading.Lock:
+        with self._guard:
+            self._require_open()
+            return self._opening.setdefault(topic, threading.Lock())
 
     def _memory_log(self, topic: str) -> TopicLog:
         return TopicLog(
@@ -163,7 +181,7 @@ class TopicStore:
     def _open_log(self, topic: str) -> TopicLog:
         cold = self._cold
         directory = self.directory_of(topic)
-        floor = cold.next_offset_min(topic) if cold is not None else 0
+        floor = cold.next_offset_min(topic, directory) if cold is not None else 0
         if directory is not None:
             floor = max(floor, SubscriptionFiles(self._files, directory).highest())
         log = TopicLog(
@@ -210,19 +228,31 @@ class TopicStore:
         Raises:
             WrongUse: no name of a topic.
             StoreFailed: the disk failed; the topic stays loaded.
+            Fenced: another process has taken it over; it is let go of here.
             RetryLater: the tier behind the files cannot finish now; nothing more is taken, and `unload` tries again.
         """
-        log = self.topic(name)
+        log = self._any_topic(name)
         topic = log.topic
-        for one in self._open_subscriptions(topic):
-            one.close()
-        next_offset = log.seal()
-        if self._cold is not None:
-            self._cold.detach(topic, sealed=True)
-        with self._guard:
-            self._logs.pop(topic, None)
-        log.close()
+        with self._opening_of(topic):  # nobody opens it anew before its files are let go
+            for one in self._open_subscriptions(topic):
+                one.close()
+            next_offset = log.seal()
+            try:
+                if self._cold is not None:
+                    self._cold.detach(topic, sealed=True)
+            except Fenced:
+                # Another has it: there is nothing to finish any more. What is only here stays on this disk.
+                if self._cold is not None:
+                    self._cold.detach(topic, sealed=False)
+                self._let_go(log)
+                raise
+            self._let_go(log)
         return next_offset
+
+    def _let_go(self, log: TopicLog) -> None:
+        log.close()
+        with self._guard:
+            self._logs.pop(log.topic, None)
 
     # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,6 +277,8 @@ class TopicStore:
         """
         log = self._any_topic(topic)
         name = check_subscription(subscription)
+        if name == CHECKPOINT_SUBSCRIPTION:
+            raise WrongUse(f"{name} is what ack_checkpoint keeps: call the subscription otherwise")
         with self._subscribing:
             found = self._subscriptions.get((log.topic, name))
             if found is not None and not found.closed:
@@ -256,7 +288,7 @@ class TopicStore:
             keep = self._subscription_files(log)
             saved = keep.load(name) if keep is not None else None
             if saved is None or saved.kind != kind:
-                offset = log.resolve(start) if saved is None else saved.next_offset
+                offset = log.resolve(start, kept=True) if saved is None else saved.next_offset
                 acked = saved.acked if saved is not None else ()
                 saved = SavedSubscription(name, kind, offset, acked)
                 if keep is not None:
@@ -267,7 +299,8 @@ class TopicStore:
                 log, saved, settings=settings or self.settings.subscriptions, keep=keep,
                 dead_letter=self._dead_letter_of(log.topic), clock=self._clock, observer=self._observer,
             )  # fmt: skip
-            self._subscriptions[log.topic, name] = made
+            with self._guard:
+                self._subscriptions[log.topic, name] = made
             return made
 
     def unsubscribe(self, topic: str, subscription: str) -> None:
@@ -280,7 +313,8 @@ class TopicStore:
         log = self._any_topic(topic)
         name = check_subscription(subscription)
         with self._subscribing:
-            found = self._subscriptions.pop((log.topic, name), None)
+            with self._guard:
+                found = self._subscriptions.pop((log.topic, name), None)
             if found is not None:
                 found.close()
             keep = self._subscription_files(log)
@@ -293,7 +327,8 @@ class TopicStore:
         """
         log = self._any_topic(topic)
         keep = self._subscription_files(log)
-        open_now = {name for of, name in self._subscriptions if of == log.topic}
+        with self._guard:
+            open_now = {name for of, name in self._subscriptions if of == log.topic}
         return sorted(open_now | set(keep.names() if keep is not None else ()))
 
     def confirmed_offset(self, topic: str) -> int | None:
@@ -353,9 +388,16 @@ class TopicStore:
         Raises:
             StoreFailed: a topic's disk failed, now or earlier; the others were looked after.
         """
+        self.adopt()
         self._upkeep(within_s=0.0)
         if self._cold is not None:
             self._cold.maintain()
+
+    def adopt(self) -> int:
+        """
+        Append what Spark sinks committed; return how many messages came. What cannot come now waits, and is reported.
+        """
+        return 0 if self._adoption is None else self._adoption.adopt()
 
     def _upkeep(self, *, within_s: float) -> None:
         failed: QuiverError | None = None
@@ -377,7 +419,7 @@ class TopicStore:
             return list(self._logs.values())
 
     def _open_subscriptions(self, topic: str | None = None) -> list[Subscription]:
-        with self._subscribing:
+        with self._guard:  # not where subscriptions are made: that may take as long as reading objects does
             found = list(self._subscriptions.items())
         return [one for (of, _), one in found if not one.closed and topic in {None, of}]
 
@@ -414,6 +456,7 @@ class TopicStore:
             for log in self._open_logs():
                 if log.topic in full:
                     log.unsynced_since_s = 0.0  # due at once
+            self.adopt()
             for one in self._open_now():
                 try:
                     one.upkeep(within_s=tick_s)
@@ -448,6 +491,8 @@ class TopicStore:
             StoreFailed: what was appended to a topic may not be synced; the others are closed well.
             OSError: the progress of a subscription could not be saved.
         """
+        if not self._closed:
+            self.adopt()  # who committed meanwhile saw that somebody is here
         with self._guard:
             if self._closed:
                 return
@@ -507,6 +552,6 @@ def topics_below(files: FileSystem, root: str, *, file_name: str) -> list[str]:
                 inside = files.list_dir(f"{root}/{topic}")
             except (WrongUse, NotADirectoryError):
                 continue
-            if any(parse_wal_file_name(one, file_name) is not None for one in inside):
+            if any(one == WAL_CHECKPOINT or parse_wal_file_name(one, file_name) is not None for one in inside):
                 found.append(topic)
     return sorted(found)

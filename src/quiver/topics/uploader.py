@@ -18,6 +18,7 @@ and is looked up anew where it does not fit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ from quiver.topics.object_source import ObjectSource, SourceRange
 from quiver.topics.settings import UploaderSettings
 from quiver.topics.wal import Span, Wal
 
-__all__ = ["PARTS_PARALLEL", "PART_BYTES", "READ_BYTES", "Uploader"]
+__all__ = ["PARTS_PARALLEL", "PART_BYTES", "READ_BYTES", "Uploader", "uploaded_from"]
 
 PART_BYTES = 8 * 1024 * 1024
 PARTS_PARALLEL = 4
@@ -105,7 +106,7 @@ class Uploader:
         self._is_tidy = False
         self._behind_damage = 0
         self._stopping = False
-        self._hint = self._read_checkpoint()
+        self._hint = _read_checkpoint(files, self._checkpoint_path())
 
     # ── a cycle ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,11 +121,12 @@ class Uploader:
             OSError: the log cannot be read.
         """
         began = self._clock.monotonic()
+        limit = self._wal.synced_offset  # what comes meanwhile is the next cycle's: other topics have their turn
         made = []
         try:
             if not self._is_tidy:
                 self._tidy()
-            while not self._stopping and (wanted := self._next_range()) is not None:
+            while not self._stopping and (wanted := self._next_range(limit)) is not None:
                 uploaded = self._upload(wanted)
                 if uploaded is not None:
                     made.append(uploaded.descriptor)
@@ -162,7 +164,7 @@ class Uploader:
             self._observer.event("danube.uploader.leftovers", topic=self._topic, objects=len(leftover))
         self._is_tidy = True
 
-    def _next_range(self) -> SourceRange | None:
+    def _next_range(self, limit: int) -> SourceRange | None:
         wal = self._wal
         known = self._catalogue.next_offset
         first = max(known, self._behind_damage, wal.start_offset)
@@ -170,7 +172,6 @@ class Uploader:
             self._observer.event(
                 "danube.uploader.gap", level=logging.ERROR, topic=self._topic, first_offset=known, next_offset=first
             )
-        limit = wal.synced_offset
         if first >= limit:
             return None
         span = wal.locate(first)
@@ -179,7 +180,7 @@ class Uploader:
             if local is None or local >= limit or local == first:
                 return None
             self._behind_damage = local
-            return self._next_range()
+            return self._next_range(limit)
         return SourceRange(
             self._nearest(span, first), first, min(limit, span.next_offset), self._settings.max_batch_bytes
         )
@@ -226,11 +227,9 @@ class Uploader:
         name = object_id(wanted.first_offset, source.next_offset - 1, self._settings.compression)
         final = object_key(self._topic, name)
         self._check()
-        try:
-            self._objects.copy(pending, final, if_absent=True)
-        except ObjectExists:
-            # Nobody names it: a crash or a failure left it since we looked.
-            self._objects.delete([final])
+        # What is there already may be this very object: a request can come twice. It may also be a new owner's, of the
+        # same offsets, while we do not know yet that there is one: nothing under a finished name is ever replaced here.
+        with contextlib.suppress(ObjectExists):
             self._objects.copy(pending, final, if_absent=True)
         info = self._verified(final, source)
         descriptor = ObjectDescriptor(
@@ -271,14 +270,6 @@ class Uploader:
 
     # ── the checkpoint ───────────────────────────────────────────────────────────────────────────────────
 
-    def _read_checkpoint(self) -> UploaderCheckpoint | None:
-        try:
-            data = self._files.read_all(self._checkpoint_path(), size_max=CHECKPOINT_BYTES_MAX)
-        except FileNotFoundError:
-            return None
-        answer = decode_uploader_checkpoint(data)
-        return answer.value if isinstance(answer, Frame) else None
-
     def _checkpoint_path(self) -> str:
         return f"{self._wal.directory}/{UPLOADER_CHECKPOINT}"
 
@@ -296,3 +287,23 @@ class Uploader:
         except OSError as error:
             # A hint: without it the next cycle after a restart looks the place up.
             self._observer.event("danube.uploader.checkpoint_failed", level=logging.WARNING, problem=str(error))
+
+
+def uploaded_from(files: FileSystem, directory: str) -> int:
+    """
+    Return the offset below which everything in *directory* was uploaded from there; 0 when nobody knows.
+
+    Raises:
+        OSError: the disk cannot be read.
+    """
+    checkpoint = _read_checkpoint(files, f"{directory}/{UPLOADER_CHECKPOINT}")
+    return 0 if checkpoint is None else checkpoint.last_committed_offset + 1
+
+
+def _read_checkpoint(files: FileSystem, path: str) -> UploaderCheckpoint | None:
+    try:
+        data = files.read_all(path, size_max=CHECKPOINT_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    answer = decode_uploader_checkpoint(data)
+    return answer.value if isinstance(answer, Frame) else None

@@ -77,6 +77,7 @@ class Consumer:
         Raises:
             StoreClosed: consumer, subscription or topic were closed.
             StoreFailed: the topic's disk failed.
+            RetryLater: the object store cannot be reached.
         """
         return self._subscription.receive(self, timeout_s)
 

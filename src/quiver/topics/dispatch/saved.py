@@ -4,6 +4,8 @@ Where subscriptions are kept: a small file each, beside the topic's log, replace
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quiver.errors import Damaged
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.files import FileSystem
@@ -53,7 +55,8 @@ class SubscriptionFiles:
             return None
         answer = decode_subscription(data)
         if isinstance(answer, Frame):
-            return answer.value
+            # A copy under another name is another subscription: it must not write to the first one's file.
+            return replace(answer.value, name=name)
         raise Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
 
     def save(self, saved: SavedSubscription) -> None:

@@ -18,6 +18,7 @@ lock, so nobody asks the log anything while holding the bell.
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quiver.clock import Clock
-from quiver.errors import DirectoryInUse, StoreClosed, WrongUse
+from quiver.errors import DirectoryInUse, QuiverError, StoreClosed, WrongUse
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.topics.dispatch.consumer import Consumer, Delivery
@@ -39,6 +40,8 @@ from quiver.topics.settings import SubscriptionSettings
 __all__ = ["DeadLetter", "Subscription"]
 
 _AHEAD_OF_WINDOW = 16
+_WAIT_S_MAX = 3600.0
+"""Then it looks again: a condition takes no delay of centuries, and a caller may."""
 
 
 class DeadLetter(Protocol):
@@ -176,6 +179,7 @@ class Subscription:
         Raises:
             StoreClosed: consumer, subscription or topic were closed.
             StoreFailed: the topic's disk failed.
+            RetryLater: the object store cannot be reached.
         """
         deadline_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
@@ -189,7 +193,6 @@ class Subscription:
                 delivery = self._next_for(consumer)
                 if delivery is not None:
                     return delivery
-                self._arm()
                 due_s = self._next_due_s()
             now = self._clock.monotonic()
             if deadline_s is not None and now >= deadline_s:
@@ -197,7 +200,7 @@ class Subscription:
             until = min((one for one in (deadline_s, due_s) if one is not None), default=None)
             with self._bell:
                 if self._rung == seen:
-                    self._clock.wait(self._bell, None if until is None else max(0.0, until - now))
+                    self._clock.wait(self._bell, None if until is None else min(max(0.0, until - now), _WAIT_S_MAX))
 
     def _next_for(self, consumer: Consumer) -> Delivery | None:
         if self.kind == "failover" and self._consumers[0] is not consumer:
@@ -250,6 +253,8 @@ class Subscription:
         blocked = {_key_of(message) for _, offset, message in self._later if offset in self._waiting}
         for at, message in enumerate(self._ready):
             if _key_of(message) not in blocked and self._may_have(consumer, message):
+                if len(self._ready) >= self._settings.max_unacked_messages:
+                    self._ring()  # there is room to read ahead again, perhaps for another consumer
                 del self._ready[at]
                 return message
         return None
@@ -263,6 +268,9 @@ class Subscription:
             found = self._reader.poll(window)
             self._note_lost()
             if not found:
+                # Only here is the log waited for: everything else that a consumer may wait for is an answer, and rings.
+                if not self._reader.is_over():
+                    self._arm()
                 return
             self._ready.extend(one for one in found if one.offset not in self._confirmed)
 
@@ -294,7 +302,8 @@ class Subscription:
                 self._confirm(offset)
             elif offset in self._flights:
                 self._refused(offset, delay_s)
-        self._ring()
+            self._ring()  # before anything can fail: there is room for others now
+            self._save_if_due()
 
     def _confirm(self, offset: int) -> None:
         self._land(offset)
@@ -303,19 +312,28 @@ class Subscription:
         self._confirmed.ack(offset)
         if self._unsaved_since_s is None:
             self._unsaved_since_s = self._clock.monotonic()
-        if self._confirmed.next_offset - self._saved_offset >= self._settings.progress_min_offset_delta:
-            self.save()
 
     def _refused(self, offset: int, delay_s: float | None) -> None:
         flight = self._flights[offset]
         most = self._settings.max_redelivery_count
-        if most is not None and flight.attempt > most:
-            self._dead_letter(flight.message, subscription=self.name, attempts=flight.attempt)
-            self._observer.count("danube_subscription_dlq_total", 1, subscription=self.name)
+        if most is not None and flight.attempt > most and self._is_buried(flight):
             self._confirm(offset)
             return
         wait_s = self._settings.redelivery_delay_seconds if delay_s is None else max(0.0, delay_s)
         self._deliver_later(offset, self._clock.monotonic() + wait_s)
+
+    def _is_buried(self, flight: _Flight) -> bool:
+        try:
+            self._dead_letter(flight.message, subscription=self.name, attempts=flight.attempt)
+        except (QuiverError, OSError) as error:
+            # One message that nobody can keep must not stop all others: it is delivered again, and tried again then.
+            self._observer.event(
+                "danube.subscription.dead_letter_failed", level=logging.ERROR, subscription=self.name,
+                topic=self._log.topic, offset=flight.message.offset, problem=str(error),
+            )  # fmt: skip
+            return False
+        self._observer.count("danube_subscription_dlq_total", 1, subscription=self.name)
+        return True
 
     def _deliver_later(self, offset: int, due_s: float) -> None:
         message = self._flights[offset].message
@@ -335,14 +353,17 @@ class Subscription:
         else:
             self._holders.pop(key, None)
 
-    def _expire(self) -> None:
+    def _late(self) -> list[int]:
         now = self._clock.monotonic()
         late = []
         for offset, flight in self._flights.items():  # in the order in which they were handed out, all for as long
             if flight.deadline_s is None or flight.deadline_s > now:
                 break
             late.append(offset)
-        for offset in sorted(late):
+        return sorted(late)
+
+    def _expire(self) -> None:
+        for offset in self._late():
             self._observer.count("danube_subscription_ack_timeout_total", 1, subscription=self.name)
             self._refused(offset, 0.0)
 
@@ -394,24 +415,35 @@ class Subscription:
 
     def upkeep(self, *, within_s: float = 0.0) -> None:
         """
-        Give back what was not answered in time, and save progress that would be too old in *within_s* seconds.
+        Wake who waits for what was not answered in time, and save progress that would be too old in *within_s* seconds.
+
+        Never waits for a consumer: one that reads from the object store may be in there for minutes, and the caller has
+        other topics to sync. The next call, or the consumer's next answer, does it then. For the same reason dead
+        letters are left to the consumers: the topic of theirs may have to be opened.
 
         Raises:
             StoreFailed: the topic's disk failed.
             OSError: progress could not be saved; what was saved before stands.
         """
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if self._closed:
                 return
-            waiting = len(self._waiting)
-            self._expire()
-            since_s = self._unsaved_since_s
-            due_s = self._settings.progress_flush_interval_seconds - within_s
-            if since_s is not None and self._clock.monotonic() - since_s >= due_s:
-                self.save()
-            rings = len(self._waiting) != waiting
-        if rings:
-            self._ring()
+            if self._late():
+                self._ring()
+            self._save_if_due(within_s)
+        finally:
+            self._lock.release()
+
+    def _save_if_due(self, within_s: float = 0.0) -> None:
+        since_s = self._unsaved_since_s
+        settings = self._settings
+        if since_s is not None and (
+            self._confirmed.next_offset - self._saved_offset >= settings.progress_min_offset_delta
+            or self._clock.monotonic() - since_s >= settings.progress_flush_interval_seconds - within_s
+        ):
+            self.save()
 
     def save(self) -> None:
         """
@@ -444,7 +476,7 @@ class Subscription:
         """
         with self._lock:
             self._require_open()
-            offset = self._log.resolve(start)
+            offset = self._log.resolve(start, kept=True)
             self._reader.close()
             self._stand_at(offset)
             self.save()

@@ -12,6 +12,7 @@ from quiver.errors import WrongUse
 
 __all__ = [
     "ACTIVE_FILE",
+    "DEAD_LETTER_SUFFIX",
     "LOCK_NAME",
     "QUARANTINE_DIR",
     "SUBSCRIPTIONS_DIR",
@@ -38,6 +39,9 @@ QUARANTINE_DIR = "quarantine"
 SUBSCRIPTIONS_DIR = "subscriptions"
 LOCK_NAME = "topics.lock"
 
+DEAD_LETTER_SUFFIX = "-dead-letter"
+"""Behind the name of a topic: where messages go that nobody could handle."""
+
 NAME_LENGTH_MAX = 128
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 _SUBSCRIPTION_SUFFIX = ".sub"
@@ -53,7 +57,9 @@ def check_topic(topic: str) -> str:
             would share one log.
     """
     parts = topic.removeprefix("/").split("/")
-    if len(parts) != 2 or not all(_PART.fullmatch(part) and len(part) <= NAME_LENGTH_MAX for part in parts):
+    # However long a topic's name is, that of its dead letters is one, too.
+    sizes = [len(part.removesuffix(DEAD_LETTER_SUFFIX)) for part in parts]
+    if len(parts) != 2 or max(sizes) > NAME_LENGTH_MAX or not all(_PART.fullmatch(part) for part in parts):
         raise WrongUse(
             f"{topic!r} is no topic: write namespace/topic, each of 1 to {NAME_LENGTH_MAX} letters, digits, dots, "
             "hyphens and underscores, and no dot or hyphen at its beginning"

@@ -1,0 +1,157 @@
+"""
+The configs of topics in a pipeline: one as the end of a route, one as the beginning of another pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from quiver.errors import SettingsInvalid, WrongUse
+from quiver.pipeline.config_values import Config, Duration
+from quiver.pipeline.exporter_config import QueryExporterConfig
+from quiver.spark.topic_export_settings import TopicSinkSettings
+from quiver.spark.topic_options import TopicPlace
+from quiver.topics.format.names import check_subscription, check_topic
+
+__all__ = ["TopicExporterConfig", "TopicReceiverConfig", "TopicReceiverSettings"]
+
+
+class TopicExporterConfig(QueryExporterConfig):
+    """
+    `urn:quiver:topic:exporter`: messages of a topic, each batch once. Keys: those of `TopicSinkSettings`, too.
+
+    Attributes:
+        topics: directory of the topics; made when missing, may be open in another process.
+        topic: ``namespace/topic``.
+        format: `otlp`, a message for each export request; `json`, one for each row of any table.
+        objects: where the directory's cold objects are.
+        metadata: what is in them.
+    """
+
+    topics: Annotated[str, Field(min_length=1)]
+    topic: str
+    format: Literal["otlp", "json"] = "otlp"
+    objects: str | None = Field(default=None, repr=False)
+    metadata: str | None = None
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse what is no topic.
+        """
+        super().model_post_init(context)
+        try:
+            self.settings()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it writes.
+        """
+        return f"topic {check_topic(self.topic)} of {self.topics.rstrip('/') or '/'}"
+
+    def settings(self) -> TopicSinkSettings:
+        """
+        Return the settings of the exporter.
+
+        Raises:
+            SettingsInvalid: no topic.
+        """
+        return TopicSinkSettings(self.topics, self.topic, self.format, self.objects, self.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReceiverSettings:
+    """
+    What a receiver reads, and as whom.
+
+    Attributes:
+        place: where the topics are.
+        topic: ``namespace/topic``.
+        subscription: its name.
+        start: where a new subscription begins.
+        signal: what the payloads are whose message does not say it.
+        poll_interval_s: seconds between two looks at the end of the topic.
+    """
+
+    place: TopicPlace
+    topic: str
+    subscription: str = "pipeline"
+    start: Literal["earliest", "latest"] = "earliest"
+    signal: str | None = None
+    poll_interval_s: float = 0.25
+
+    @property
+    def directory(self) -> str:
+        """
+        Of the topic.
+        """
+        return f"{self.place.root}/{self.topic}"
+
+    @property
+    def listening_addr(self) -> str:
+        """
+        Where it takes from, for people.
+        """
+        return f"topic {self.topic} of {self.place.root}"
+
+
+class TopicReceiverConfig(Config):
+    """
+    `urn:quiver:topic:receiver`: the messages of a topic, as a subscription of it; each is stored at least once.
+
+    Attributes:
+        topics: directory of the topics; they may be open in another process, and come later.
+        topic: ``namespace/topic``.
+        subscription: its name; only one reader at a time has it.
+        start: where a new subscription begins.
+        signal: what the payloads are whose message does not say it; such a message is passed over without this.
+        objects: where the directory's cold objects are.
+        metadata: what is in them.
+        poll_interval: how often the end of the topic is looked at.
+    """
+
+    topics: Annotated[str, Field(min_length=1)]
+    topic: str
+    subscription: str = "pipeline"
+    start: Literal["earliest", "latest"] = "earliest"
+    signal: Literal["logs", "traces", "metrics"] | None = None
+    objects: str | None = Field(default=None, repr=False)
+    metadata: str | None = None
+    poll_interval: Duration = 0.25
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """
+        Refuse what is no topic, or no name of a subscription.
+        """
+        for key, check in (("topic", check_topic), ("subscription", check_subscription)):
+            try:
+                check(getattr(self, key))
+            except WrongUse as error:
+                raise ValueError(f"{key}: {error}") from error
+        if self.poll_interval <= 0:
+            raise ValueError("poll_interval must be positive")
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """
+        Nothing: it listens nowhere.
+        """
+        return {}
+
+    def settings(self) -> TopicReceiverSettings:
+        """
+        Return the settings of the receiver.
+        """
+        return TopicReceiverSettings(
+            place=TopicPlace(self.topics.rstrip("/") or "/", self.objects, self.metadata),
+            topic=check_topic(self.topic),
+            subscription=self.subscription,
+            start=self.start,
+            signal=self.signal,
+            poll_interval_s=self.poll_interval,
+        )

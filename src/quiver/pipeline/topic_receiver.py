@@ -1,0 +1,169 @@
+"""
+A topic as the source of a pipeline: export requests read from it, stored, and confirmed to its subscription.
+
+Confirmed is what is synced here, so nothing is lost between the two; what was stored and not yet confirmed when the
+process dies is stored again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import QuiverError
+from quiver.observe import Observer
+from quiver.pipeline.topic_config import TopicReceiverSettings
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Damage
+from quiver.receivers.intake import IntakeStore, OtlpIntake
+from quiver.receivers.settings import OtlpSettings
+from quiver.spark.topic_export_settings import SIGNAL_ATTRIBUTE
+from quiver.spark.topic_progress import TopicProgress
+from quiver.spark.topic_reading import LostRange, TopicView
+from quiver.topics.format.message import Message, MessageCodec
+
+__all__ = ["TopicReceiver"]
+
+_CONFIRM_MESSAGES = 1000
+_RETRY_S = 1.0
+_SIGNALS = frozenset({"logs", "traces", "metrics"})
+
+_log = logging.getLogger("quiver.pipeline")
+
+
+class TopicReceiver:
+    """
+    Reads one topic into one store, in a thread of its own.
+
+    Args:
+        store: where requests go.
+        settings: which topic, as which subscription.
+        observer: counts requests by signal and outcome.
+        clock: for waiting.
+    """
+
+    def __init__(
+        self, store: IntakeStore, settings: TopicReceiverSettings, *, observer: Observer, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.settings = settings
+        self._store = store
+        self._clock = clock
+        # Synced before each confirmation of ours, not with each request.
+        self._intake = OtlpIntake(store, OtlpSettings(ack="logged"), observer=observer)
+        self._observer = observer
+        self._view = TopicView(settings.place, settings.topic)
+        self._progress = TopicProgress(REAL_FILES, settings.directory, settings.subscription)
+        self._decode = MessageCodec(settings.topic).decode
+        self._condition = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"quiver-topic-receiver {settings.topic}", daemon=True)
+
+    def start(self) -> None:
+        """
+        Begin to read. A topic that does not exist yet is waited for.
+        """
+        self._thread.start()
+
+    def stop(self, grace_s: float) -> None:
+        """
+        Store and confirm what is at hand, and end, in about *grace_s* seconds.
+        """
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(grace_s)
+        self._progress.release()
+
+    def take(self) -> int:
+        """
+        Store what the topic has now, and confirm it; return how many messages that were. What the thread does again and
+        again.
+
+        Raises:
+            QuiverError, OSError: nothing more is confirmed; the next call goes on there.
+        """
+        tip = self._view.next_offset(durable=True)
+        found = self._progress.position()
+        if found is None:
+            found = self._progress.start_at(tip if self.settings.start == "latest" else self._view.start_offset())
+        position = began = confirmed = found
+        for behind, message in self._messages(position, tip):
+            if message is not None and not self._store_one(message):
+                break
+            position = behind
+            if position - confirmed >= _CONFIRM_MESSAGES:
+                confirmed = self._confirm(position)
+            if self._stopping:
+                break
+        if position > confirmed:
+            self._confirm(position)
+        return position - began
+
+    def _messages(self, start: int, stop: int) -> Iterator[tuple[int, Message | None]]:
+        """
+        Yield each message and the offset behind it; None for what is lost, which is said.
+        """
+        for one in self._view.read(start, stop):
+            if isinstance(one, LostRange):
+                _log.error("%s", one.error())
+                yield one.behind, None
+                continue
+            for at, body in enumerate(one.bodies, one.first):
+                message = self._decode(body)
+                if isinstance(message, Damage):
+                    _log.error("%s: message %d cannot be read: %s", self.settings.listening_addr, at, message.reason)
+                    yield at + 1, None
+                else:
+                    yield at + 1, message
+
+    def _store_one(self, message: Message) -> bool:
+        """
+        Store *message*, or pass over what can never be stored; False when asked to stop while there was no room.
+        """
+        signal = message.attributes.get(SIGNAL_ATTRIBUTE, self.settings.signal)
+        if signal not in _SIGNALS:
+            self._observer.count("quiver.receiver.requests_total", signal="unknown", outcome="invalid")
+            _log.warning(
+                "%s: message %d does not say what it is, passed over", self.settings.listening_addr, message.offset
+            )
+            return True
+        while True:
+            verdict = self._intake.accept(signal, message.payload)
+            if verdict.confirmed:
+                return True
+            if verdict.outcome in {"invalid", "too_large"}:
+                _log.warning(
+                    "%s: message %d passed over: %s", self.settings.listening_addr, message.offset, verdict.message
+                )
+                return True
+            if self._wait(verdict.retry_after_s or _RETRY_S):
+                return False
+
+    def _confirm(self, position: int) -> int:
+        self._store.sync()
+        self._progress.confirm(position)
+        return position
+
+    def _run(self) -> None:
+        said = ""
+        while not self._stopping:
+            try:
+                self.take()
+                delay_s, said = self.settings.poll_interval_s, ""
+            except (QuiverError, OSError) as error:
+                # The topic may come later, the disk may be freed: nothing is confirmed that is not stored.
+                delay_s = max(_RETRY_S, self.settings.poll_interval_s)
+                if str(error) != said:
+                    said = str(error)
+                    _log.warning("%s is waited for: %s", self.settings.listening_addr, error)
+            if self._wait(delay_s):
+                return
+
+    def _wait(self, delay_s: float) -> bool:
+        with self._condition:
+            if not self._stopping:
+                self._clock.wait(self._condition, delay_s)
+            return self._stopping

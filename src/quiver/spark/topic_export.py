@@ -1,0 +1,134 @@
+"""
+The exporter to a topic: the tables of a batch become messages, all of a batch in one commit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from quiver.clock import SYSTEM_CLOCK
+from quiver.errors import WrongUse
+from quiver.otap import VIEW_SLOTS
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.otlp_rows import is_view
+from quiver.spark.sink_options import SinkOptions
+from quiver.spark.sink_stage import bundles_of, task_place
+from quiver.spark.topic_export_settings import (
+    CONTENT_ATTRIBUTE,
+    SIGNAL_ATTRIBUTE,
+    TABLE_ATTRIBUTE,
+    TopicSinkSettings,
+)
+from quiver.spark.topic_options import TopicPlace
+from quiver.spark.topic_sink import StagedParts, commit_messages, is_batch_committed, stage_messages
+from quiver.topics.format.message import NS_PER_MS, MessageCodec
+from quiver.topics.format.names import check_topic
+from quiver.topics.format.sink_batch import SinkPart, StagedMessage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from quiver.spark.exporters import BatchOf
+    from quiver.spark.offsets import Position
+
+__all__ = ["TopicExporter"]
+
+_SIGNALS = {"logs": "logs", "spans": "traces", "metrics": "metrics"}
+_STAGED = "part string, topic string, messages bigint"
+_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+
+
+class TopicExporter:
+    """
+    Puts every table into a topic, each batch once.
+    """
+
+    def __init__(self, settings: TopicSinkSettings) -> None:
+        self._settings = settings
+        # Tasks may run with another working directory.
+        root = os.path.abspath(settings.topics)  # noqa: PTH100 - kept as text
+        self._place = TopicPlace(root, settings.objects, settings.metadata)
+        self._topic = check_topic(settings.topic)
+
+    def has(self, batch: BatchOf) -> bool:
+        """
+        Say whether *batch* is committed: then its messages are in the topic, or will be before any later one's.
+        """
+        return is_batch_committed(REAL_FILES, self._place.root or "", writer=batch.query, batch=batch.number)
+
+    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002 - kept by batch only
+        """
+        Return nothing: a topic knows batches of queries, not where they came from.
+        """
+        return {}
+
+    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> None:
+        """
+        Stage every table in the tasks, and commit them together. Durable on return.
+
+        Raises:
+            WrongUse: a table is no view, and is to become OTLP.
+        """
+        staged: list[StagedParts] = []
+        for name, frame in tables.items():
+            json = self._settings.format == "json"
+            if not json and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
+                raise WrongUse(f"table {name} has other columns than the view {name}: it cannot become OTLP; use json")
+            wanted = _lines(frame) if json else frame
+            task = _MessageTask(self._place.root or "", self._topic, name, json, batch.query, batch.number)
+            rows = wanted.mapInArrow(task, _STAGED).toArrow().to_pylist()
+            staged.append(StagedParts(tuple(SinkPart(row["part"], row["topic"], row["messages"]) for row in rows)))
+        commit_messages(REAL_FILES, self._place, writer=batch.query, batch=batch.number, staged=staged)
+
+
+@dataclass(frozen=True)
+class _MessageTask:
+    root: str
+    topic: str
+    table: str
+    json: bool
+    writer: str
+    batch: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        partition, attempt = task_place()
+        staged = stage_messages(
+            REAL_FILES, self.root, self._messages(batches), writer=self.writer, batch=self.batch, partition=partition,
+            attempt=attempt,
+        )  # fmt: skip
+        parts = staged.parts
+        yield pa.record_batch(
+            {
+                "part": pa.array([one.path for one in parts], pa.string()),
+                "topic": pa.array([one.topic for one in parts], pa.string()),
+                "messages": pa.array([one.messages for one in parts], pa.int64()),
+            }
+        )
+
+    def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, StagedMessage]]:
+        time_ms = SYSTEM_CLOCK.now_ns() // NS_PER_MS
+        says = {TABLE_ATTRIBUTE: self.table, CONTENT_ATTRIBUTE: "application/json"}
+        if not self.json:
+            says = {SIGNAL_ATTRIBUTE: _SIGNALS[self.table], CONTENT_ATTRIBUTE: "application/x-protobuf"}
+        tail = MessageCodec(self.topic).tail_of(says)
+        for payload in self._lines(batches) if self.json else self._requests(batches):
+            yield self.topic, StagedMessage(payload, time_ms, tail)
+
+    def _lines(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+        for batch in batches:
+            yield from (line.encode() for line in batch.column(0).to_pylist())
+
+    def _requests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+        for slots in bundles_of(batches, SinkOptions(path=self.root, view=self.table)):
+            yield slots[VIEW_SLOTS[self.table]].column(0)[0].as_py()
+
+
+def _lines(frame: DataFrame) -> DataFrame:
+    return frame.select(F.to_json(F.struct(*(F.col(f"`{name}`") for name in frame.columns)), _TIMES).alias("line"))

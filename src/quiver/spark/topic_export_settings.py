@@ -1,0 +1,54 @@
+"""
+What the exporter to a topic is told. Frozen, checked when made, without Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quiver.errors import SettingsInvalid, WrongUse
+from quiver.topics.format.names import check_topic
+
+__all__ = ["CONTENT_ATTRIBUTE", "SIGNAL_ATTRIBUTE", "TABLE_ATTRIBUTE", "TopicSinkSettings"]
+
+SIGNAL_ATTRIBUTE = "otlp_signal"
+"""The attribute that says what kind of request a payload is: logs, traces or metrics."""
+TABLE_ATTRIBUTE = "table"
+CONTENT_ATTRIBUTE = "content_type"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSinkSettings:
+    """
+    Messages of a topic, each batch of them exactly once.
+
+    Logs, spans and metrics become OTLP requests again, one a message, with the attribute `otlp_signal`: another
+    pipeline can receive them. With `format` json each row is a message, and any table will do.
+
+    Attributes:
+        topics: directory of the topics; made when missing, may be open in another process.
+        topic: ``namespace/topic``.
+        format: otlp or json.
+        objects: where cold objects are, where the directory has a cold tier and nobody has it open.
+        metadata: what is in them; by default a file beside the topics.
+
+    Raises:
+        SettingsInvalid: no directory, no name of a topic, or no such format.
+    """
+
+    topics: str
+    topic: str
+    format: Literal["otlp", "json"] = "otlp"
+    objects: str | None = field(default=None, repr=False)  # may hold credentials
+    metadata: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.topics:
+            raise SettingsInvalid("topics must name a directory")
+        if self.format not in {"otlp", "json"}:
+            raise SettingsInvalid(f"format: {self.format!r} is not otlp or json")
+        try:
+            check_topic(self.topic)
+        except WrongUse as error:
+            raise SettingsInvalid(f"topic: {error}") from error

@@ -1,0 +1,214 @@
+"""
+The options of the `quiver-topic` source, read once and refused early. Pure.
+
+==========================  =========  ====================================================================
+option                      default    meaning
+==========================  =========  ====================================================================
+``path``                    required   directory of the topics; not needed where `objects` and `metadata` say it all
+``topic``                   required   ``namespace/topic``, several with commas, or a pattern as ``default/*``
+``objects``                            where cold objects are: a URL, a directory, or JSON with ``backend``,
+                                       ``root`` and ``options``
+``metadata``                beside     ``etcd://host:port`` or ``sqlite:///path``: what is in the objects
+``rootPrefix``              /danube    before every key of the metadata, its namespace included
+``fileName``                wal.log    of a topic's first log file
+``startingOffsets``         earliest   earliest, latest, ``1200`` or ``{"default/orders": 1200}``; for a stream it
+                                       counts only when it is new; latest needs a subscription there
+``endingOffsets``           latest     batch reads only, exclusive, in the same forms
+``maxOffsetsPerTrigger``               streams only; the first limit reached ends the batch
+``maxBytesPerTrigger``      256MiB     streams only; counted by averages
+``minPartitions``           by bytes   at least this many tasks, as far as there are messages
+``subscription``                       streams only: what is committed is this subscription's progress, durably
+``includeMetadata``         false      adds ``_producer``, ``_producer_id``, ``_request_id``, ``_broker``
+``failOnDataLoss``          true       false goes on where messages are gone or damaged, true says so and stops
+==========================  =========  ====================================================================
+
+Options that only mean something to a stream are ignored by a batch read, and the other way round.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quiver.errors import QuiverError, WrongUse
+from quiver.settings import parse_size_bytes
+from quiver.spark.topic_offsets import Bound, parse_bound
+from quiver.spark.topic_ranges import TopicLimits
+from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_subscription, check_topic
+
+__all__ = ["PLACE_OPTIONS", "TopicOptions", "TopicPlace", "check_known", "parse_place", "parse_topic_options"]
+
+PLACE_OPTIONS = ("path", "objects", "metadata", "rootPrefix", "fileName")
+
+_NAMES = (
+    *PLACE_OPTIONS, "topic", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "maxBytesPerTrigger",
+    "minPartitions", "subscription", "includeMetadata", "failOnDataLoss",
+)  # fmt: skip
+
+_BYTES_MAX_DEFAULT = 256 * 1024 * 1024
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlace:
+    """
+    Where topics are. Can be pickled.
+
+    Attributes:
+        root: the directory, or None when only objects are read.
+        objects: as the option says; None when there are none.
+        metadata: as the option says; None is a file beside the topics.
+        root_prefix: before every key of the metadata.
+        file_name: of a topic's first log file.
+    """
+
+    root: str | None
+    objects: str | None = None
+    metadata: str | None = None
+    root_prefix: str = "/danube"
+    file_name: str = ACTIVE_FILE
+
+    def __repr__(self) -> str:
+        # `objects` may hold credentials.
+        return f"TopicPlace({self.root or self.metadata})"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOptions:
+    """
+    What one `load()` asks for. See the table above.
+    """
+
+    place: TopicPlace
+    topics: tuple[str, ...]
+    pattern: str | None
+    starting: Bound
+    ending: Bound
+    limits: TopicLimits
+    partitions_min: int
+    subscription: str | None
+    include_metadata: bool
+    fail_on_data_loss: bool
+
+
+def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
+    """
+    Read the options of one load. Keys may come in any case; Spark hands them over in lower case.
+
+    Raises:
+        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+    """
+    given = check_known(options, _NAMES, "source")
+    place = parse_place(given)
+    topics, pattern = _topics(given.get("topic", ""))
+    subscription = given.get("subscription")
+    if subscription is not None:
+        check_subscription(subscription)
+        if place.root is None:
+            raise WrongUse("subscription is kept beside the topics: it needs path")
+    if pattern is not None and place.root is None:
+        raise WrongUse(f"topic: the pattern {pattern!r} is looked up in the directory of the topics: it needs path")
+    return TopicOptions(
+        place=place,
+        topics=topics,
+        pattern=pattern,
+        starting=parse_bound(given.get("startingoffsets", "earliest"), option="startingOffsets"),
+        ending=parse_bound(given.get("endingoffsets", "latest"), option="endingOffsets"),
+        limits=TopicLimits(
+            offsets_max=_count(given, "maxOffsetsPerTrigger"),
+            bytes_max=_bytes(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
+        ),
+        partitions_min=_count(given, "minPartitions") or 0,
+        subscription=subscription,
+        include_metadata=_switch(given, "includeMetadata", default=False),
+        fail_on_data_loss=_switch(given, "failOnDataLoss", default=True),
+    )
+
+
+def check_known(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
+    """
+    Return *options* by their names in lower case.
+
+    Raises:
+        WrongUse: one is none of *names*; the nearest known one is named.
+    """
+    known = {name.lower(): name for name in names}
+    given = {key.lower(): str(value) for key, value in options.items()}
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(names)}"
+            raise WrongUse(f"unknown option {key} of the quiver-topic {what}; {hint}")
+    return given
+
+
+def parse_place(given: Mapping[str, str]) -> TopicPlace:
+    """
+    Return where *given*, whose keys are in lower case, says that topics are.
+
+    Raises:
+        WrongUse: nowhere, or a name is none.
+    """
+    root = given.get("path", "").removeprefix("file://")
+    objects, metadata = given.get("objects"), given.get("metadata")
+    if not root and (objects is None or metadata is None):
+        raise WrongUse(
+            'quiver-topic needs the directory of the topics: .option("path", "topics/"); or objects and metadata, to '
+            "read objects alone"
+        )
+    if metadata is not None and objects is None:
+        raise WrongUse("metadata says what is in the object store: it needs objects, too")
+    prefix = given.get("rootprefix", "/danube").rstrip("/")
+    return TopicPlace(
+        root=(root.rstrip("/") or "/") if root else None,
+        objects=objects,
+        metadata=metadata,
+        root_prefix=prefix,
+        file_name=check_file_name(given.get("filename", ACTIVE_FILE)),
+    )
+
+
+def _topics(text: str) -> tuple[tuple[str, ...], str | None]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise WrongUse('quiver-topic needs a topic: .option("topic", "default/orders")')
+    if _WILD & set(text):
+        if len(words) > 1 or words[0].count("/") != 1:
+            raise WrongUse(f"topic: {text!r} is no pattern: write a single one, as default/*")
+        return (), words[0].removeprefix("/")
+    topics = tuple(check_topic(word) for word in words)
+    if len(set(topics)) < len(topics):
+        raise WrongUse(f"topic: {text!r} names one twice")
+    return topics, None
+
+
+def _switch(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if value.lower() not in {"true", "false"}:
+        raise WrongUse(f"{name}: {value!r} is neither true nor false")
+    return value.lower() == "true"
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    value = given.get(name.lower())
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
+    return int(value)
+
+
+def _bytes(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    try:
+        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
+    except QuiverError as error:
+        raise WrongUse(str(error)) from error
+    if size < 1:
+        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
+    return size

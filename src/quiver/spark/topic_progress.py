@@ -1,0 +1,111 @@
+"""
+A streaming query as a subscription of a topic: what its batches committed is the subscription's progress.
+
+The file is the one that every subscription of the topic has, so whoever deletes waits for this one as for the others. A
+lock beside it keeps a second query out. Progress only moves forward, and is on disk on return.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import DirectoryInUse
+from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.lock import hold
+from quiver.topics.dispatch.saved import SubscriptionFiles
+from quiver.topics.format.names import SUBSCRIPTIONS_DIR, subscription_file
+from quiver.topics.format.subscription import SavedSubscription
+
+__all__ = ["LOCK_PATIENCE_S", "TopicProgress"]
+
+LOCK_PATIENCE_S = 2.0
+"""A query that was just stopped still holds the lock until its process has died."""
+
+_LOCK_RETRY_S = 0.1
+
+
+class TopicProgress:
+    """
+    The subscription *name* of the topic in *directory*. Not thread-safe; the lock is taken at the first call.
+
+    Args:
+        files: the file system.
+        directory: of the topic.
+        name: of the subscription.
+        clock: for waiting.
+    """
+
+    def __init__(self, files: FileSystem, directory: str, name: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._files = files
+        self._kept = SubscriptionFiles(files, directory)
+        self._directory = f"{directory}/{SUBSCRIPTIONS_DIR}"
+        self._name = name
+        self._clock = clock
+        self._lock: Lock | None = None
+        self._saved: SavedSubscription | None = None
+
+    def position(self) -> int | None:
+        """
+        Return the offset below which everything is confirmed; None while there is no such subscription.
+
+        Raises:
+            DirectoryInUse: another query is this subscription.
+            Damaged: what was kept of it cannot be read.
+            OSError: the disk cannot be read.
+        """
+        self._own()
+        return None if self._saved is None else self._saved.next_offset
+
+    def start_at(self, offset: int) -> int:
+        """
+        Return where the subscription stands; made at *offset* when there is none. Durable on return.
+
+        Raises:
+            DirectoryInUse, Damaged, OSError: as `position`.
+        """
+        found = self.position()
+        if found is None:
+            self._save(SavedSubscription(self._name, "exclusive", offset))
+        return offset if found is None else found
+
+    def confirm(self, offset: int) -> None:
+        """
+        Confirm everything below *offset*, durably on return. What is confirmed already costs nothing.
+
+        Raises:
+            DirectoryInUse, Damaged, OSError: as `position`.
+        """
+        found = self.position()
+        if found is None or found < offset:
+            kind = "exclusive" if self._saved is None else self._saved.kind
+            self._save(SavedSubscription(self._name, kind, offset))
+
+    def release(self) -> None:
+        """
+        Let go of the lock. Idempotent.
+        """
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _save(self, saved: SavedSubscription) -> None:
+        self._kept.save(saved)
+        self._saved = saved
+
+    def _own(self) -> None:
+        if self._lock is not None:
+            return
+        self._files.make_dirs(self._directory)
+        path = f"{self._directory}/{subscription_file(self._name)}.lock"
+        deadline = self._clock.monotonic() + LOCK_PATIENCE_S
+        condition = threading.Condition()
+        while self._lock is None:
+            try:
+                self._lock = hold(self._files, path, owner=f"a streaming query, subscription {self._name}")
+            except DirectoryInUse:
+                if self._clock.monotonic() >= deadline:
+                    raise
+                with condition:
+                    self._clock.wait(condition, _LOCK_RETRY_S)
+        self._saved = self._kept.load(self._name)

@@ -1,0 +1,396 @@
+"""
+One topic read from beside its writer: its files, and behind them its objects. Takes no lock, changes nothing.
+
+What is planned is a range of offsets, not a file: when a task comes to read, a file may have gone to the object store,
+and a new one may have begun. Each piece is looked up anew, at exactly the next offset.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.metadata.opening import open_metadata
+from quiver.objects.opening import open_objects
+from quiver.observe import InMemoryObserver
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.topic_options import TopicPlace
+from quiver.spark.topic_ranges import Stretch
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold import ColdLost, ColdPiece
+from quiver.topics.format.frame import FRAME_HEADER_BYTES
+from quiver.topics.format.names import parse_wal_file_name
+from quiver.topics.recovery import LocalFile, load_checkpoint, local_files
+from quiver.topics.tiered_reader import ObjectReader
+from quiver.topics.wal_files import FileMarks, FrameScanner, Good
+
+__all__ = ["LostRange", "Piece", "TopicView", "open_cold"]
+
+_METADATA_FILE = "metadata.db"
+_READ_ANEW_MAX = 8
+_FILES_MAX = 256
+
+_Mark = tuple[int, int]
+_marks: OrderedDict[tuple[str, int], list[_Mark]] = OrderedDict()
+"""Offsets and bytes of frames that this process met in each file, so that the next task need not begin at byte 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """
+    Messages that follow each other, not decoded: the first one's offset, and each one's bytes.
+    """
+
+    first: int
+    bodies: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """
+    Messages *first* (inclusive) to *behind* (exclusive) that nobody has, and why.
+    """
+
+    first: int
+    behind: int
+    where: str
+    reason: str
+
+    def error(self) -> DataLoss:
+        """
+        Return the error that says so.
+        """
+        return DataLoss(self.where, 0, f"messages {self.first} to {self.behind - 1} are lost ({self.reason})")
+
+
+def open_cold(place: TopicPlace, topic: str) -> ObjectReader | None:
+    """
+    Return a reader of the topic's objects; None when *place* names no object store.
+
+    Raises:
+        SettingsInvalid: no such place.
+        AccessRefused, ObjectsUnavailable, MetadataUnavailable: it does not answer.
+    """
+    found = _catalogue(place, topic)
+    if found is None:
+        return None
+    given = place.objects or ""
+    location = json.loads(given) if given.lstrip().startswith("{") else given
+    objects = open_objects(location, writable=False)
+    return ObjectReader(objects, found, observer=InMemoryObserver(), follows_others=True)
+
+
+def _catalogue(place: TopicPlace, topic: str) -> ObjectCatalogue | None:
+    if place.objects is None:
+        return None
+    url = place.metadata or f"sqlite://{os.path.abspath(place.root or '.')}/{_METADATA_FILE}"  # noqa: PTH100
+    return ObjectCatalogue(open_metadata(url), root=place.root_prefix, topic=topic)
+
+
+@dataclass(slots=True)
+class _Tail:
+    """
+    How far the newest file was looked at: its whole messages end at byte `position`, before offset `expected`.
+    """
+
+    seq: int
+    path: str
+    inode: int
+    position: int
+    expected: int
+    marks: list[_Mark]
+
+
+class TopicView:
+    """
+    One topic, seen from beside its writer. Not thread-safe. Made anew in each process.
+
+    Args:
+        place: where topics are.
+        topic: ``namespace/topic``.
+        files: the file system.
+    """
+
+    def __init__(self, place: TopicPlace, topic: str, *, files: FileSystem = REAL_FILES) -> None:
+        self.topic = topic
+        self._place = place
+        self._files = files
+        self.directory = None if place.root is None else f"{place.root}/{topic}"
+        self._seen: tuple[tuple[int, ...], list[LocalFile]] = ((), [])
+        self._tail: _Tail | None = None
+        self._synced = 0
+        self._catalogue: ObjectCatalogue | None = None
+        self._cold: ObjectReader | None = None
+
+    # ── what there is ────────────────────────────────────────────────────────────────────────────────────
+
+    def next_offset(self, *, durable: bool = False) -> int:
+        """
+        Return the offset behind the newest whole message. Reads only what was written since the last call.
+
+        With *durable* the messages below it survive a power loss on return, whatever their writer did meanwhile.
+
+        Raises:
+            WrongUse: there is no such topic.
+            OSError: the disk cannot be read, or not synced.
+        """
+        found = self._local()
+        if not found:
+            catalogue = self._objects()
+            return max(self._noted_offset(), 0 if catalogue is None else catalogue.next_offset)
+        tail = self._look_at_tail(found[-1])
+        if durable and tail.expected > self._synced:
+            # 1. Spark notes that it has read so far. 2. The power goes, and with it what the writer had not synced.
+            # 3. These offsets are given to other messages, which nobody would read.
+            file = self._files.open_read(tail.path)
+            try:
+                file.sync()
+            finally:
+                file.close()
+            self._synced = tail.expected
+        return tail.expected
+
+    def start_offset(self) -> int:
+        """
+        Return the oldest offset in files or objects; that of the next message when there is none.
+        """
+        found = self._local()
+        first = found[0].first_offset if found else None
+        catalogue = self._objects()
+        cold = None if catalogue is None else catalogue.start_offset
+        known = [one for one in (first, cold) if one is not None]
+        return min(known) if known else self.next_offset()
+
+    def stretches(self, start: int, stop: int) -> Iterator[Stretch]:
+        """
+        Yield what is known of the messages from *start* on and below *stop*, without gaps, ascending.
+
+        Raises:
+            WrongUse: there is no such topic.
+            OSError, MetadataUnavailable: as they say.
+        """
+        found = self._local()
+        local = stop if not found else max(found[0].first_offset or 0, start)
+        at = start
+        for one in self._cold_stretches(start, min(local, stop)) if start < local else ():
+            yield from self._hole(at, one.start)
+            yield one
+            at = one.stop
+        yield from self._hole(at, min(local, stop))
+        for one in self._local_stretches(found, max(local, start), stop):
+            first, behind = max(one.start, local), min(one.stop, stop)
+            if first < behind:
+                size = one.size_bytes * (behind - first) // (one.stop - one.start)
+                yield Stretch(self.topic, first, behind, size, one.mark)
+
+    def _hole(self, start: int, stop: int) -> Iterator[Stretch]:
+        if start < stop:
+            yield Stretch(self.topic, start, stop, 0)
+
+    def _cold_stretches(self, start: int, stop: int) -> Iterator[Stretch]:
+        catalogue = self._objects()
+        for one in catalogue.descriptors() if catalogue is not None else ():
+            if one.end_offset < start or one.start_offset >= stop:
+                continue
+            index = one.offset_index or ((one.start_offset, 0),)
+            ends = [*index[1:], (one.end_offset + 1, one.size)]
+            for (offset, byte), (behind, end) in zip(index, ends, strict=True):
+                first, last = max(offset, start), min(behind, stop)
+                if first < last:
+                    yield Stretch(self.topic, first, last, (end - byte) * (last - first) // (behind - offset))
+
+    def _local_stretches(self, found: list[LocalFile], start: int, stop: int) -> Iterator[Stretch]:
+        for at, file in enumerate(found):
+            first = file.first_offset or 0
+            if first >= stop or (at + 1 < len(found) and (found[at + 1].first_offset or 0) <= start):
+                continue
+            if at + 1 < len(found):
+                behind = found[at + 1].first_offset or 0
+                known = _marks.get((file.path, self._inode(file.path)), ())
+                places, end = [(first, 0), *(one for one in known if first < one[0] < behind)], file.size_bytes
+            else:
+                tail = self._look_at_tail(file)
+                places, behind, end = tail.marks, tail.expected, tail.position
+            for (offset, byte), (last, upto) in zip(places, [*places[1:], (behind, end)], strict=True):
+                if offset < last:
+                    yield Stretch(self.topic, offset, last, upto - byte, (file.seq, offset, byte))
+
+    def _objects(self) -> ObjectCatalogue | None:
+        if self._catalogue is None:
+            self._catalogue = _catalogue(self._place, self.topic)
+        if self._catalogue is not None:
+            self._catalogue.refresh()
+        return self._catalogue
+
+    def _noted_offset(self) -> int:
+        # All that was written may be in objects, or gone: the log's own note says how far it had come.
+        checkpoint = None if self.directory is None else load_checkpoint(self._files, self.directory)
+        return 0 if checkpoint is None or isinstance(checkpoint, Damaged) else checkpoint.last_offset + 1
+
+    def _inode(self, path: str) -> int:
+        try:
+            return self._files.stat(path).inode
+        except FileNotFoundError:
+            return 0
+
+    def _local(self) -> list[LocalFile]:
+        """
+        Return the files that have a whole message, oldest first. Costs a listing and a look at the newest file's size.
+        """
+        if self.directory is None:
+            return []
+        name = self._place.file_name
+        try:
+            listed = self._files.list_dir(self.directory)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if self._place.objects is not None:
+                return []
+            raise WrongUse(f"{self.directory} holds no topic") from error
+        seqs = tuple(sorted(seq for one in listed if (seq := parse_wal_file_name(one, name)) is not None))
+        if not seqs and self._place.objects is None:
+            raise WrongUse(f"{self.directory} holds no topic, or its first log file is not called {name}")
+        if seqs != self._seen[0] or not self._seen[1] or self._seen[1][-1].seq != seqs[-1]:
+            self._seen = (seqs, self._list_files())
+        return self._seen[1]
+
+    def _list_files(self) -> list[LocalFile]:
+        directory = self.directory or ""
+        checkpoint = load_checkpoint(self._files, directory)
+        known = None if isinstance(checkpoint, Damaged) else checkpoint
+        try:
+            found = local_files(self._files, directory, file_name=self._place.file_name, checkpoint=known)
+        except FileNotFoundError:
+            return []  # one went while we looked; the next call looks again
+        return [one for one in found if one.first_offset is not None]
+
+    def _look_at_tail(self, newest: LocalFile) -> _Tail:
+        status = self._files.stat(newest.path)
+        tail = self._tail
+        if tail is None or (tail.path, tail.inode) != (newest.path, status.inode) or tail.position > status.size_bytes:
+            first = newest.first_offset or 0
+            tail = _Tail(newest.seq, newest.path, status.inode, 0, first, [(first, 0)])
+            self._tail = tail
+            self._synced = 0
+        if status.size_bytes > tail.position:
+            with self._scanner(newest.path, tail.position, tail.expected) as scanner:
+                while (step := scanner.step()) is not None:
+                    if isinstance(step, Good):
+                        if step.first_offset > tail.marks[-1][0]:
+                            tail.marks.append((step.first_offset, step.position))
+                        tail.position, tail.expected = scanner.position, scanner.expected
+        return tail
+
+    def _scanner(self, path: str, position: int, expected: int) -> FrameScanner:
+        return FrameScanner(self._files, path, position=position, end=None, expected=expected, marks=FileMarks())
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def read(self, start: int, stop: int, mark: tuple[int, int, int] | None = None) -> Iterator[Piece | LostRange]:
+        """
+        Yield the messages from *start* on and below *stop*, in order, each offset in exactly one answer.
+
+        Args:
+            start: the first offset.
+            stop: one behind the last.
+            mark: number of the file, offset and byte of a frame at or before *start*, from a stretch.
+
+        Raises:
+            WrongUse: there is no such topic.
+            OSError, ObjectsUnavailable, MetadataUnavailable: as they say.
+        """
+        wanted = start
+        tries = 0
+        while wanted < stop:
+            found = self._local()
+            at = bisect.bisect_right([one.first_offset or 0 for one in found], wanted) - 1
+            behind = found[at + 1].first_offset if at + 1 < len(found) else None
+            began = wanted
+            if at < 0:
+                for one in self._read_cold(wanted, stop if behind is None else min(behind, stop), "no file has them"):
+                    yield one
+                    wanted = one.behind if isinstance(one, LostRange) else one.first + len(one.bodies)
+                continue
+            try:
+                for one in self._read_file(found[at], wanted, stop, behind, mark):
+                    yield one
+                    wanted = one.behind if isinstance(one, LostRange) else one.first + len(one.bodies)
+            except FileNotFoundError:
+                self._seen = ((), [])  # it went to the object store, or is gone
+            # Where the newest file ended, another may have begun meanwhile: one more look tells.
+            tries = 0 if wanted > began else tries + 1
+            self._seen = ((), []) if tries else self._seen
+            if tries > 1 and (behind is None or tries > _READ_ANEW_MAX):
+                yield from self._read_cold(wanted, stop, f"{found[at].path} ends before them")
+                return
+
+    def _read_file(
+        self, file: LocalFile, wanted: int, stop: int, behind: int | None, mark: tuple[int, int, int] | None
+    ) -> Iterator[Piece | LostRange]:
+        end = stop if behind is None else min(stop, behind)
+        expected, position = self._begin(file, wanted, mark)
+        key = (file.path, self._inode(file.path))
+        with self._scanner(file.path, position, expected) as scanner:
+            while wanted < end and (step := scanner.step()) is not None:
+                if not isinstance(step, Good):
+                    known = step.next_offset if step.next_offset is not None else behind
+                    if known is not None and known > wanted:  # else it is the torn tail, or still being written
+                        yield from self._read_cold(wanted, min(known, end), step.reason, file.path)
+                        wanted = min(known, end)
+                    continue
+                _remember(key, (step.first_offset, step.position))
+                skip = max(0, wanted - step.first_offset)
+                frames = step.frames[skip : max(0, end - step.first_offset)]
+                if frames:
+                    data = step.data
+                    bodies = [data[start + FRAME_HEADER_BYTES : last] for _, start, last in frames]
+                    yield Piece(step.first_offset + skip, bodies)
+                    wanted = step.first_offset + skip + len(bodies)
+        if wanted < end and behind is not None:
+            yield from self._read_cold(wanted, end, "the file ends too early", file.path)
+
+    def _begin(self, file: LocalFile, wanted: int, mark: tuple[int, int, int] | None) -> _Mark:
+        known = list(_marks.get((file.path, self._inode(file.path)), ()))
+        if mark is not None and mark[0] == file.seq:
+            bisect.insort(known, (mark[1], mark[2]))
+        at = bisect.bisect_right(known, wanted, key=lambda one: one[0]) - 1
+        return known[at] if at >= 0 else (file.first_offset or 0, 0)
+
+    def _read_cold(self, wanted: int, stop: int, reason: str, where: str = "") -> Iterator[Piece | LostRange]:
+        """
+        Yield what the objects have of messages that no file has, and what nobody has.
+        """
+        place = where or self.directory or str(self._place.metadata)
+        if self._cold is None:
+            self._cold = open_cold(self._place, self.topic)
+        if self._cold is None:
+            yield LostRange(wanted, stop, place, f"{reason}; if the object store has them, say where: objects")
+            return
+        while wanted < stop:
+            found = self._cold.take(wanted, stop)
+            if isinstance(found, ColdPiece):
+                yield Piece(wanted, list(found.bodies))
+                wanted += len(found.bodies)
+            elif isinstance(found, ColdLost):
+                yield LostRange(wanted, min(found.next_offset, stop), found.name, found.reason)
+                wanted = found.next_offset
+            else:
+                behind = self._cold.next_offset(wanted)
+                behind = stop if behind is None else min(behind, stop)
+                yield LostRange(wanted, behind, place, f"{reason}, and no object")
+                wanted = behind
+
+
+def _remember(key: tuple[str, int], mark: _Mark) -> None:
+    known = _marks.setdefault(key, [])
+    _marks.move_to_end(key)
+    at = bisect.bisect_left(known, mark)
+    if at == len(known) or known[at] != mark:
+        known.insert(at, mark)
+    if len(_marks) > _FILES_MAX:
+        _marks.popitem(last=False)

@@ -1,0 +1,405 @@
+"""
+The Spark sink `quiver-topic`: batch and streaming writes to topics, each batch exactly once.
+
+Rows are staged in tasks, in files that nobody reads; a batch counts from the moment its commit is durable; its messages
+are in their topics when the owner of the directory has appended them, which is at once where no process has it open.
+What lies where, and what a crash leaves, stands in `topics/adoption.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import DirectoryInUse, WrongUse
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import File, FileSystem, Lock
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.sink_stage import task_place
+from quiver.spark.topic_options import TopicPlace
+from quiver.spark.topic_sink_options import TopicSinkOptions
+from quiver.topics.adoption import last_batch, remove_staged
+from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, MessageCodec
+from quiver.topics.format.names import WAL_CHECKPOINT, check_topic, parse_wal_file_name
+from quiver.topics.format.sink_batch import (
+    INCOMING_DIR,
+    ONCE_PREFIX,
+    BatchNote,
+    SinkPart,
+    StagedMessage,
+    commit_name,
+    encode_commit,
+    encode_staged,
+    part_directory,
+    part_name,
+)
+from quiver.topics.object_opening import OWNER_FILE
+from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, TopicSettings, UploaderSettings, WalSettings
+from quiver.topics.store import TopicStore
+
+__all__ = [
+    "PartsMessage",
+    "StagedParts",
+    "TopicBatchWriter",
+    "TopicStreamWriter",
+    "commit_messages",
+    "discard_messages",
+    "is_batch_committed",
+    "messages_of",
+    "stage_messages",
+]
+
+_WRITE_BYTES = 1024 * 1024
+_LOCK_PATIENCE_S = 30.0
+_LOCK_RETRY_S = 0.05
+_SINK_LOCK = "sink.lock"
+
+_log = logging.getLogger("quiver")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedParts:
+    """
+    What one attempt of one task wrote and synced, relative to the writer's directory.
+    """
+
+    parts: tuple[SinkPart, ...] = field(default=())
+
+
+class _Part:
+    """
+    A staged file while it is written.
+    """
+
+    def __init__(self, file: File, path: str, topic: str) -> None:
+        self.file = file
+        self.path = path
+        self.topic = topic
+        self.count = 0
+        self.tail_of = MessageCodec(topic).tail_of
+        self._position = 0
+        self._waiting = bytearray()
+
+    def add(self, message: StagedMessage) -> None:
+        self._waiting += encode_staged(self.count, message)
+        self.count += 1
+        if len(self._waiting) >= _WRITE_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        if self._waiting:
+            self.file.pwrite(self._waiting, self._position)
+            self._position += len(self._waiting)
+            self._waiting = bytearray()
+
+
+def stage_messages(
+    files: FileSystem,
+    root: str,
+    messages: Iterable[tuple[str, StagedMessage]],
+    *,
+    writer: str,
+    batch: int,
+    partition: int,
+    attempt: str,
+) -> StagedParts:
+    """
+    Write *messages*, each with its topic, where nobody reads them; durable on return. Runs in a task.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    directory = part_directory(batch, partition, attempt)
+    place = f"{root}/{INCOMING_DIR}/{writer}/{directory}"
+    parts: dict[str, _Part] = {}
+    try:
+        for topic, message in messages:
+            part = parts.get(topic)
+            if part is None:
+                if not parts:
+                    files.make_dirs(place)
+                name = part_name(len(parts))
+                part = parts[topic] = _Part(files.create_or_truncate(f"{place}/{name}"), f"{directory}/{name}", topic)
+            part.add(message)
+        for part in parts.values():
+            part.write()
+            part.file.sync()
+    finally:
+        for part in parts.values():
+            part.file.close()
+    if parts:
+        files.sync_dir(place)
+    return StagedParts(tuple(SinkPart(part.path, part.topic, part.count) for part in parts.values()))
+
+
+def messages_of(
+    batches: Iterable[pa.RecordBatch], options: TopicSinkOptions, *, clock: Clock = SYSTEM_CLOCK
+) -> Iterator[tuple[str, StagedMessage]]:
+    """
+    Yield the messages that rows are, each with its topic.
+
+    Raises:
+        WrongUse: a row has no payload or no topic, or is too large.
+    """
+    now_ms = clock.now_ns() // NS_PER_MS
+    checked: dict[str, str] = {}
+    tail_of = MessageCodec("").tail_of
+    plain = tail_of(None)
+    for batch in batches:
+        for row in _rows(batch, options.topic):
+            payload, time_us, key, attributes, named = row
+            topic = checked.get(named) if named is not None else None
+            if topic is None:
+                if named is None:
+                    raise WrongUse("a row names no topic: topic is null")
+                topic = checked[named] = check_topic(named)
+            if payload is None:
+                raise WrongUse("a row has no payload: payload is null")
+            if len(payload) > options.message_bytes_max:
+                raise WrongUse(f"{topic}: {len(payload)} bytes are more than maxMessageSize")
+            tail = plain
+            if key is not None or attributes:
+                tail = tail_of(_merged(attributes, key, topic))
+                if len(tail) > MESSAGE_OVERHEAD_BYTES // 2:
+                    raise WrongUse(f"attributes of {topic} take {len(tail)} bytes")
+            time_ms = now_ms if time_us is None else max(0, time_us // 1000)
+            yield topic, StagedMessage(payload, time_ms, tail)
+
+
+def _merged(attributes: Any, key: str | None, topic: str) -> dict[str, str]:
+    # Spark hands a map over as pairs; one with two values of one key says the last.
+    merged = dict(attributes or ())
+    if key is not None:
+        merged[KEY_ATTRIBUTE] = key
+    if len(merged) > ATTRIBUTES_MAX or None in merged.values():
+        raise WrongUse(f"attributes of {topic} are at most {ATTRIBUTES_MAX} texts by name, none of them null")
+    return merged
+
+
+def _rows(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]:
+    def column(name: str, kind: pa.DataType | None = None) -> list[Any]:
+        if name not in batch.schema.names:
+            return [None] * batch.num_rows
+        found = batch.column(name)
+        return (found if kind is None or found.type == kind else found.cast(kind)).to_pylist()
+
+    times: list[int | None] = [None] * batch.num_rows
+    if "timestamp" in batch.schema.names:
+        times = batch.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    topics = column("topic", pa.string()) if topic is None else [topic] * batch.num_rows
+    return zip(
+        column("payload", pa.binary()), times, column("key", pa.string()), column("attributes"), topics, strict=True
+    )
+
+
+# ── committing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_batch_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
+    """
+    Say whether *batch* of *writer*, or a later one, was committed.
+    """
+    return last_batch(files, f"{root}/{INCOMING_DIR}/{writer}") >= batch
+
+
+def commit_messages(
+    files: FileSystem,
+    place: TopicPlace,
+    *,
+    writer: str,
+    batch: int,
+    staged: Sequence[StagedParts],
+    clock: Clock = SYSTEM_CLOCK,
+) -> bool:
+    """
+    Commit what tasks staged for *batch*, all of it; False when this batch was committed before, and is not again.
+
+    Durable on return. In the topics, too, unless another process has them open: that one appends it within a second.
+
+    Raises:
+        WrongUse: a topic there has log files of another name.
+        OSError: the disk refused; the same batch may be tried again.
+    """
+    root = place.root or ""
+    directory = f"{root}/{INCOMING_DIR}/{writer}"
+    parts = tuple(part for one in staged for part in one.parts)
+    is_new = not is_batch_committed(files, root, writer=writer, batch=batch)
+    if not is_new:
+        remove_staged(files, directory, dict.fromkeys(part.path.partition("/")[0] for part in parts))
+    elif parts:
+        for topic in dict.fromkeys(part.topic for part in parts):
+            _check_file_name(files, f"{root}/{topic}", place.file_name)
+        note = BatchNote(writer, batch, parts)
+        replace_file(files, f"{directory}/{commit_name(batch)}", encode_commit(note))
+    _take_over(files, place, clock)
+    if files.exists(f"{directory}/{commit_name(batch)}"):
+        _log.info("quiver.spark.topic_batch_waits path=%s batch=%d", directory, batch)
+    return is_new
+
+
+def discard_messages(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
+    """
+    Remove what tasks staged for *batch*, unless it is committed.
+    """
+    # A commit that failed late may be there all the same: then its parts belong to it.
+    if not is_batch_committed(files, root, writer=writer, batch=batch):
+        names = dict.fromkeys(part.path.partition("/")[0] for one in staged for part in one.parts)
+        remove_staged(files, f"{root}/{INCOMING_DIR}/{writer}", names)
+
+
+def _check_file_name(files: FileSystem, directory: str, file_name: str) -> None:
+    names: list[str] = []
+    with suppress(FileNotFoundError):
+        names = files.list_dir(directory)
+    if WAL_CHECKPOINT in names and not any(parse_wal_file_name(name, file_name) is not None for name in names):
+        raise WrongUse(f"the log files of {directory} are not called {file_name}: say how, with fileName")
+
+
+def _take_over(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
+    """
+    Append what is committed, where nobody has the directory open to do it.
+    """
+    root = place.root or ""
+    if not files.exists(f"{root}/{INCOMING_DIR}"):
+        return
+    if place.objects is None and files.exists(f"{root}/{OWNER_FILE}"):
+        # It has a cold tier, which knows whether this directory still owns the topic. Without it nobody may append.
+        return
+    lock = _hold_sink_lock(files, f"{root}/{INCOMING_DIR}/{_SINK_LOCK}", clock)
+    if lock is None:
+        return
+    try:
+        settings = TopicSettings(
+            wal=WalSettings(file_name=place.file_name), uploader=UploaderSettings(root_prefix=place.root_prefix or "/")
+        )
+        # Opening appends it.
+        TopicStore.open(
+            root, settings=settings, objects=place.objects, metadata=place.metadata, files=files, clock=clock,
+            background=False,
+        ).close()  # fmt: skip
+    except DirectoryInUse:
+        return  # whoever it is does it by itself: at the latest when it closes
+    finally:
+        lock.release()
+
+
+def _hold_sink_lock(files: FileSystem, path: str, clock: Clock) -> Lock | None:
+    # Another sink is soon done; it may have looked before our commit was there.
+    deadline = clock.monotonic() + _LOCK_PATIENCE_S
+    condition = threading.Condition()
+    while True:
+        try:
+            return hold(files, path, owner="quiver-topic sink")
+        except DirectoryInUse:
+            if clock.monotonic() >= deadline:
+                return None  # it appends a great deal; the next one takes ours
+            with condition:
+                clock.wait(condition, _LOCK_RETRY_S)
+
+
+# ── in Spark's terms ─────────────────────────────────────────────────────────────────────────────────
+
+
+class PartsMessage(WriterCommitMessage):
+    """
+    What a task staged, and for whom.
+    """
+
+    def __init__(self, writer: str, staged: StagedParts) -> None:
+        self.writer = writer
+        self.staged = staged
+
+
+class TopicBatchWriter(DataSourceArrowWriter):
+    """
+    ``df.write.format("quiver-topic")``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing.
+    """
+
+    def __init__(self, options: TopicSinkOptions) -> None:
+        self._options = options
+        once = f"{ONCE_PREFIX}{uuid.uuid4()}", 0  # noqa: TID251 - one write, told apart from all others
+        self._writer, self._batch = once if options.transaction is None else options.transaction
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartsMessage:
+        """
+        Stage one partition, in a task.
+        """
+        return PartsMessage(self._writer, _stage_here(iterator, self._options, writer=self._writer, batch=self._batch))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """
+        Make all that was staged one committed write.
+        """
+        _, staged = _staged(messages)
+        commit_messages(REAL_FILES, self._options.place, writer=self._writer, batch=self._batch, staged=staged)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """
+        Remove what was staged.
+        """
+        _, staged = _staged(messages)
+        discard_messages(REAL_FILES, self._options.root, writer=self._writer, batch=self._batch, staged=staged)
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """
+    ``df.writeStream.format("quiver-topic")``. Batches are counted per query, whose id its checkpoint keeps.
+    """
+
+    def __init__(self, options: TopicSinkOptions) -> None:
+        if options.transaction is not None:
+            raise WrongUse("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartsMessage:
+        """
+        Stage one partition of a batch, in a task.
+        """
+        context = TaskContext.get()
+        # Only a task is told them; `commit` knows the number of the batch alone.
+        writer = context.getLocalProperty("sql.streaming.queryId")
+        batch = int(context.getLocalProperty("streaming.sql.batchId"))
+        return PartsMessage(writer, _stage_here(iterator, self._options, writer=writer, batch=batch))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """
+        Make all that was staged one committed batch; one that was committed before is not again.
+        """
+        writer, staged = _staged(messages)
+        if writer is not None:
+            commit_messages(REAL_FILES, self._options.place, writer=writer, batch=batchId, staged=staged)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """
+        Remove what was staged.
+        """
+        writer, staged = _staged(messages)
+        if writer is not None:
+            discard_messages(REAL_FILES, self._options.root, writer=writer, batch=batchId, staged=staged)
+
+
+def _stage_here(
+    batches: Iterable[pa.RecordBatch], options: TopicSinkOptions, *, writer: str, batch: int
+) -> StagedParts:
+    partition, attempt = task_place()
+    messages = messages_of(batches, options)
+    return stage_messages(
+        REAL_FILES, options.root, messages, writer=writer, batch=batch, partition=partition, attempt=attempt
+    )
+
+
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[StagedParts]]:
+    # None stands for a task that failed.
+    known = [message for message in messages if isinstance(message, PartsMessage)]
+    return (known[0].writer if known else None), [message.staged for message in known]

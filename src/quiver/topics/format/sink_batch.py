@@ -1,0 +1,313 @@
+r"""
+What a Spark sink leaves for the owner of a directory of topics. Bytes and names only.
+
+::
+
+    .incoming/<writer>/<batch>-<partition>-<attempt>/<number>.part   staged: written and synced by a task
+    .incoming/<writer>/<batch>.commit                                 the batch counts, with the parts it names
+    .incoming/<writer>/<batch>.begun                                  it is being appended, from these offsets on
+    .incoming/<writer>/<batch>.done                                   all of them are in their topics
+
+A part is a row of frames as a log has them (`frame.py`), their offsets 0, 1, 2 …, and each of them holds::
+
+    0           8            12
+    ┌───────────┬────────────┬────────┬───────────┐
+    │ time (ms) │ tail_bytes │ tail … │ payload … │
+    │ u64       │ u32        │        │           │
+    └───────────┴────────────┴────────┴───────────┘
+
+The tail is what stands behind the publish time in a message (`message.py`), without a producer's name. A commit and a
+note that a batch was begun are two lines of text: JSON, and the CRC-32 of that line.
+
+A namespace cannot begin with a dot, so no topic is ever called like this directory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from quiver.errors import WrongUse
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import Buffer
+from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+from quiver.topics.format.frame import encode_frame
+from quiver.topics.format.names import check_topic
+
+__all__ = [
+    "BATCH_MAX",
+    "INCOMING_DIR",
+    "NOTE_BYTES_MAX",
+    "ONCE_PREFIX",
+    "PART_HEADER",
+    "BatchNote",
+    "SinkPart",
+    "StagedMessage",
+    "begun_name",
+    "commit_name",
+    "decode_begun",
+    "decode_commit",
+    "decode_staged",
+    "done_name",
+    "encode_begun",
+    "encode_commit",
+    "encode_staged",
+    "is_writer",
+    "message_name",
+    "named_tail",
+    "parse_note_name",
+    "parse_part_directory",
+    "part_directory",
+    "part_name",
+]
+
+INCOMING_DIR = ".incoming"
+"""Below the root of the topics: what Spark sinks wrote and the owner has not appended yet."""
+
+ONCE_PREFIX = "job-"
+"""How a writer is called that writes one batch and never again: nothing of it need stay."""
+
+NOTE_BYTES_MAX = 16 * 1024 * 1024
+"""A longer commit is not read."""
+
+BATCH_MAX = 2**63 - 1
+
+PART_HEADER = struct.Struct("<QI")
+
+_NOTE_VERSION = 1
+_CRC_LINE_BYTES = 9
+_U64 = struct.Struct("<Q")
+_WRITER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NOTE = re.compile(r"([0-9]{20})\.(commit|begun|done)")
+_DIRECTORY = re.compile(r"([0-9]{20})-([0-9]{5,10})-([A-Za-z0-9]{1,40})")
+_PART = re.compile(r"[0-9]{5}\.part")
+
+
+class SinkPart(NamedTuple):
+    """
+    One staged file: its path below the writer's directory, the topic of its messages, and how many they are.
+    """
+
+    path: str
+    topic: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNote:
+    """
+    One committed batch.
+
+    Attributes:
+        writer: a query's id, or the name that a program gave: batches are counted per writer.
+        batch: its number; a writer's numbers only grow.
+        parts: the staged files, in order.
+    """
+
+    writer: str
+    batch: int
+    parts: tuple[SinkPart, ...]
+
+
+class StagedMessage(NamedTuple):
+    """
+    A message that has no offset yet.
+    """
+
+    payload: bytes
+    time_ms: int
+    tail: bytes
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_writer(name: str) -> bool:
+    """
+    Say whether *name* can be a writer's: 1 to 64 of ``A-Za-z0-9_-``.
+    """
+    return _WRITER.fullmatch(name) is not None
+
+
+def commit_name(batch: int) -> str:
+    """
+    Return the file name of the commit of *batch*.
+    """
+    return f"{batch:020}.commit"
+
+
+def begun_name(batch: int) -> str:
+    """
+    Return the name of the file that says from where on *batch* is being appended.
+    """
+    return f"{batch:020}.begun"
+
+
+def done_name(batch: int) -> str:
+    """
+    Return the name of the file that says that *batch* is in its topics.
+    """
+    return f"{batch:020}.done"
+
+
+def parse_note_name(name: str) -> tuple[int, str] | None:
+    """
+    Return the batch of a note, and which of the three it is; None when *name* is none.
+    """
+    match = _NOTE.fullmatch(name)
+    return (int(match[1]), match[2]) if match is not None and int(match[1]) <= BATCH_MAX else None
+
+
+def part_directory(batch: int, partition: int, attempt: str) -> str:
+    """
+    Return the name of the directory in which one attempt of one task stages its parts.
+    """
+    return f"{batch:020}-{partition:05}-{attempt}"
+
+
+def parse_part_directory(name: str) -> int | None:
+    """
+    Return the batch that a staging directory belongs to, or None when *name* is none.
+    """
+    match = _DIRECTORY.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def part_name(number: int) -> str:
+    """
+    Return the name of a part in its directory.
+    """
+    return f"{number:05}.part"
+
+
+def message_name(note: BatchNote, part: int, index: int) -> str:
+    """
+    Return the producer's name under which message *index* of part *part* is appended: no other message has it.
+    """
+    return f"{note.writer}:{note.batch}:{part}:{index}"
+
+
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encode_staged(index: int, message: StagedMessage) -> bytes:
+    """
+    Return the frame of a staged message.
+    """
+    return encode_frame(index, PART_HEADER.pack(message.time_ms, len(message.tail)) + message.tail + message.payload)
+
+
+def decode_staged(body: bytes) -> StagedMessage | Damage:
+    """
+    Return the message that a frame's payload is.
+    """
+    if len(body) < PART_HEADER.size:
+        return Damage(0, "a staged message that is too short")
+    time_ms, tail_bytes = PART_HEADER.unpack_from(body, 0)
+    behind = PART_HEADER.size + tail_bytes
+    if behind > len(body) or tail_bytes < _U64.size:
+        return Damage(8, f"a staged message with a tail of {tail_bytes} bytes")
+    return StagedMessage(body[behind:], time_ms, body[PART_HEADER.size : behind])
+
+
+def named_tail(tail: bytes, name: str) -> bytes:
+    """
+    Return *tail*, which has no producer's name, with *name* in its place.
+    """
+    data = name.encode("ascii")
+    return _U64.pack(len(data)) + data + tail[_U64.size :]
+
+
+# ── notes ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encode_commit(note: BatchNote) -> bytes:
+    """
+    Return the whole file.
+    """
+    return _note({"quiver_topic_batch": _NOTE_VERSION, "writer": note.writer, "batch": note.batch, "parts": note.parts})
+
+
+def decode_commit(data: Buffer) -> Answer[BatchNote]:
+    """
+    Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else.
+    """
+    answer = _decode(data)
+    if not isinstance(answer, Frame):
+        return answer
+    value = answer.value
+    try:
+        note = BatchNote(value["writer"], _number(value["batch"]), tuple(_part(one) for one in value["parts"]))
+    except (ValueError, TypeError, KeyError, WrongUse) as error:
+        return Damage(0, f"no commit of a sink: {error}")
+    directories = {parse_part_directory(one.path.partition("/")[0]) for one in note.parts}
+    if not is_writer(str(note.writer)) or note.batch > BATCH_MAX or directories - {note.batch}:
+        return Damage(0, "a commit of no writer, of no batch, or with a part of another one")
+    if len({one.path for one in note.parts}) < len(note.parts):
+        return Damage(0, "a commit that names a part twice")
+    return Frame(note, answer.end)
+
+
+def encode_begun(offsets: Mapping[str, int]) -> bytes:
+    """
+    Return the file that says from which offset on each topic may have messages of a batch.
+    """
+    return _note({"quiver_topic_batch": _NOTE_VERSION, "from": dict(sorted(offsets.items()))})
+
+
+def decode_begun(data: Buffer) -> Answer[dict[str, int]]:
+    """
+    Take such a file apart.
+    """
+    answer = _decode(data)
+    if not isinstance(answer, Frame):
+        return answer
+    try:
+        found = {check_topic(topic): _number(offset) for topic, offset in answer.value["from"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError, WrongUse) as error:
+        return Damage(0, f"no beginning of a batch: {error}")
+    return Frame(found, answer.end)
+
+
+def _note(value: Mapping[str, Any]) -> bytes:
+    line = json.dumps(value).encode()
+    return b"%s\n%08x\n" % (line, crc32(line))
+
+
+def _decode(data: Buffer) -> Answer[Any]:
+    whole = bytes(data)
+    if len(whole) > NOTE_BYTES_MAX:
+        return Damage(0, f"a note of {len(whole)} bytes")
+    line, newline, rest = whole.partition(b"\n")
+    if not newline:
+        return NeedMore(1 + _CRC_LINE_BYTES)
+    if len(rest) < _CRC_LINE_BYTES:
+        return NeedMore(_CRC_LINE_BYTES - len(rest))
+    if rest != b"%08x\n" % crc32(line):
+        return Damage(len(line) + 1, "the checksum of the note differs")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return Damage(0, "the note is no JSON")
+    if not isinstance(value, dict) or value.get("quiver_topic_batch") != _NOTE_VERSION:
+        return Damage(0, "no note of a sink, or one of a newer version")
+    return Frame(value, len(whole))
+
+
+def _part(value: object) -> SinkPart:
+    if not isinstance(value, list) or len(value) != len(SinkPart._fields):
+        raise ValueError(f"{value!r} is no part")
+    path, topic, messages = value
+    if not isinstance(path, str) or _PART.fullmatch(path.partition("/")[2]) is None:
+        raise ValueError(f"{path!r} is no part")
+    return SinkPart(path, check_topic(topic), _number(messages))
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no number")
+    return value

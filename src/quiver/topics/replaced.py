@@ -1,0 +1,102 @@
+"""
+Local files whose messages another owner's have replaced.
+
+1. A process dies with messages on its disk that are not in the object store yet. 2. When its lease is over, another
+takes the topic, goes on behind what objects hold, and uploads messages of its own under the same offsets. 3. The first
+one comes back. Its files would hide what the other wrote; and as objects hold these offsets, they would be deleted.
+
+So before a topic's files are opened, what was not uploaded from here is compared with what objects have at these
+offsets. A file that differs is moved to the quarantine, whole, and said: its messages were promised to somebody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+from quiver.errors import Damaged
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.topics.cold import ColdLost, ColdPiece, ColdReader
+from quiver.topics.format.frame import FRAME_HEADER_BYTES
+from quiver.topics.format.names import QUARANTINE_DIR
+from quiver.topics.recovery import load_checkpoint, local_files
+from quiver.topics.wal_files import FileMarks, FrameScanner, Good
+
+__all__ = ["set_replaced_aside"]
+
+
+def set_replaced_aside(
+    files: FileSystem, directory: str, cold: ColdReader, *, start: int, end: int, file_name: str, observer: Observer
+) -> list[str]:
+    """
+    Move the files that have other messages than *cold* in *start* to below *end* to the quarantine; return where to.
+
+    Durable on return. A crash in between leaves some of them for the next time.
+
+    Raises:
+        RetryLater: the object store cannot be reached, so nobody can say.
+        OSError: the disk failed.
+    """
+    if start >= end or not files.exists(directory):
+        return []
+    checkpoint = load_checkpoint(files, directory)
+    known = None if isinstance(checkpoint, Damaged) else checkpoint
+    found = [
+        (one.path, one.first_offset)
+        for one in local_files(files, directory, file_name=file_name, checkpoint=known)
+        if one.first_offset is not None
+    ]
+    kept = []
+    for at, (path, first) in enumerate(found):
+        behind = found[at + 1][1] if at + 1 < len(found) else end
+        if first >= end or behind <= start:
+            continue
+        differs_at = _difference(files, path, first, cold, start=start, end=min(end, max(behind, first + 1)))
+        if differs_at is None:
+            continue
+        kept.append(_set_aside(files, directory, path))
+        observer.event(
+            "danube.wal.replaced", level=logging.ERROR, path=path, kept_as=kept[-1], first_offset=differs_at,
+            reason="another owner wrote other messages there",
+        )  # fmt: skip
+    if kept:
+        files.sync_dir(f"{directory}/{QUARANTINE_DIR}")
+        files.sync_dir(directory)
+    return kept
+
+
+def _difference(files: FileSystem, path: str, first: int, cold: ColdReader, *, start: int, end: int) -> int | None:
+    with FrameScanner(files, path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
+        while scanner.expected < end and (step := scanner.step()) is not None:
+            if isinstance(step, Good):
+                offset = max(start, step.first_offset)
+                found = _difference_in(step, cold, offset, min(end, step.first_offset + len(step.frames)))
+                if found is not None:
+                    return found
+    return None
+
+
+def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> int | None:
+    while offset < end:
+        found = cold.take(offset, end)
+        if isinstance(found, ColdPiece):
+            for body in found.bodies:
+                _, begin, behind = step.frames[offset - step.first_offset]
+                if step.data[begin + FRAME_HEADER_BYTES : behind] != body:
+                    return offset
+                offset += 1
+        else:
+            # Nobody can say what is damaged there; where objects have nothing, nothing is replaced.
+            known = found.next_offset if isinstance(found, ColdLost) else cold.next_offset(offset + 1)
+            offset = end if known is None else known
+    return None
+
+
+def _set_aside(files: FileSystem, directory: str, path: str) -> str:
+    quarantine = f"{directory}/{QUARANTINE_DIR}"
+    files.make_dirs(quarantine)
+    names = (f"{quarantine}/{path.rpartition('/')[2]}.{number}.replaced" for number in itertools.count())
+    target = next(name for name in names if not files.exists(name))
+    files.rename(path, target)
+    return target

@@ -1,0 +1,323 @@
+"""
+What a Spark sink staged and committed becomes messages of topics once, whole, whatever step a crash cuts short.
+"""
+
+import logging
+
+import pytest
+
+from quiver.errors import Damaged, WrongUse
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Damage, Frame, NeedMore
+from quiver.spark.topic_options import TopicPlace
+from quiver.spark.topic_sink import commit_messages, discard_messages, is_batch_committed, stage_messages
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics import TopicSettings, TopicStore
+from quiver.topics.adoption import load_batch
+from quiver.topics.format.message import MessageCodec, decode_message
+from quiver.topics.format.sink_batch import (
+    INCOMING_DIR,
+    BatchNote,
+    SinkPart,
+    StagedMessage,
+    commit_name,
+    decode_begun,
+    decode_commit,
+    decode_staged,
+    done_name,
+    encode_begun,
+    encode_commit,
+    encode_staged,
+    named_tail,
+    parse_note_name,
+    part_directory,
+)
+from quiver.topics.settings import WalSettings
+
+ROOT = "/topics"
+ORDERS, RETURNS = "default/orders", "default/returns"
+
+
+class PowerCut(Exception):
+    """The machine stops here."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def message(text, **attributes):
+    return StagedMessage(text.encode(), 1_700_000_000_000, MessageCodec(ORDERS).tail_of(attributes))
+
+
+def staged(files, root, batch, texts, *, writer="query", partition=0, attempt="a"):
+    """What a task does with these messages; those in capitals belong to the other topic."""
+    rows = [(RETURNS if text.isupper() else ORDERS, message(text)) for text in texts]
+    return stage_messages(files, root, rows, writer=writer, batch=batch, partition=partition, attempt=attempt)
+
+
+def write(files, root, batch, texts, *, writer="query", **more):
+    """A whole batch of two tasks: staged, then committed."""
+    half = len(texts) // 2
+    found = [
+        staged(files, root, batch, texts[:half], writer=writer, partition=0, **more),
+        staged(files, root, batch, texts[half:], writer=writer, partition=1, **more),
+    ]
+    return commit_messages(files, TopicPlace(root), writer=writer, batch=batch, staged=found, clock=ManualClock())
+
+
+def open_topics(files, root=ROOT, **wal):
+    settings = TopicSettings(wal=WalSettings(**wal))
+    return TopicStore.open(root, settings=settings, files=files, clock=ManualClock(), background=False)
+
+
+def texts_of(store, topic=ORDERS):
+    with store.topic(topic).reader("earliest", follow=False, on_lost="skip") as reader:
+        return [one.payload.decode() for one in reader]
+
+
+def left(files, root=ROOT, writer="query"):
+    directory = f"{root}/{INCOMING_DIR}/{writer}"
+    return files.list_dir(directory) if files.exists(directory) else []
+
+
+def test_messages_are_there_when_committed_and_not_before(tmp_path):
+    """Staged ones are nobody's; a committed batch is appended in order, and is not taken twice."""
+    root = str(tmp_path)
+    found = staged(REAL_FILES, root, 0, ["a", "B"])
+    with open_topics(REAL_FILES, root) as store:
+        assert texts_of(store) == []
+    assert commit_messages(REAL_FILES, TopicPlace(root), writer="query", batch=0, staged=[found])
+    assert not write(REAL_FILES, root, 0, ["a", "B"], attempt="b")
+    assert write(REAL_FILES, root, 1, ["c", "d", "E"])
+    with open_topics(REAL_FILES, root) as store:
+        assert texts_of(store) == ["a", "c", "d"]
+        assert texts_of(store, RETURNS) == ["B", "E"]
+    assert left(REAL_FILES, root) == [done_name(1)]
+
+
+def test_what_is_appended_says_where_it_comes_from(tmp_path):
+    """The producer's name is the message's own; attributes, key and time are as they were given."""
+    rows = [(ORDERS, message("x", k="v", routing_key="me"))]
+    found = stage_messages(REAL_FILES, str(tmp_path), rows, writer="etl", batch=7, partition=0, attempt="a")
+    commit_messages(REAL_FILES, TopicPlace(str(tmp_path)), writer="etl", batch=7, staged=[found])
+    with open_topics(REAL_FILES, str(tmp_path)) as store, store.topic(ORDERS).reader(0, follow=False) as reader:
+        [one] = reader
+    assert (one.producer_name, one.key, one.attributes["k"]) == ("etl:7:0:0", "me", "v")
+    assert one.publish_time_ns == 1_700_000_000_000_000_000
+
+
+def test_what_is_discarded_never_comes(tmp_path):
+    """But not what was committed, although the driver did not hear of it."""
+    root = str(tmp_path)
+    found = staged(REAL_FILES, root, 0, ["a"])
+    discard_messages(REAL_FILES, root, writer="query", batch=0, staged=[found])
+    assert left(REAL_FILES, root) == []
+    assert write(REAL_FILES, root, 0, ["b", "c"])
+    discard_messages(REAL_FILES, root, writer="query", batch=0, staged=[found])
+    assert is_batch_committed(REAL_FILES, root, writer="query", batch=0)
+    assert not is_batch_committed(REAL_FILES, root, writer="query", batch=1)
+
+
+def test_an_open_store_appends_between_its_own(tmp_path):
+    """With its upkeep, and when it closes: whoever committed saw that somebody was there."""
+    root = str(tmp_path)
+    with open_topics(REAL_FILES, root) as store:
+        store.topic(ORDERS).append(b"own")
+        write(REAL_FILES, root, 0, ["a", "b"])
+        assert texts_of(store) == ["own"]
+        assert left(REAL_FILES, root)[-1] != done_name(0)
+        store.maintain()
+        assert texts_of(store) == ["own", "a", "b"]
+        write(REAL_FILES, root, 1, ["c"])
+        write(REAL_FILES, root, 2, ["d"])
+    with open_topics(REAL_FILES, root) as store:
+        assert texts_of(store) == ["own", "a", "b", "c", "d"]
+        assert store.topic(ORDERS).durable_offset() == 5
+    assert left(REAL_FILES, root) == [done_name(2)]
+
+
+def test_the_thread_appends_by_itself(tmp_path):
+    """Nobody calls anything: a reader that follows gets it."""
+    with (
+        TopicStore.open(tmp_path, settings={"wal": {"fsync_interval_ms": 20}}) as store,
+        store.topic(ORDERS).reader("latest") as reader,
+    ):
+        write(REAL_FILES, str(tmp_path), 0, ["a"])
+        assert next(iter(reader)).payload == b"a"
+
+
+def test_a_directory_with_a_cold_tier_is_left_to_its_owner(tmp_path):
+    """Only it knows whether the topic still lives here. With the object store the sink is one, for that moment."""
+    root, objects = f"{tmp_path}/topics", f"file://{tmp_path}/cold"
+    with TopicStore.open(root, objects=objects, background=False) as store:
+        store.topic(ORDERS).append(b"own")
+    found = staged(REAL_FILES, root, 0, ["a"])
+    assert commit_messages(REAL_FILES, TopicPlace(root), writer="query", batch=0, staged=[found])
+    assert commit_name(0) in left(REAL_FILES, root)
+    found = staged(REAL_FILES, root, 1, ["b"])
+    assert commit_messages(REAL_FILES, TopicPlace(root, objects), writer="query", batch=1, staged=[found])
+    with TopicStore.open(root, objects=objects, background=False) as store:
+        assert texts_of(store) == ["own", "a", "b"]
+
+
+def test_log_files_of_another_name_are_not_written_beside(tmp_path):
+    with open_topics(REAL_FILES, str(tmp_path), file_name="queue.log") as store:
+        store.topic(ORDERS).append(b"own", durable=True)
+        store.topic(ORDERS).wal.try_checkpoint()
+    with pytest.raises(WrongUse, match="say how, with fileName"):
+        write(REAL_FILES, str(tmp_path), 0, ["a"])
+
+
+def test_damage_waits_and_others_go_on(tmp_path):
+    """A part that is not what was written stays where it is, and holds nobody else up."""
+    root = str(tmp_path)
+    with open_topics(REAL_FILES, root) as store:
+        write(REAL_FILES, root, 0, ["a", "b"], writer="bad")
+        path = tmp_path / INCOMING_DIR / "bad" / part_directory(0, 1, "a") / "00000.part"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        write(REAL_FILES, root, 0, ["c"], writer="good")
+        assert store.adopt() == 1
+        assert store.adopt() == 0
+        assert set(texts_of(store)) <= {"a", "c"}
+        assert commit_name(0) in left(REAL_FILES, root, "bad")
+
+
+# ── crashes ──────────────────────────────────────────────────────────────────────────────────────────
+
+BATCHES = (["a", "B", "c", "d"], ["e", "F", "G", "h", "i"])
+WANTED = {ORDERS: ["a", "c", "d", "e", "h", "i"], RETURNS: ["B", "F", "G"]}
+
+
+def every_batch(files, root=ROOT):
+    """What a query does, and does again when it is started again: an owner may be there or not."""
+    for number, texts in enumerate(BATCHES):
+        if not is_batch_committed(files, root, writer="query", batch=number):
+            write(files, root, number, texts)
+    with open_topics(files, root, rotate_max_bytes=700) as store:
+        store.adopt()
+
+
+def disks_of_crashes(steps_of, *, kill):
+    """The disk after each step, as a kill or a power cut there leaves it."""
+    count = 0
+    stop_at = [10**9]
+
+    def on_step(*_):
+        nonlocal count
+        count += 1
+        if count > stop_at[0]:
+            raise PowerCut
+
+    files = CrashFileSystem(on_step=on_step)
+    steps_of(files)
+    total, at = count, 0
+    for at in range(total):
+        count, stop_at[0] = 0, at
+        files = CrashFileSystem(on_step=on_step)
+        with pytest.raises(PowerCut):
+            steps_of(files)
+        for seed in (0,) if kill else (0, 1, 2, 3):
+            count, stop_at[0] = 0, 10**9
+            yield f"step {at}, seed {seed}", (files.clone_after_kill() if kill else files.clone_after_crash(seed))
+
+
+@pytest.mark.parametrize("kill", [True, False], ids=["kill", "power"])
+def test_a_crash_at_every_step(kill):
+    """The query is started again, and every message is there once."""
+    for label, disk in disks_of_crashes(every_batch, kill=kill):
+        every_batch(disk)
+        with open_topics(disk) as store:
+            for topic, wanted in WANTED.items():
+                assert sorted(texts_of(store, topic)) == wanted, label
+        assert left(disk) == [done_name(1)], label
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_offsets_that_a_power_loss_gave_back(seed):
+    """The owner's own messages are lost, ours are given their offsets, and the owner dies before it can say so."""
+
+    def stop_at(op, suffix):
+        def step(done, path):
+            if (done, path.endswith(suffix)) == (op, True):
+                raise PowerCut
+
+        return step
+
+    files = CrashFileSystem()
+    with pytest.raises(PowerCut), open_topics(files) as store:
+        store.topic(ORDERS).append_batch([b"own"] * 5)
+        write(files, ROOT, 0, ["a", "c", "d"])
+        files.on_step = stop_at("pwrite", "wal.log")
+        store.adopt()
+    disk = files.clone_after_crash(seed)
+    disk.on_step = stop_at("rename", ".done")
+    with pytest.raises(PowerCut):
+        open_topics(disk)
+    again = disk.clone_after_kill()
+    with open_topics(again) as store:
+        assert [text for text in texts_of(store) if text != "own"] == ["a", "c", "d"]
+
+
+# ── bytes ────────────────────────────────────────────────────────────────────────────────────────────
+
+NOTE = BatchNote("q-1", 3, (SinkPart("00000000000000000003-00000-7/00000.part", ORDERS, 2),))
+
+
+def test_golden_bytes():
+    """What other programs may rely on."""
+    assert encode_commit(NOTE) == (
+        b'{"quiver_topic_batch": 1, "writer": "q-1", "batch": 3, '
+        b'"parts": [["00000000000000000003-00000-7/00000.part", "default/orders", 2]]}\n' + encode_commit(NOTE)[-9:]
+    )
+    assert encode_begun({"b/b": 2, "a/a": 1}).startswith(b'{"quiver_topic_batch": 1, "from": {"a/a": 1, "b/b": 2}}\n')
+    frame = encode_staged(0, StagedMessage(b"hi", 1, bytes(17)))
+    assert (
+        frame.hex() == "00000000000000001f000000" + frame[12:16].hex() + "010000000000000011000000" + "00" * 17 + "6869"
+    )
+    assert decode_staged(frame[16:]) == StagedMessage(b"hi", 1, bytes(17))
+    codec = MessageCodec(ORDERS)
+    named = codec.encode(4, b"x", 5, named_tail(codec.tail_of({"k": "v"}), "q:1:0:2"))
+    assert decode_message(named).producer_name == "q:1:0:2"
+    assert decode_message(named).attributes == {"k": "v"}
+    assert parse_note_name(commit_name(3)) == (3, "commit")
+    assert parse_note_name("3.commit") is None
+
+
+def test_notes_come_back_or_are_refused():
+    """Whole, cut at every byte, with every byte flipped, and with something behind."""
+    data = encode_commit(NOTE)
+    assert decode_commit(data) == Frame(NOTE, len(data))
+    assert decode_begun(encode_begun({"a/a": 1})).value == {"a/a": 1}
+    for end in range(len(data)):
+        assert isinstance(decode_commit(data[:end]), NeedMore)
+    for at in range(len(data)):
+        flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        assert isinstance(decode_commit(flipped), NeedMore | Damage)
+    assert isinstance(decode_commit(data + b"x"), Damage)
+    assert isinstance(decode_begun(data), Damage)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        BatchNote("../x", 3, NOTE.parts),
+        BatchNote("q", 4, NOTE.parts),
+        BatchNote("q", 3, NOTE.parts * 2),
+        BatchNote("q", 3, (SinkPart("00000000000000000003-00000-7/../x", ORDERS, 2),)),
+        BatchNote("q", 3, (SinkPart(NOTE.parts[0].path, "a/../b", 2),)),
+        BatchNote("q", 3, (SinkPart(NOTE.parts[0].path, ORDERS, -1),)),
+        BatchNote("q", -1, ()),
+    ],
+)
+def test_unlawful_commits_are_damage(note, tmp_path):
+    """Nothing outside the writer's own staging is ever named."""
+    assert isinstance(decode_commit(encode_commit(note)), Damage)
+    path = tmp_path / "x"
+    path.write_bytes(encode_commit(note))
+    with pytest.raises(Damaged):
+        load_batch(REAL_FILES, str(path))

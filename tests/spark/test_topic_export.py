@@ -1,0 +1,77 @@
+"""
+A topic at the end of a route: from a store through processors to messages, each batch once; another one receives them.
+"""
+
+import json
+
+import pytest
+
+import quiver
+from quiver.errors import SettingsInvalid, WrongUse
+from quiver.observe import InMemoryObserver
+from quiver.pipeline.topic_config import TopicReceiverConfig
+from quiver.pipeline.topic_receiver import TopicReceiver
+from quiver.spark.export_query import TableBatches
+from quiver.spark.exporters import exporter_of
+from quiver.spark.processor_settings import SqlSettings
+from quiver.spark.topic_export_settings import TopicSinkSettings
+from quiver.topics import TopicStore
+
+pytestmark = pytest.mark.spark
+
+QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
+
+
+def export(spark, store, settings, chain=(), number=0):
+    """Everything that is in the store, as one batch."""
+    frame = spark.read.format("quiver").option("mode", "bundles").load(store.root)
+    TableBatches(store.root, exporter_of(settings, subscriber="exp"), chain=chain).export(frame, number, query=QUERY)
+
+
+def messages(root, topic):
+    with TopicStore.open(root, background=False) as store, store.topic(topic).reader(0, follow=False) as found:
+        return list(found)
+
+
+@pytest.mark.slow
+def test_from_a_store_through_a_topic_to_a_store(spark, store, tmp_path):
+    """Logs, spans and metrics arrive as they were; a batch that is tried again is not written again."""
+    store.otlp(3)
+    root = str(tmp_path / "topics")
+    settings = TopicSinkSettings(root, "default/otlp")
+    for _ in range(2):
+        export(spark, store, settings)
+    found = messages(root, "default/otlp")
+    assert sorted(one.attributes["otlp_signal"] for one in found) == ["logs", "metrics", "traces"]
+    with quiver.open(tmp_path / "other", background=False) as other:
+        config = TopicReceiverConfig(topics=root, topic="default/otlp")
+        receiver = TopicReceiver(other, config.settings(), observer=InMemoryObserver())
+        assert receiver.take() == 3
+        assert receiver.take() == 0
+        other.flush()
+        receiver.stop(0)
+    again = spark.read.format("quiver").option("view", "spans").load(str(tmp_path / "other"))
+    before = spark.read.format("quiver").option("view", "spans").load(store.root)
+    assert sorted(map(repr, again.collect())) == sorted(map(repr, before.collect()))
+
+
+@pytest.mark.slow
+def test_rows_as_json(spark, store, tmp_path):
+    """Any table; OTLP is refused for what is no view any more."""
+    store.otlp(2)
+    chain = (SqlSettings("SELECT count(*) AS n FROM logs"),)
+    with pytest.raises(WrongUse, match="cannot become OTLP"):
+        export(spark, store, TopicSinkSettings(str(tmp_path), "default/rows"), chain)
+    export(spark, store, TopicSinkSettings(str(tmp_path), "default/rows", "json"), chain)
+    found = [(one.attributes["table"], json.loads(one.payload)) for one in messages(str(tmp_path), "default/rows")]
+    assert len(found) >= 1
+    assert all(set(row) == {"n"} for _, row in found[:1])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [(("", "a/b"), "topics must name"), (("t", "a"), "topic: 'a' is no topic"), (("t", "a/b", "xml"), "otlp or json")],
+)
+def test_settings_are_checked(given, says):
+    with pytest.raises(SettingsInvalid, match=says):
+        TopicSinkSettings(*given)

@@ -1,0 +1,161 @@
+"""
+Offsets, options and ranges of topics for Spark: pure, and refused early.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.errors import WrongUse
+from quiver.pipeline.graph import load_pipeline
+from quiver.spark.topic_offsets import BEGINNING, offsets_from_json, offsets_to_json, parse_bound
+from quiver.spark.topic_options import parse_topic_options
+from quiver.spark.topic_ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
+
+
+def test_offsets_come_back():
+    """As text they are always the same, whatever the order they were made in."""
+    offsets = {"b/b": 3, "a/a": BEGINNING}
+    assert json.dumps(offsets_to_json(offsets)) == '{"v": 1, "topics": {"a/a": -1, "b/b": 3}}'
+    assert offsets_from_json(offsets_to_json(offsets)) == offsets
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("x", "no offset of the quiver-topic source"),
+        ({"v": 2, "topics": {}}, "version 2"),
+        ({"v": 1, "topics": {"a/a": -2}}, "no offset"),
+        ({"v": 1, "topics": {"a/a": True}}, "no offset"),
+        ({"v": 1, "topics": {"a": 1}}, "no topic"),
+        ({"v": 1, "store": "5c", "seq": 1, "idx": 0}, "no offset"),
+    ],
+)
+def test_other_offsets_are_refused(value, says):
+    """Those of another source, too."""
+    with pytest.raises(WrongUse, match=says):
+        offsets_from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [("Earliest", "earliest"), (" latest ", "latest"), ("12", 12), ('{"a/b": 7, "/c/d": 0}', {"a/b": 7, "c/d": 0})],
+)
+def test_bounds(text, bound):
+    assert parse_bound(text, option="startingOffsets") == bound
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "true", '{"a/b": -1}', '{"a/b": "x"}', "soon"])
+def test_what_is_no_bound(text):
+    with pytest.raises(WrongUse, match="startingOffsets"):
+        parse_bound(text, option="startingOffsets")
+
+
+def test_options():
+    """Keys in any case; what was not given has its default."""
+    options = parse_topic_options(
+        {"PATH": "file:///t/", "topic": "/a/b, c/d", "maxbytespertrigger": "1MiB", "maxOffsetsPerTrigger": "9"}
+    )
+    assert options.place.root == "/t"
+    assert options.topics == ("a/b", "c/d")
+    assert options.limits == TopicLimits(9, 1024 * 1024)
+    assert (options.starting, options.ending, options.fail_on_data_loss) == ("earliest", "latest", True)
+    assert parse_topic_options({"path": "t", "topic": "default/*"}).pattern == "default/*"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"path": "t"}, "needs a topic"),
+        ({"topic": "a/b"}, "needs the directory"),
+        ({"path": "t", "topic": "a/b", "topics": "x"}, "did you mean topic"),
+        ({"path": "t", "topic": "a"}, "no topic"),
+        ({"path": "t", "topic": "a/b,a/b"}, "twice"),
+        ({"path": "t", "topic": "a/*,c/d"}, "no pattern"),
+        ({"path": "t", "topic": "a/b", "metadata": "sqlite:///x"}, "needs objects"),
+        ({"objects": "o", "metadata": "m", "topic": "a/b", "subscription": "s"}, "needs path"),
+        ({"objects": "o", "metadata": "m", "topic": "a/*"}, "needs path"),
+        ({"path": "t", "topic": "a/b", "minPartitions": "0"}, "minPartitions"),
+        ({"path": "t", "topic": "a/b", "maxBytesPerTrigger": "lots"}, "maxBytesPerTrigger"),
+        ({"path": "t", "topic": "a/b", "includeMetadata": "maybe"}, "includeMetadata"),
+        ({"path": "t", "topic": "a/b", "subscription": "a b"}, "no name of a subscription"),
+        ({"path": "t", "topic": "a/b", "fileName": "x.tmp"}, "cannot name log files"),
+    ],
+)
+def test_bad_options_are_refused(given, says):
+    """In words that say what to write instead."""
+    with pytest.raises(WrongUse, match=says):
+        parse_topic_options(given)
+
+
+def test_credentials_are_not_shown():
+    options = parse_topic_options({"path": "t", "topic": "a/b", "objects": '{"options": {"secret_key": "hush"}}'})
+    assert "hush" not in repr(options)
+
+
+STRETCHES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50_000_000)), max_size=12).map(
+    lambda sizes: [
+        Stretch("a/b", sum(n for n, _ in sizes[:at]), sum(n for n, _ in sizes[: at + 1]), size)
+        for at, (_, size) in enumerate(sizes)
+    ]
+)
+
+
+@given(STRETCHES, st.integers(1, 8), st.integers(0, 20))
+def test_packing_loses_nothing(stretches, parallelism, least):
+    """Every message is in exactly one task, in order; there are as many tasks as were asked for, where there can be."""
+    parts = pack_stretches(stretches, parallelism=parallelism, partitions_min=least)
+    assert all(parts)
+    met = [offset for part in parts for one in part for offset in range(one.start, one.stop)]
+    assert met == list(range(len(met)))
+    assert len(met) == sum(one.stop - one.start for one in stretches)
+    assert len(parts) >= min(least, len(met))
+    assert len(parts) <= max(parallelism, least, 1)
+
+
+def test_large_topics_are_shared_out():
+    """By bytes, at the places where reading may begin."""
+    stretches = [Stretch("a/b", at * 10, at * 10 + 10, 16 * 1024 * 1024, (0, at * 10, at)) for at in range(8)]
+    assert pack_stretches(stretches, parallelism=2) == [
+        (Stretch("a/b", 0, 40, 64 * 1024 * 1024, (0, 0, 0)),),
+        (Stretch("a/b", 40, 80, 64 * 1024 * 1024, (0, 40, 4)),),
+    ]
+
+
+@given(STRETCHES, st.integers(1, 100), st.integers(1, 10_000_000))
+def test_limits(stretches, count, size):
+    """A batch has one message at least, and no more than either limit allows by the averages."""
+    tip = stretches[-1].stop if stretches else 0
+    end = reach(stretches, 0, TopicLimits(count, size))
+    assert min(1, tip) <= end <= min(tip, count)
+    taken = sum(one.size_bytes * max(0, min(end, one.stop) - one.start) / (one.stop - one.start) for one in stretches)
+    assert end <= 1 or taken <= size + 1
+    assert reach(stretches, 0, TopicLimits()) == tip
+
+
+def test_limits_are_shared_by_what_waits():
+    shared = shared_limits(TopicLimits(100, None), {"a/a": 300, "b/b": 100, "c/c": 0, "d/d": 1})
+    assert shared == {"a/a": TopicLimits(74), "b/b": TopicLimits(24), "d/d": TopicLimits(1)}
+
+
+def test_the_page_has_every_option():
+    """And no other."""
+    page = (Path(__file__).parents[2] / "docs/howto/topics.md").read_text()
+    table = page.partition("## On Spark")[2].partition("| option |")[2].partition("\n\n")[0]
+    named = re.findall(
+        r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+    )
+    with pytest.raises(WrongUse, match="known are") as caught:
+        parse_topic_options({"zzzzzzzzzzzz": "1"})
+    assert sorted(named) == sorted(str(caught.value).partition("known are ")[2].split(", "))
+
+
+def test_the_pipeline_of_the_page_is_valid():
+    page = (Path(__file__).parents[2] / "docs/howto/topics.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(nodes:.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    pipeline, _ = load_pipeline(text, source="topics.md", values={})
+    assert [name for name, _ in pipeline.exporters] == ["to_topic"]

@@ -1,0 +1,214 @@
+"""
+Callers, files and names that nobody expects.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from topic_disks import DIRECTORY, TOPIC, offsets, open_topics, payloads, read_file
+
+from quiver.errors import SettingsInvalid, StoreClosed, WrongUse
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.check import check_topic_directory
+from quiver.topics.format.names import DEAD_LETTER_SUFFIX, check_topic
+from quiver.topics.read import TopicFiles
+from quiver.topics.settings import SubscriptionSettings
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+# ── what is handed in ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("time_ns", [-1, 1 << 63, 1 << 90, 1.5e18, "now"])
+def test_a_publish_time_that_is_none_is_wrong_use(time_ns: Any):
+    """It would not fit into a message; nothing was kept."""
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        with pytest.raises(WrongUse, match="publish time"):
+            log.append(b"x", publish_time_ns=time_ns)
+        assert log.append(b"x", publish_time_ns=(1 << 63) - 1) == 0
+
+
+@pytest.mark.parametrize("attributes", ["ab", ["abc"], 7, [("a", "b")]])
+def test_attributes_that_are_no_mapping_are_wrong_use(attributes: Any):
+    with open_topics(CrashFileSystem()) as store, pytest.raises(WrongUse, match="texts by name"):
+        store.topic(TOPIC).append(b"x", attributes=attributes)
+
+
+@pytest.mark.parametrize("message", [(b"x",), (), (b"x", {}, 3)])
+def test_a_message_of_a_batch_is_a_payload_or_a_pair(message: Any):
+    """And when one of them is not, none is kept."""
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        with pytest.raises(WrongUse):
+            log.append_batch([b"good", message])
+        assert log.current_offset() == 0
+
+
+def test_the_window_of_a_subscription_fits_into_what_is_kept_of_it():
+    """A larger one could be saved, and never read again."""
+    SubscriptionSettings(max_unacked_messages=100_000)
+    with pytest.raises(SettingsInvalid, match="at most"):
+        SubscriptionSettings(max_unacked_messages=100_001)
+
+
+@pytest.mark.parametrize("length", [1, 117, 128])
+def test_the_dead_letters_of_every_topic_have_a_name(length):
+    topic = check_topic(f"default/{'n' * length}")
+    assert check_topic(topic + DEAD_LETTER_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
+    with pytest.raises(WrongUse):
+        check_topic(f"default/{'n' * 129}{DEAD_LETTER_SUFFIX}")
+
+
+# ── files that were moved about ──────────────────────────────────────────────────────────────────────────
+
+
+def filled(files: CrashFileSystem) -> list[bytes]:
+    """Several small files; the newest one has messages, too."""
+    with open_topics(files, rotate_max_bytes=200) as store:
+        log = store.topic(TOPIC)
+        for number in range(20):
+            log.append(b"%d" % number)
+        return payloads(log)
+
+
+def names(files: CrashFileSystem) -> list[str]:
+    return [name for name in files.list_dir(DIRECTORY) if name.endswith(".log")]
+
+
+def test_a_renamed_file_is_read_where_its_messages_belong():
+    """Whichever it is, and whatever its new number: nothing is lost, and the offsets go on."""
+    for which in range(4):
+        files = CrashFileSystem()
+        wanted = filled(files)
+        files.rename(f"{DIRECTORY}/{names(files)[which]}", f"{DIRECTORY}/wal.99.log")
+        for _ in range(2):
+            with open_topics(files, rotate_max_bytes=200) as store:
+                log = store.topic(TOPIC)
+                assert log.append(b"more") == len(wanted)
+                wanted.append(b"more")
+                assert payloads(log) == wanted
+                assert offsets(log) == list(range(len(wanted)))
+
+
+def test_a_copied_file_repeats_and_hides_nothing():
+    """Whole or cut short: the longer one is read."""
+    for which, cut in itertools.product(range(4), (0, 30)):
+        files = CrashFileSystem()
+        wanted = filled(files)
+        data = read_file(files, f"{DIRECTORY}/{names(files)[which]}")
+        copy = files.create(f"{DIRECTORY}/wal.99.log")
+        copy.pwrite(data[: len(data) - cut], 0)
+        copy.close()
+        with open_topics(files, rotate_max_bytes=200) as store:
+            log = store.topic(TOPIC)
+            assert log.append(b"more") == len(wanted)
+            assert payloads(log) == [*wanted, b"more"]
+
+
+# ── opening and letting go at the same time ──────────────────────────────────────────────────────────────
+
+
+def test_a_topic_that_is_opened_while_the_store_closes_is_not_left_open():
+    """Another process may have the directory as soon as it is closed."""
+    files = CrashFileSystem()
+    store = open_topics(files)
+    opened: list[Any] = []
+    original = store._open_log
+
+    def slow(topic: str) -> Any:
+        log = original(topic)
+        opened.append(log)
+        store.close()
+        return log
+
+    store._open_log = slow  # type: ignore[method-assign]
+    with pytest.raises(StoreClosed):
+        store.topic(TOPIC)
+    assert opened[0].wal.closed
+
+
+def test_a_topic_that_is_unloaded_is_not_opened_before_its_files_are_let_go():
+    """Its last checkpoint would replace one that is newer."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        log = store.topic(TOPIC)
+        log.append(b"0")
+        begun, opened = threading.Event(), threading.Event()
+        found: list[Any] = []
+        original = log.close
+
+        def close() -> None:
+            def reopen() -> None:
+                begun.set()
+                found.append(store.topic(TOPIC))
+                opened.set()
+
+            threading.Thread(target=reopen).start()
+            begun.wait()
+            assert not opened.wait(0.05)
+            original()
+
+        log.close = close
+        assert store.unload(TOPIC) == 1
+        opened.wait()
+        assert found[0] is not log
+        assert found[0].append(b"1") == 1
+
+
+def test_a_topic_in_memory_is_unloaded_too():
+    with open_topics(CrashFileSystem()) as store:
+        store.topic(TOPIC, reliable=False).append(b"x")
+        assert store.unload(TOPIC) == 1
+        assert store.topic(TOPIC).current_offset() == 0
+
+
+# ── settings that would hide what is there ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("before", "after"), [("wal.log", "log.dat"), ("log.dat", "wal.log")])
+@pytest.mark.parametrize("rotate", [None, 200])
+def test_other_files_than_the_topic_has_are_refused(before, after, rotate):
+    """It would begin anew beside them; and whoever looks at it finds them by themselves."""
+    files = CrashFileSystem()
+    with open_topics(files, file_name=before, rotate_max_bytes=rotate) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 20)
+        store.topic(TOPIC).append(b"x")
+    with open_topics(files, file_name=after) as store:
+        assert store.topics() == [TOPIC]
+        with pytest.raises(SettingsInvalid, match=f"are called {before}"):
+            store.topic(TOPIC)
+    checked = check_topic_directory(files, DIRECTORY)
+    assert (checked.next_offset, checked.sound, sum(one.messages for one in checked.files)) == (21, True, 21)
+    assert len(list(TopicFiles("/topics", TOPIC, files=files).read())) == 21
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("key", ["progress_flush_interval_seconds", "redelivery_delay_seconds", "ack_timeout_seconds"])
+def test_durations_that_are_none(key, value):
+    """With them nothing would be saved, or nothing delivered again, ever."""
+    with pytest.raises(SettingsInvalid, match=key):
+        SubscriptionSettings(**{key: value})
+
+
+def test_a_delay_of_centuries_is_a_delay():
+    """And the consumer that waits for it gets what comes meanwhile."""
+    with open_topics(CrashFileSystem()) as store:
+        store.topic(TOPIC).append(b"0")
+        with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
+            consumer.receive(0).nack(delay_s=float("inf"))
+            assert consumer.receive(10_000.0) is None
+            store.topic(TOPIC).append(b"1")
+            assert consumer.receive(0).offset == 1

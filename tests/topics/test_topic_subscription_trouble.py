@@ -1,0 +1,283 @@
+"""
+Subscriptions while something beside them is slow, full, away or wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from topic_disks import ROOT, TOPIC, offsets, open_topics
+
+from quiver.errors import StoreFailed, WrongUse
+from quiver.observe import InMemoryObserver
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+from quiver.topics.settings import SubscriptionSettings, TopicSettings, WalSettings
+from quiver.topics.store import TopicStore
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def open_store(files: Any = None, clock: Any = None, observer: Any = None, **subscriptions: Any) -> TopicStore:
+    settings = TopicSettings(wal=WalSettings(cache_capacity=4), subscriptions=SubscriptionSettings(**subscriptions))
+    return TopicStore.open(
+        ROOT, settings=settings, files=files or CrashFileSystem(), clock=clock or ManualClock(), observer=observer,
+        background=False,
+    )  # fmt: skip
+
+
+# ── where it stands ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("start", [6, 5000, 1 << 64])
+def test_a_subscription_cannot_be_kept_ahead_of_the_topic(start):
+    """What is kept counts as given out: the topic would go on there, and readers would miss all before it."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 5)
+        with pytest.raises(WrongUse, match="nothing at"):
+            store.subscribe(TOPIC, "s", start=start)
+        subscription = store.subscribe(TOPIC, "s", start=5)
+        with pytest.raises(WrongUse, match="nothing at"):
+            subscription.seek(start)
+        assert subscription.next_offset == 5
+    with open_topics(files) as store:
+        assert store.topic(TOPIC).append(b"x") == 5
+        assert offsets(store.topic(TOPIC)) == list(range(6))
+
+
+# ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Counting(ManualClock):
+    """Counts how often somebody waits."""
+
+    waits = 0
+
+    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
+        self.waits += 1
+        return super().wait(condition, timeout_s)
+
+
+@pytest.mark.parametrize("kind", ["shared", "failover", "key_shared"])
+def test_who_gets_nothing_now_waits_and_does_not_spin(kind):
+    """The log has more than was read ahead, and none of it may be had: only an answer can change that."""
+    clock = Counting()
+    with open_store(clock=clock, max_unacked_messages=3, ack_timeout_seconds=None) as store:
+        log = store.topic(TOPIC)
+        for _ in range(3):
+            log.append_batch([(b"x" * 1024, {"routing_key": "k"})] * 1000)
+        subscription = store.subscribe(TOPIC, "s", kind=kind, start="earliest")
+        first, second = subscription.consumer("a"), subscription.consumer("b")
+        found = [one for _ in range(3) for consumer in (first, second) if (one := consumer.receive(0)) is not None]
+        assert [one.offset for one in found] == [0, 1, 2]
+        log.append(b"new")
+        before = clock.waits
+        for consumer in (first, second):
+            assert consumer.receive(10.0) is None
+        assert clock.waits == before + 2
+
+        found[0].ack()
+        again = [one for consumer in (first, second) if (one := consumer.receive(0)) is not None]
+        assert [one.offset for one in again] == [3]
+
+
+def test_a_consumer_of_a_sealed_topic_waits_for_the_answers_of_others():
+    clock = Counting()
+    with open_store(clock=clock, ack_timeout_seconds=None) as store:
+        log = store.topic(TOPIC)
+        log.append(b"x")
+        subscription = store.subscribe(TOPIC, "s", start="earliest")
+        first, second = subscription.consumer("a"), subscription.consumer("b")
+        delivery = first.receive(0)
+        log.seal()
+        assert second.receive(10.0) is None
+        assert clock.waits <= 2
+        delivery.nack(0)
+        assert second.receive(0).offset == 0
+
+
+def test_a_consumer_that_waits_hears_of_room_that_another_made():
+    """What was read ahead is all of one key; once its consumer takes some, the other's come into sight."""
+    with TopicStore.open(ROOT, files=CrashFileSystem(), background=False) as store:
+        log = store.topic(TOPIC)
+        settings = SubscriptionSettings(max_unacked_messages=4, ack_timeout_seconds=None)
+        subscription = store.subscribe(TOPIC, "s", kind="key_shared", start="earliest", settings=settings)
+        first, second = subscription.consumer("a"), subscription.consumer("b")
+        log.append(b"x", key="k")
+        holder, other = (first, second) if (one := first.receive(0)) is not None else (second, first)
+        one = one or second.receive(0)
+        keys = (str(number) for number in range(1000))
+        theirs = next(key for key in keys if _is_of(subscription, other, key))
+        log.append_batch([(b"x", {"routing_key": "k"})] * 4)
+        log.append(b"y", key=theirs)
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(other.receive(30.0)))
+        thread.start()
+        while not log.wal.arrivals.waiters and not subscription._ready:
+            pass
+        assert holder.receive(0).offset == 1
+        thread.join(20.0)
+        assert [delivery.message.payload for delivery in found] == [b"y"]
+        one.ack()
+
+
+def _is_of(subscription: Any, consumer: Any, key: str) -> bool:
+    message = type("Keyed", (), {"key": key, "offset": 0})()
+    return bool(subscription._may_have(consumer, message))
+
+
+# ── what is slow ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_subscription_that_reads_for_minutes_keeps_no_topic_from_its_sync():
+    """The thread that syncs all topics looks after subscriptions too, and never waits for one."""
+    clock = ManualClock()
+    with open_store(clock=clock) as store:
+        log = store.topic(TOPIC)
+        subscription = store.subscribe(TOPIC, "s", start="earliest")
+        inside, leave = threading.Event(), threading.Event()
+
+        def poll(_count: int) -> list[Any]:
+            inside.set()
+            leave.wait()
+            return []
+
+        subscription._reader.poll = poll
+        consumer = subscription.consumer("a")
+        thread = threading.Thread(target=lambda: consumer.receive(0))
+        thread.start()
+        inside.wait()
+        try:
+            log.append(b"x")
+            clock.advance(6.0)
+            store.maintain()
+            assert log.durable_offset() == 1
+        finally:
+            leave.set()
+            thread.join()
+
+
+def test_a_subscription_that_is_being_made_for_minutes_keeps_no_topic_from_its_sync():
+    """Finding where it starts may take reading many objects."""
+    clock = ManualClock()
+    with open_store(clock=clock) as store:
+        log = store.topic(TOPIC)
+        inside, leave = threading.Event(), threading.Event()
+
+        def resolve(_start: Any, *, kept: bool = False) -> int:
+            if kept:
+                inside.set()
+                leave.wait()
+            return 0
+
+        log.resolve = resolve
+        thread = threading.Thread(target=lambda: store.subscribe(TOPIC, "s", start="earliest"))
+        thread.start()
+        inside.wait()
+        try:
+            log.append(b"x")
+            clock.advance(6.0)
+            store.maintain()
+            assert log.durable_offset() == 1
+        finally:
+            leave.set()
+            thread.join()
+
+
+def test_progress_is_kept_in_time_even_where_upkeep_never_gets_in():
+    clock = ManualClock()
+    files = CrashFileSystem()
+    with open_store(files, clock) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 3)
+        with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
+            first, second, _ = (consumer.receive(0) for _ in range(3))
+            first.ack()
+            clock.advance(5.0)
+            second.ack()
+            crashed = files.clone_after_crash(seed=1)
+    with open_store(crashed) as store, store.subscribe(TOPIC, "s").consumer("a") as consumer:
+        assert consumer.receive(0).offset == 2
+
+
+# ── dead letters that cannot be kept ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_dead_letter_that_cannot_be_kept_stops_nobody():
+    """It is delivered again, and kept as soon as that is possible; all others go on meanwhile."""
+    observer = InMemoryObserver()
+    with open_store(observer=observer, max_redelivery_count=0, redelivery_delay_seconds=0) as store:
+        store.topic(TOPIC).append_batch([b"bad", b"good"])
+        subscription = store.subscribe(TOPIC, "s", start="earliest")
+        working = subscription._dead_letter
+        subscription._dead_letter = _refuse
+        with subscription.consumer("a") as consumer:
+            consumer.receive(0).nack()
+            again = consumer.receive(0)
+            assert (again.offset, again.attempt) == (0, 2)
+            consumer.receive(0).ack()
+            assert subscription.next_offset == 0
+            subscription._dead_letter = working
+            again.nack()
+            assert subscription.next_offset == 2
+        assert offsets(store.topic(f"{TOPIC}-dead-letter")) == [0]
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise StoreFailed("the disk of dead letters is gone")
+
+
+def test_an_acknowledgement_makes_room_even_when_progress_cannot_be_saved():
+    """The one who acknowledges hears of the disk; the others get the next message at once."""
+    files = FaultFileSystem(CrashFileSystem())
+    with open_store(files, progress_min_offset_delta=1, max_unacked_messages=1) as store:
+        store.topic(TOPIC).append_batch([b"0", b"1"], durable=True)
+        subscription = store.subscribe(TOPIC, "s", start="earliest")
+        delivery = subscription.consumer("a").receive(0)
+        rung = subscription._rung
+        files.fail_on("rename")
+        with pytest.raises(OSError, match="s.sub"):
+            delivery.ack()
+        assert subscription._rung > rung
+        files.heal()
+        store.maintain()
+        assert subscription.next_offset == 1
+
+
+# ── files that were moved about ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_copied_subscription_is_another_one():
+    """It goes on where the first one stood, and never writes to the first one's file."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 5)
+        with store.subscribe(TOPIC, "first", start="earliest").consumer("a") as consumer:
+            consumer.receive(0).ack()
+    directory = f"{ROOT}/{TOPIC}/subscriptions"
+    copy = files.create(f"{directory}/second.sub")
+    copy.pwrite(files.read_all(f"{directory}/first.sub", size_max=1 << 20), 0)
+    copy.close()
+    with open_topics(files) as store:
+        with store.subscribe(TOPIC, "second").consumer("a") as consumer:
+            for _ in range(4):
+                consumer.receive(0).ack()
+        store.maintain()
+    with open_topics(files) as store:
+        assert store.subscribe(TOPIC, "first").next_offset == 1
+        assert store.subscribe(TOPIC, "second").next_offset == 5
+
+
+def test_what_ack_checkpoint_keeps_is_no_subscription():
+    with open_topics(CrashFileSystem()) as store, pytest.raises(WrongUse, match="ack_checkpoint"):
+        store.subscribe(TOPIC, "_checkpoint")

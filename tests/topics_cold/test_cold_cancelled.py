@@ -1,0 +1,50 @@
+"""
+A task that gives up while its message is on the way from the object store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from cold_rig import Rig, append, expected
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_a_cancelled_task_repeats_and_skips_nothing():
+    """Its thread still fetches; the next task waits for that, and fetches nothing twice."""
+    rig = Rig()
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(operation: str, _key: str) -> None:
+        if operation == "get_range":
+            inside.set()
+            leave.wait()
+
+    async def read() -> list[bytes]:
+        with log.reader(0, stop=20) as reader:
+            first = asyncio.ensure_future(anext(reader))
+            await asyncio.to_thread(inside.wait)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            second = asyncio.ensure_future(anext(reader))
+            await asyncio.sleep(0)
+            leave.set()
+            return [(await second).payload, *[message.payload async for message in reader]]
+
+    with rig.opened() as log:
+        append(log, 20)
+        log.flush()
+        rig.store.maintain()
+        rig.objects.on_call = slow
+        assert asyncio.run(read()) == expected(20)
