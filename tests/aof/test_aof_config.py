@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 
-from quiver.aof import AofConfig, AofManager, FlushConfig, Retention
+from quiver.aof import AofConfig, AofManager, FlushConfig, Retention, TierConfig
 from quiver.aof.retention import Held, choose_leaving
 from quiver.aof.sizing import Sizing
 from quiver.errors import SettingsInvalid
@@ -23,6 +23,9 @@ EFFECTS = {
     "segment_max_bytes": "test_sizes_slide_between_their_bounds",
     "segment_target_bytes": "test_the_first_segment_has_the_target_size",
     "preallocate_segments": "test_spares_are_made_ahead",
+    "id_strategy": "test_ids_are_packed",
+    "compression": "test_compression_packs_what_is_sealed",
+    "tiers": "test_tiers_have_their_tests",
     "retention": "test_retention_by_size",
     "flush": "test_flush_settings_have_their_tests",
 }
@@ -79,6 +82,12 @@ def test_sizes_are_rounded_and_kept_in_order(given, made):
         lambda: Retention("time"),
         lambda: Retention("size"),
         lambda: Retention("time", ttl_s=0),
+        lambda: AofConfig(id_strategy="byte_index"),
+        lambda: AofConfig(compression="lz4"),
+        lambda: AofConfig(compression="zstd", retention=Retention("size", max_total_bytes=1)),
+        lambda: TierConfig(tier0_max_bytes=-1),
+        lambda: TierConfig(warm_max_bytes=0),
+        lambda: TierConfig(compression_level=0),
     ],
 )
 def test_what_cannot_be_is_refused(make):
@@ -149,6 +158,34 @@ def test_flush_settings_have_their_tests():
     assert names == {
         "flush_watermark_bytes", "flush_interval_ms", "max_unflushed_bytes", "max_concurrent_flushes", "retries_max",
     }  # fmt: skip
+
+
+def test_ids_are_packed():
+    """Segment in the upper half, offset in its file in the lower."""
+    with open_manager(CrashFileSystem(), tiny(id_strategy="packed")) as manager:
+        log = manager.log("orders")
+        first = log.append_record(b"x")
+        log.force_rollover(timeout_s=5)
+        assert (first, log.append_record(b"x")) == (64, 1 << 32 | 64)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_compression_packs_what_is_sealed(compression):
+    """Beside its file; without it nothing is packed."""
+    files = CrashFileSystem()
+    with open_manager(files, tiny(compression=compression)) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x" * 1000)
+        log.force_rollover(timeout_s=5)
+        manager.maintain()
+    packed = [name for name in files.list_dir(f"{ROOT}/orders/warm") if name.endswith(".zst")]
+    assert len(packed) == (compression == "zstd")
+
+
+def test_tiers_have_their_tests():
+    """They are in `test_aof_tiers`."""
+    names = {field.name for field in dataclasses.fields(TierConfig)}
+    assert names == {"tier0_max_bytes", "warm_max_bytes", "objects", "compression_level"}
 
 
 HELD = [Held(number, sealed_at=number * 1_000_000_000, size_bytes=100) for number in range(5)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from aof_as_log import AofAsLog, tail_of, tiny
 
+from quiver.aof import TierConfig
 from quiver.primitives.files import FileSystem
 from quiver.testing.log_contract import AppendLogContract
 
@@ -36,6 +37,17 @@ class TestAofThatRollsOver(AppendLogContract):
 
     def open_log(self, files: FileSystem) -> AofAsLog:
         return AofAsLog(files, rolls=True, config=tiny(preallocate_segments=0))
+
+    def tail(self, files: FileSystem) -> tuple[str, int]:
+        return tail_of(files)
+
+
+@pytest.mark.slow
+class TestAofWithTiers(AppendLogContract):
+    """Every sealed segment but the newest is packed and leaves in passing; reading brings it back."""
+
+    def open_log(self, files: FileSystem) -> AofAsLog:
+        return AofAsLog(files, rolls=True, config=tiny(tiers=TierConfig(tier0_max_bytes=0)))
 
     def tail(self, files: FileSystem) -> tuple[str, int]:
         return tail_of(files)

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quiver.aof import FlushConfig
+from quiver.aof import FlushConfig, TierConfig
 from quiver.errors import RecordInvalid, WouldBlock
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -25,11 +25,14 @@ class LogMachine(RuleBasedStateMachine):
     Records have ids that only grow; everything durable survives any crash, in order, and nothing is invented.
     """
 
+    tiers: TierConfig | None = None
+
     @initialize(spares=st.integers(0, 2), limit=st.sampled_from([0, 20_000]))
     def open(self, spares, limit):
         logging.disable(logging.CRITICAL)
         self.config = tiny(
             preallocate_segments=spares,
+            tiers=self.tiers,
             flush=FlushConfig(flush_interval_ms=10, flush_watermark_bytes=5_000, max_unflushed_bytes=limit),
         )
         self.clock = ManualClock()
@@ -165,6 +168,23 @@ class LogMachine(RuleBasedStateMachine):
 
 TestLog = LogMachine.TestCase
 TestLog.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class TieredLogMachine(LogMachine):
+    """The same, and whatever is sealed is packed, uploaded, and leaves with the next turn of upkeep."""
+
+    tiers = TierConfig(tier0_max_bytes=20_000, warm_max_bytes=200, objects="/cold")
+
+
+TestTieredLog = TieredLogMachine.TestCase
+TestTieredLog.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.slow
+class TestTieredLogForLong(TieredLogMachine.TestCase):
+    """The same for minutes."""
+
+    settings = settings(max_examples=1000, stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.slow

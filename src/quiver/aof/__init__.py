@@ -27,6 +27,10 @@ file               purpose
 `retention.py`     which segments leave                                              (pure)
 `sizing.py`        how large the next segment is                                     (pure)
 `config.py`        the settings
+`tiers/`           sealed segments packed, uploaded, evicted, brought back
+`manifest.py`      what happened to them, in a log of its own
+`files.py`         a log read from beside it, by another process
+`check.py`         a log's directory told to people
 `snapshots.py`     what a log says of itself
 `format/`          the bytes                                                         (pure)
 =================  ==========================================================================
@@ -34,7 +38,7 @@ file               purpose
 
 from __future__ import annotations
 
-from quiver.aof.config import AofConfig, FlushConfig, Retention
+from quiver.aof.config import AofConfig, FlushConfig, Retention, TierConfig
 from quiver.aof.log import Aof
 from quiver.aof.manager import AofManager
 from quiver.aof.reader import Reader, Record, TailFollower
@@ -53,4 +57,5 @@ __all__ = [
     "Retention",
     "SegmentSnapshot",
     "TailFollower",
+    "TierConfig",
 ]

@@ -86,6 +86,13 @@ class Catalog:
             self._ids.remove(segment_id)
             self._maps.pop(segment_id, None)
 
+    def forget_map(self, segment_id: int) -> None:
+        """
+        Keep no map of a segment whose file leaves. Readers that have it mapped go on.
+        """
+        with self._lock:
+            self._maps.pop(segment_id, None)
+
     def get(self, segment_id: int) -> SealedSegment | None:
         """
         Return the sealed segment with that id.

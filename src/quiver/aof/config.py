@@ -4,16 +4,19 @@ Settings of a log: the document's keys, frozen, checked and rounded when they ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from quiver.errors import SettingsInvalid
 from quiver.settings import GIB, KIB, MIB
 
-__all__ = ["AofConfig", "FlushConfig", "Retention"]
+__all__ = ["AofConfig", "FlushConfig", "Retention", "TierConfig"]
 
 RetentionPolicy = Literal["keep_all", "time", "size"]
 RetentionAction = Literal["archive", "expire"]
+IdStrategy = Literal["packed"]
+Compression = Literal["none", "zstd"]
 
 _DEFAULT_MIN = 64 * KIB
 _DEFAULT_MAX = 1 * GIB
@@ -77,6 +80,38 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class TierConfig:
+    """
+    Where sealed segments lie. The newest keeps its file; of any other there is always a copy that was verified.
+
+    Attributes:
+        tier0_max_bytes: files of sealed segments take no more than this; those that were read longest ago are packed
+            and leave. None: they stay.
+        warm_max_bytes: packed files take no more than this, as far as an object holds the same; None: they stay.
+        objects: a URL, the path of a directory, or a mapping, as `open_objects` takes it: where packed segments are
+            copied to. None: nowhere.
+        compression_level: of zstd, 1 to 19.
+
+    Raises:
+        SettingsInvalid: out of range, or packed files that are to leave without objects.
+    """
+
+    tier0_max_bytes: int | None = None
+    warm_max_bytes: int | None = None
+    objects: str | Mapping[str, object] | None = None
+    compression_level: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("tier0_max_bytes", "warm_max_bytes"):
+            if (getattr(self, name) or 0) < 0:
+                raise SettingsInvalid(f"tiers.{name} must not be negative")
+        if not 1 <= self.compression_level <= 19:
+            raise SettingsInvalid("tiers.compression_level must be 1 to 19")
+        if self.warm_max_bytes is not None and self.objects is None:
+            raise SettingsInvalid("tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot leave")
+
+
+@dataclass(frozen=True, slots=True)
 class AofConfig:
     """
     How one log behaves.
@@ -91,7 +126,10 @@ class AofConfig:
         segment_target_bytes: the size of the first segment. From then on sizes slide: segments that fill within
             moments are followed by larger ones, segments that take minutes by smaller ones.
         preallocate_segments: segments made ahead, so that the writer need not wait for one.
+        id_strategy: `packed` is segment and offset in one number; there is no other.
+        compression: `zstd` packs every segment once it is sealed, beside its file; `none` only those that are to leave.
         retention: which sealed segments leave, and where to.
+        tiers: how much of the log lies where; None: all of it in its files.
         flush: when data is synced, and how much may wait for it.
 
     Raises:
@@ -106,18 +144,34 @@ class AofConfig:
     segment_max_bytes: int = _DEFAULT_MAX
     segment_target_bytes: int = _DEFAULT_TARGET
     preallocate_segments: int = 1
+    id_strategy: IdStrategy = "packed"
+    compression: Compression = "none"
     retention: Retention = field(default_factory=Retention)
+    tiers: TierConfig | None = None
     flush: FlushConfig = field(default_factory=FlushConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.preallocate_segments <= 16:
             raise SettingsInvalid("preallocate_segments must be 0 to 16")
+        if self.id_strategy != "packed":
+            raise SettingsInvalid(f"id_strategy is packed, not {self.id_strategy!r}")
+        if self.compression not in {"none", "zstd"}:
+            raise SettingsInvalid(f"compression is none or zstd, not {self.compression!r}")
+        if self.tiered and self.retention.policy != "keep_all" and self.retention.action == "archive":
+            raise SettingsInvalid('retention of a log with tiers needs action="expire": what it keeps, the tiers keep')
         smallest = self._rounded("segment_min_bytes", _DEFAULT_MIN)
         target = max(smallest, self._rounded("segment_target_bytes", _DEFAULT_TARGET))
         largest = max(smallest, self._rounded("segment_max_bytes", _DEFAULT_MAX))
         object.__setattr__(self, "segment_min_bytes", smallest)
         object.__setattr__(self, "segment_max_bytes", largest)
         object.__setattr__(self, "segment_target_bytes", min(target, largest))
+
+    @property
+    def tiered(self) -> bool:
+        """
+        Whether sealed segments are anywhere but in their files.
+        """
+        return self.tiers is not None or self.compression != "none"
 
     def _rounded(self, name: str, default: int) -> int:
         value = getattr(self, name) or default

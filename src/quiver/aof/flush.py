@@ -139,12 +139,18 @@ class Flusher:
                 self._busy = True
             self.metrics.synchronous_flushes += 1
             if self._lead():
+                if segment.durable < end and not self._is_unsealed(segment):
+                    raise NotYetDurable(record_id, "the log was closed, and the last sync failed")
                 continue
             failures += 1
             if failures <= self._config.retries_max:
                 delay = next(self._delays)
                 with self._turn:
                     self._clock.wait(self._turn, delay if left is None else min(delay, left))
+
+    def _is_unsealed(self, segment: Segment) -> bool:
+        with self._tail.lock:
+            return any(one is segment for one in self._tail.unsealed())
 
     def sync_segment(self, segment: Segment) -> None:
         """

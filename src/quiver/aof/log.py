@@ -9,6 +9,7 @@ nothing. There is no third outcome.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -22,7 +23,7 @@ from quiver.aof.flush import Flusher
 from quiver.aof.format.names import SEGMENTS
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
-from quiver.aof.notify import Notifier
+from quiver.aof.notify import Notifier, in_loop
 from quiver.aof.reader import OnDamage, Reader, Record, TailFollower, first_at, read_one
 from quiver.aof.recovery import Recovered
 from quiver.aof.reservation import Reservation
@@ -30,10 +31,12 @@ from quiver.aof.segment import Segment
 from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
 from quiver.aof.source import Source
 from quiver.aof.tail import Tail
+from quiver.aof.tiers.keeper import Tiers, has_tiers
 from quiver.aof.upkeep import NOTE_AFTER_S, Upkeep
 from quiver.aof.workers import Workers
 from quiver.clock import Clock
-from quiver.errors import QuiverError, RecordUnknown, RolloverFailed, StoreClosed, StoreFailed, WouldBlock
+from quiver.errors import QuiverError, RecordUnknown, RolloverFailed, StoreClosed, StoreFailed, WouldBlock, WrongUse
+from quiver.objects import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.files import Buffer, FileSystem
 
@@ -41,7 +44,6 @@ __all__ = ["Aof"]
 
 _WAITED_FOR = frozenset({"admission", "rollover", "flush", "tail"})
 """Kinds of back-pressure that pass by themselves; the others are for the caller to route."""
-
 
 T = TypeVar("T")
 
@@ -86,6 +88,7 @@ class Aof:
         clock: Clock,
         observer: Observer,
         workers: Workers,
+        objects: Callable[[], ObjectTier] | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -110,7 +113,16 @@ class Aof:
         )  # fmt: skip
         self._closing = threading.Lock()
         self._closed = False
+        self._tiers: Tiers | None = None
+        self._upkeep.retires = not has_tiers(fs, config, stream_id)
         self._take_over(recovered)
+        if not self._upkeep.retires:
+            below = recovered.next_segment_id if recovered.tail is None else recovered.tail.segment_id
+            self._tiers = Tiers(
+                self._catalog, fs, config, stream_id=stream_id, clock=clock, observer=observer, objects=objects,
+                again=lambda after_s: workers.ask_tiers(self, after_s), below=below,
+            )  # fmt: skip
+            workers.ask_tiers(self)
 
     def _take_over(self, recovered: Recovered) -> None:
         for segment in recovered.sealed:
@@ -206,9 +218,6 @@ class Aof:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()
 
-        def again() -> None:
-            loop.call_soon_threadsafe(attempt)
-
         def attempt() -> None:
             # In the thread of the loop, as cancelling is: either the record is written and the future has its id,
             # or the future was cancelled first.
@@ -219,7 +228,7 @@ class Aof:
                 future.set_result(self._tail.append(payload, ext_id))
             except WouldBlock as blocked:
                 if blocked.kind in _WAITED_FOR:
-                    self._notifier.call_once(blocked.kind, seen[blocked.kind], again)
+                    self._notifier.call_once(blocked.kind, seen[blocked.kind], in_loop(loop, attempt))
                 else:
                     future.set_exception(blocked)
             except QuiverError as error:
@@ -263,13 +272,15 @@ class Aof:
 
         Raises:
             NotYetDurable: *timeout_s* passed, or syncs failed; the record is written: never append it again.
-            RecordUnknown: there is no such record.
+            RecordUnknown, StoreClosed: there is no such record; whether there is cannot be told any more.
             StoreFailed: written bytes were lost.
         """
         segment_id, offset = split_record_id(record_id)
         segment = self._unsealed(segment_id)
         if segment is None:
             if self._catalog.get(segment_id) is None:
+                if self._closed:
+                    raise StoreClosed(f"the log {self.name} was closed; open it to see whether it has {record_id}")
                 raise RecordUnknown(f"no record {record_id}: there is no segment {segment_id}")
             return
         if not HEADER_BYTES <= offset <= segment.last_offset or not segment.record_count:
@@ -402,10 +413,11 @@ class Aof:
         sealed = self._catalog.get(segment_id)
         if sealed is None:
             return None
-        try:
-            view = self._catalog.view(sealed)
-        except FileNotFoundError:
-            return None  # retired between the two lines above
+        view = None
+        with contextlib.suppress(FileNotFoundError):  # retired between the lines above
+            view = self._catalog.view(sealed) if self._tiers is None else self._tiers.view(sealed)
+        if view is None:
+            return None
         return Source(segment_id, sealed.path, view, sealed.end, True, sealed.footer.last_timestamp)
 
     def next_segment_id(self, segment_id: int) -> int | None:
@@ -423,6 +435,27 @@ class Aof:
         """
         sealed = self._catalog.after(segment_id)
         return None if sealed is None else sealed.segment_id
+
+    def last_timestamp(self, segment_id: int) -> int | None:
+        """
+        Return the timestamp of the last record of a sealed segment; None for any other.
+        """
+        sealed = self._catalog.get(segment_id)
+        return None if sealed is None else sealed.footer.last_timestamp
+
+    # ---- tiers
+
+    @property
+    def tiers(self) -> Tiers:
+        """
+        What moves the segments of the log between tiers: to evict, to hydrate, and to look at.
+
+        Raises:
+            WrongUse: the log has none.
+        """
+        if self._tiers is not None:
+            return self._tiers
+        raise WrongUse(f"the log {self.name} has no tiers: give its settings compression or tiers")
 
     # ---- what it says of itself
 
@@ -448,18 +481,19 @@ class Aof:
 
     def set_current_ext_id(self, ext_id: int) -> None:
         """
-        Give the records to come, and the segments to come, this id of an external cohort.
+        Give the records to come, and the segments to come, this id of an external cohort: a number of 64 bits.
         """
-        with self._tail.lock:
-            self._tail.ext_id = ext_id
+        self._tail.set_ext_id(ext_id)
 
     def is_durable(self, record_id: int) -> bool:
         """
-        Say whether a power loss cannot take the record any more.
+        Say whether a power loss cannot take the record any more. False for what is not there.
         """
         segment_id, offset = split_record_id(record_id)
-        segment = self._unsealed(segment_id)
-        return segment is None or offset < segment.durable
+        if (segment := self._unsealed(segment_id)) is not None:
+            return offset < segment.durable
+        sealed = self._catalog.get(segment_id)
+        return sealed is not None and offset < sealed.end
 
     def segment_snapshot(self) -> tuple[SegmentSnapshot, ...]:
         """
@@ -507,6 +541,7 @@ class Aof:
             flush=dataclasses.replace(self.flush_metrics, backlog_bytes=backlog),
             truncated_bytes=self._recovered.truncated_bytes,
             quarantined=tuple(self._recovered.quarantined),
+            tiers=None if self._tiers is None else self._tiers.snapshot(),
         )
 
     # ---- for the workers, and the end
@@ -522,6 +557,15 @@ class Aof:
         Seal, make spares, retire. Called by the manager's threads.
         """
         self._upkeep.run()
+        if self._tiers is not None:
+            self._workers.ask_tiers(self)
+
+    def run_tiers(self) -> None:
+        """
+        Move segments between tiers, if there are any. Called by the manager's threads.
+        """
+        if self._tiers is not None:
+            self._tiers.run()
 
     def close(self) -> None:
         """
@@ -543,6 +587,8 @@ class Aof:
             finally:
                 self._closed = True
                 self._upkeep.release(remove=False)
+                if self._tiers is not None:
+                    self._tiers.close()
                 self._notifier.notify_all()
 
     def __enter__(self) -> Self:

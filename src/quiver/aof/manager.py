@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -16,14 +17,17 @@ from quiver.aof.format.names import (
     IDENTITY_NAME,
     LOCK_NAME,
     SEGMENTS,
+    WARM,
     is_stream_name,
 )
 from quiver.aof.log import Aof
 from quiver.aof.recovery import recover
 from quiver.aof.snapshots import LogSnapshot
+from quiver.aof.tiers.keeper import has_tiers
 from quiver.aof.workers import Workers
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, QuiverError, StoreClosed, WrongUse
+from quiver.objects import ObjectTier, open_objects
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
@@ -43,13 +47,22 @@ class AofManager:
     """
 
     def __init__(
-        self, path: str, config: AofConfig, *, files: FileSystem, clock: Clock, observer: Observer, background: bool
+        self,
+        path: str,
+        config: AofConfig,
+        *,
+        files: FileSystem,
+        clock: Clock,
+        observer: Observer,
+        background: bool,
+        objects: Callable[[], ObjectTier] | None,
     ) -> None:
         self.path = path.rstrip("/") or "/"
         self.config = config
         self._files = files
         self._clock = clock
         self._observer = observer
+        self._objects = objects
         self._logs: dict[str, Aof] = {}
         self._guard = threading.RLock()
         self._closed = False
@@ -69,6 +82,7 @@ class AofManager:
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         background: bool = True,
+        objects: Callable[[], ObjectTier] | None = None,
     ) -> AofManager:
         """
         Open the directory *path*, created when missing; no other process may have it open.
@@ -80,6 +94,7 @@ class AofManager:
             clock: the time.
             observer: where counts and events go.
             background: with False there are no threads, and `maintain` does their work.
+            objects: gives the object tier when it is first needed, instead of what the settings name.
 
         Raises:
             DirectoryInUse: another process has it open.
@@ -92,6 +107,7 @@ class AofManager:
             clock=clock,
             observer=observer or InMemoryObserver(),
             background=background,
+            objects=objects,
         )
 
     def log(self, name: str, config: AofConfig | None = None) -> Aof:
@@ -115,17 +131,25 @@ class AofManager:
 
     def _open(self, name: str, config: AofConfig) -> Aof:
         root = f"{self.path}/{name}"
-        for folder in (SEGMENTS, ARCHIVE, DURABILITY):
+        for folder in (SEGMENTS, ARCHIVE, WARM, DURABILITY):
             self._files.make_dirs(f"{root}/{folder}")
         stream_id = self._identity(f"{root}/{IDENTITY_NAME}")
+        config = dataclasses.replace(config, root_dir=root)
+        has_tiers(self._files, config, stream_id)  # what it refuses, it refuses before anything is opened
         recovered = recover(
             self._files, root, stream_id=stream_id, clock=self._clock, observer=self._observer,
             now_s=self._clock.monotonic(),
         )  # fmt: skip
         return Aof(
-            name, dataclasses.replace(config, root_dir=root), recovered, stream_id=stream_id, fs=self._files,
-            clock=self._clock, observer=self._observer, workers=self._workers,
+            name, config, recovered, stream_id=stream_id, fs=self._files,
+            clock=self._clock, observer=self._observer, workers=self._workers, objects=self._objects_of(config),
         )  # fmt: skip
+
+    def _objects_of(self, config: AofConfig) -> Callable[[], ObjectTier] | None:
+        location = None if config.tiers is None else config.tiers.objects
+        if self._objects is not None or location is None:
+            return self._objects
+        return lambda: open_objects(location, fs=self._files, clock=self._clock, observer=self._observer)
 
     def _identity(self, path: str) -> int:
         """

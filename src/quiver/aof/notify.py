@@ -7,15 +7,30 @@ over at once. Callers in an event loop leave a function instead, which is called
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from quiver.clock import Clock
 
-__all__ = ["KINDS", "Notifier"]
+__all__ = ["KINDS", "Notifier", "in_loop"]
 
 KINDS = ("admission", "rollover", "hydration", "flush", "tail", "records")
 """Those of `WouldBlock`, and `records`: something can be read that could not be read before."""
+
+
+def in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Callable[[], None]:
+    """
+    Return what has *call* called in the thread of *loop*, from any thread, and does nothing when the loop is closed.
+    """
+
+    def hand_over() -> None:
+        # Its program has given up. An error here would end a thread that works for every log.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(call)
+
+    return hand_over
 
 
 class Notifier:

@@ -63,6 +63,11 @@ class Sources(Protocol):
         Return the lowest id above *segment_id* that a sealed segment has.
         """
 
+    def last_timestamp(self, segment_id: int) -> int | None:
+        """
+        Return the timestamp of the last record of a sealed segment, without reading it; None for any other.
+        """
+
 
 class Reader:
     """
@@ -208,7 +213,8 @@ def first_at(sources: Sources, timestamp: int) -> int | None:
     """
     segment_id = sources.next_segment_id(-1)
     while segment_id is not None:
-        source = sources.source(segment_id, durable_only=False)
+        last = sources.last_timestamp(segment_id)
+        source = None if last is not None and last < timestamp else sources.source(segment_id, durable_only=False)
         if source is not None and source.last_timestamp >= timestamp:
             offset = HEADER_BYTES
             while offset + RECORD_HEAD_BYTES < source.end:

@@ -156,6 +156,7 @@ class _Recovery:
     def settle_names(self) -> None:
         gone: list[str] = []
         archived = self._archived()
+        self._count_quarantined()
         for name in self._fs.list_dir(self._segments):
             path = f"{self._segments}/{name}"
             parsed = parse_segment_name(name)
@@ -185,6 +186,13 @@ class _Recovery:
                 inodes[parsed[0]] = self._fs.stat(f"{self._archive}/{name}").inode
                 self._highest_id = max(self._highest_id, parsed[0])
         return inodes
+
+    def _count_quarantined(self) -> None:
+        # The ids of their records were given out; the newest of them may be told by nothing else.
+        if self._fs.exists(self._quarantine):
+            for name in self._fs.list_dir(self._quarantine):
+                parsed = parse_segment_name(name.rpartition(".")[0])
+                self._highest_id = max(self._highest_id, parsed.segment_id if parsed is not None else -1)
 
     def _first_bytes(self, path: str, size: int) -> bytes:
         file = self._fs.open_read(path)
@@ -238,11 +246,14 @@ class _Recovery:
         return sorted(kept.values(), key=lambda one: one.name)
 
     def _with_size(self, path: str, header: SegmentHeader, size: int) -> SegmentHeader:
-        # The header has no checksum. Where it and the length of the file differ, a footer that fits decides.
+        # The header has no checksum. Where it and the length of the file differ, a footer that fits decides. Without
+        # one the file may have been cut; it never grows.
         actual = dataclasses.replace(header, max_size=size)
-        if size == header.max_size or self._footer(path, actual, size) is None:
+        if size == header.max_size or self._footer(path, header, size) is not None:
             return header
-        self._tell("header", path, f"it says {header.max_size} bytes, the footer is where {size} would have it")
+        if size < header.max_size and self._footer(path, actual, size) is None:
+            return header
+        self._tell("header", path, f"it says {header.max_size} bytes, the file has {size}")
         return actual
 
     def _footer(self, path: str, header: SegmentHeader, size: int) -> SegmentFooter | None:

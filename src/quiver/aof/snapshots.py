@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quiver.aof.flush import FlushMetrics
+from quiver.aof.tiers.snapshot import TierSnapshot
 
 __all__ = ["LogSnapshot", "SegmentSnapshot"]
 
@@ -37,6 +38,7 @@ class LogSnapshot:
     Attributes:
         would_block: kind → how often an append was refused.
         backlog_bytes: written and not yet durable.
+        tiers: how much lies where; None for a log without tiers.
     """
 
     name: str
@@ -52,3 +54,4 @@ class LogSnapshot:
     flush: FlushMetrics
     truncated_bytes: int
     quarantined: tuple[str, ...]
+    tiers: TierSnapshot | None = None

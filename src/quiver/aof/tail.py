@@ -11,6 +11,7 @@ unsynced ends; only behind that comparison is looked at why.
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -66,6 +67,10 @@ class Rollover:
         self.segment_id = segment_id
         self.done = False
         self.error: str | None = None
+
+
+def _invalid_ext_id(ext_id: object) -> RecordInvalid:
+    return RecordInvalid(f"ext_id is a whole number of 64 bits, not {ext_id!r}; nothing was written")
 
 
 class Tail:
@@ -142,14 +147,19 @@ class Tail:
             view = segment.view
             view[start:end] = payload
             # The head last: until its length is there, nothing begins here.
-            RECORD_HEAD.pack_into(
-                view,
-                offset,
-                size,
-                (checksum >> 32) ^ (checksum & _HALF),
-                now,
-                self.ext_id if ext_id is None else ext_id,
-            )
+            try:
+                RECORD_HEAD.pack_into(
+                    view,
+                    offset,
+                    size,
+                    (checksum >> 32) ^ (checksum & _HALF),
+                    now,
+                    self.ext_id if ext_id is None else ext_id,
+                )
+            except struct.error:
+                # What is left of a longer payload could one day be read as records behind a shorter one.
+                segment.zero(offset, end)
+                raise _invalid_ext_id(ext_id) from None
             segment.crc64 = crc(payload, segment.crc64)
             segment.record_count += 1
             segment.last_offset = offset
@@ -188,11 +198,14 @@ class Tail:
             end = offset + need
             mark = self.ext_id if ext_id is None else ext_id
             heads = map(RECORD_HEAD.pack, sizes, checksums, repeat(now), repeat(mark))
-            if need > len(sizes) * _LARGE_BYTES:
-                self._store_each(segment, heads, payloads)
-            else:
-                segment.view[offset:end] = b"".join(chain.from_iterable(zip(heads, payloads, strict=True)))
-                segment.crc64 = self._crc(b"".join(payloads), segment.crc64)
+            try:
+                if need > len(sizes) * _LARGE_BYTES:
+                    self._store_each(segment, heads, payloads)
+                else:
+                    segment.view[offset:end] = b"".join(chain.from_iterable(zip(heads, payloads, strict=True)))
+                    segment.crc64 = self._crc(b"".join(payloads), segment.crc64)
+            except struct.error:
+                raise _invalid_ext_id(ext_id) from None
             segment.record_count += len(sizes)
             segment.last_offset = end - sizes[-1] - RECORD_HEAD_BYTES
             segment.last_timestamp = now
@@ -271,6 +284,18 @@ class Tail:
         self.would_block[kind] = self.would_block.get(kind, 0) + 1
         return WouldBlock(kind, reason)
 
+    def set_ext_id(self, ext_id: int) -> None:
+        """
+        Give this id to the records to come that bring none.
+
+        Raises:
+            RecordInvalid: it is no whole number of 64 bits.
+        """
+        if not isinstance(ext_id, int) or not 0 <= ext_id < 1 << 64:
+            raise _invalid_ext_id(ext_id)
+        with self.lock:
+            self.ext_id = ext_id
+
     # ---- reserving
 
     def reserve(self, size: int) -> tuple[Segment, int]:
@@ -313,10 +338,14 @@ class Tail:
             end = offset + RECORD_HEAD_BYTES + size
             payload = segment.view[offset + RECORD_HEAD_BYTES : end]
             checksum = crc64_nvme(payload)
-            RECORD_HEAD.pack_into(
-                segment.view, offset, size, (checksum >> 32) ^ (checksum & _HALF), now,
-                self.ext_id if ext_id is None else ext_id,
-            )  # fmt: skip
+            try:
+                RECORD_HEAD.pack_into(
+                    segment.view, offset, size, (checksum >> 32) ^ (checksum & _HALF), now,
+                    self.ext_id if ext_id is None else ext_id,
+                )  # fmt: skip
+            except struct.error:
+                segment.zero(offset, offset + RECORD_HEAD_BYTES)
+                raise _invalid_ext_id(ext_id) from None
             segment.crc64 = crc64_nvme(payload, segment.crc64)
             segment.record_count += 1
             segment.last_offset = offset
@@ -338,7 +367,9 @@ class Tail:
             segment = self._reserved
             if segment is None:
                 return
-            segment.zero(segment.size, segment.size + RECORD_HEAD_BYTES + size)
+            if self.refusal is None:
+                segment.zero(segment.size, segment.size + RECORD_HEAD_BYTES + size)
+            # Otherwise the log may have been opened again, and others' records stand there now.
             self._reserved = None
             self._regate()
         self.notifier.notify("tail")

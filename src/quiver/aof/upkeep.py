@@ -74,6 +74,7 @@ class Upkeep:
     ) -> None:
         self.coordinator_watermark = 0
         self.seals = 0
+        self.retires = True
         self._tail = tail
         self._flusher = flusher
         self._catalog = catalog
@@ -218,8 +219,8 @@ class Upkeep:
 
     def _retire_old(self) -> None:
         retention = self._config.retention
-        if retention.policy == "keep_all":
-            return
+        if retention.policy == "keep_all" or not self.retires:
+            return  # with tiers a segment has more to it than its file, and they see to all of it
         segments = self._catalog.all()
         held = [Held(one.segment_id, one.footer.sealed_at, one.header.max_size) for one in segments]
         leaving = set(choose_leaving(retention, held, self._clock.now_ns()))

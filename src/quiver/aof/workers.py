@@ -1,5 +1,6 @@
 """
-The threads of a manager, shared by all its logs: some flush, one does upkeep. Bounded by the number of logs.
+The threads of a manager, shared by all its logs: some flush, one does upkeep, one moves segments between tiers. Bounded
+by the number of logs.
 
 A log is noted at most once for each kind of work, so asking again costs nothing. Without threads the same work is done
 by `run_pending`, in the caller.
@@ -34,6 +35,11 @@ class Worked(Protocol):
     def run_upkeep(self) -> None:
         """
         Seal, make spares, retire.
+        """
+
+    def run_tiers(self) -> None:
+        """
+        Pack, upload, evict.
         """
 
 
@@ -120,17 +126,20 @@ class Workers:
         self._observer = observer
         self._flush = _Lane(clock, self._guarded("flush"))
         self._upkeep = _Lane(clock, self._guarded("upkeep"))
+        self._tiers = _Lane(clock, self._guarded("tiers"))
         self._threads = [
             threading.Thread(target=self._flush.run, name=f"aof-flush-{number} {name}", daemon=True)
             for number in range(flush_threads)
         ]
         if self.threaded:
             self._threads.append(threading.Thread(target=self._upkeep.run, name=f"aof-upkeep {name}", daemon=True))
+            # Apart from upkeep: a producer waits for a seal, and never for a network.
+            self._threads.append(threading.Thread(target=self._tiers.run, name=f"aof-tiers {name}", daemon=True))
 
     def _guarded(self, kind: str) -> Callable[[Worked], None]:
         def work(log: Worked) -> None:
             try:
-                (log.run_flush if kind == "flush" else log.run_upkeep)()
+                {"flush": log.run_flush, "upkeep": log.run_upkeep, "tiers": log.run_tiers}[kind]()
             except (QuiverError, OSError) as error:
                 # The log knows and refuses whoever comes next; this thread has nobody to tell.
                 self._observer.event(f"aof.{kind}", level=logging.ERROR, log=log.name, problem=str(error))
@@ -156,11 +165,17 @@ class Workers:
         """
         self._upkeep.ask(log, self._clock.monotonic() + after_s)
 
+    def ask_tiers(self, log: Worked, after_s: float = 0.0) -> None:
+        """
+        Move the segments of *log* between tiers when *after_s* seconds have passed, or earlier if that was asked for.
+        """
+        self._tiers.ask(log, self._clock.monotonic() + after_s)
+
     def run_pending(self) -> None:
         """
         Do in this thread what is due now. For managers without threads; beside them it only helps.
         """
-        for lane in (self._flush, self._upkeep):
+        for lane in (self._flush, self._upkeep, self._tiers):
             done: set[int] = set()
             while (log := lane.take()) is not None:
                 lane.do(log)
@@ -174,6 +189,7 @@ class Workers:
         """
         self._flush.forget(log)
         self._upkeep.forget(log)
+        self._tiers.forget(log)
 
     def stop(self) -> None:
         """
@@ -181,6 +197,7 @@ class Workers:
         """
         self._flush.stop()
         self._upkeep.stop()
+        self._tiers.stop()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()

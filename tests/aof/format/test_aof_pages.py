@@ -18,6 +18,7 @@ from quiver.aof.format.manifest_record import LAYOUTS, Event
 from quiver.aof.format.record import entries
 from quiver.aof.format.sealed_pointer import decode_pointer
 from quiver.aof.format.segment_file import decode_footer, decode_header
+from quiver.aof.format.warm_file import FRAME_BYTES, SKIPPABLE_MAGIC, decode_seek_table
 from quiver.primitives.scan import Frame
 
 PAGES = Path(__file__).parents[3] / "docs" / "formats"
@@ -26,12 +27,14 @@ STRUCTS = {
     "aof-segment": ["SEGMENT_HEADER", "RECORD_HEAD", "SEGMENT_FOOTER"],
     "aof-pointer": ["SEALED_POINTER"],
     "aof-manifest": ["CHUNK_HEADER", "MANIFEST_RECORD_HEAD"],
+    "aof-warm": ["SEEK_HEAD", "SEEK_ENTRY", "SEEK_FOOTER"],
 }
 MAGICS = {
     "segment_file.SEGMENT_MAGIC": "aof-segment",
     "segment_file.FOOTER_MAGIC": "aof-segment",
     "sealed_pointer.POINTER_MAGIC": "aof-pointer",
     "manifest_chunk.CHUNK_MAGIC": "aof-manifest",
+    "warm_file.SEEK_MAGIC": "aof-warm",
 }
 
 
@@ -80,7 +83,7 @@ def test_magics(dotted):
     assert f"| magic | `0x{code_of(f'quiver.aof.format.{dotted}'):X}` |" in page_of(MAGICS[dotted])
 
 
-@pytest.mark.parametrize("kind", ["aof-segment", "aof-manifest"])
+@pytest.mark.parametrize("kind", ["aof-segment", "aof-manifest", "aof-warm"])
 def test_limits(kind):
     """Each limit is the constant that is named beside it."""
     rows = re.findall(r"^\| [\w ]+ \| (\d+) \| `([\w.]+)` \|$", page_of(kind), re.MULTILINE)
@@ -126,6 +129,15 @@ def test_manifest_example():
     assert [
         [one.kind, one.segment_id, one.logical_offset, one.timestamp_ms, list(one.fields)] for one in records
     ] == said
+
+
+def test_warm_example():
+    """The table decodes to the frames beside it, and its frames have the size that the page says."""
+    data, said = examples_of("aof-warm")["table"]
+    frames = value_of(decode_seek_table(memoryview(data), 140 + len(data)))
+    assert [list(dataclasses.astuple(one)) for one in frames] == said
+    assert f"each of {FRAME_BYTES} bytes" in page_of("aof-warm")
+    assert f"`0x{SKIPPABLE_MAGIC:X}`" in page_of("aof-warm")
 
 
 def test_durability_example():

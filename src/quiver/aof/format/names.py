@@ -11,7 +11,10 @@ Names of the files of a log, made and parsed in one place. A name that this code
       archive/<segment_id>_<sealed_at>.seg                    a sealed segment that retention moved away
       quarantine/…                                            damaged files, as they were found
       manifest/<stream_id>/<chunk_index>.mlog                 the MAN1 manifest log
+      warm/<segment_id>_<base_offset>_<sealed_at>.zst         a sealed segment, packed
       warm/durability/<stream_id>.json                        how far each segment was synced
+
+    <prefix>/<stream_id>/segment-<segment_id>-<sealed_at>.zst the same as an object; 16 hex digits, then 20
 """
 
 from __future__ import annotations
@@ -28,23 +31,30 @@ __all__ = [
     "POINTER_NAME",
     "QUARANTINE",
     "SEGMENTS",
+    "WARM",
     "SegmentName",
     "archive_name",
     "chunk_name",
     "durability_name",
     "is_stream_name",
+    "object_folder",
+    "object_key",
     "parse_archive_name",
     "parse_chunk_name",
+    "parse_object_key",
     "parse_segment_name",
     "parse_spare_name",
+    "parse_warm_name",
     "spare_name",
     "stream_folder",
+    "warm_name",
 ]
 
 SEGMENTS = "segments"
 ARCHIVE = "archive"
 MANIFEST = "manifest"
 QUARANTINE = "quarantine"
+WARM = "warm"
 DURABILITY = "warm/durability"
 POINTER_NAME = "current.sealed"
 IDENTITY_NAME = "aof.id"
@@ -56,6 +66,8 @@ _SEGMENT = re.compile(r"([0-9]{20})_([0-9]{20})_(-?[0-9]{19,20})\.seg")
 _ARCHIVED = re.compile(r"([0-9]{20})_([0-9]{20})\.seg")
 _SPARE = re.compile(r"([0-9]{20})\.spare")
 _CHUNK = re.compile(r"([0-9]{20})\.mlog")
+_WARM = re.compile(r"([0-9]{20})_([0-9]{20})_([0-9]{20})\.zst")
+_OBJECT = re.compile(r"(?:.*/)?([0-9a-f]{16})/segment-([0-9]{20})-([0-9]+)\.zst")
 _STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -135,6 +147,43 @@ def parse_chunk_name(name: str) -> int | None:
     """
     match = _CHUNK.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def warm_name(segment_id: int, base_offset: int, sealed_at: int) -> str:
+    """
+    Return the name of the packed file of a sealed segment.
+    """
+    return f"{segment_id:020}_{base_offset:020}_{sealed_at:020}.zst"
+
+
+def parse_warm_name(name: str) -> tuple[int, int, int] | None:
+    """
+    Return segment id, base offset and time of sealing, or None when it is no name of a packed segment.
+    """
+    match = _WARM.fullmatch(name)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def object_folder(stream_id: int) -> str:
+    """
+    Return the folder of a stream's objects.
+    """
+    return f"{stream_id:016x}"
+
+
+def object_key(stream_id: int, segment_id: int, sealed_at: int) -> str:
+    """
+    Return the key of the object of a sealed segment.
+    """
+    return f"{object_folder(stream_id)}/segment-{segment_id:020}-{sealed_at}.zst"
+
+
+def parse_object_key(key: str) -> tuple[int, int, int] | None:
+    """
+    Return stream, segment id and time of sealing, or None when it is no key of a segment.
+    """
+    match = _OBJECT.fullmatch(key)
+    return (int(match[1], 16), int(match[2]), int(match[3])) if match else None
 
 
 def durability_name(stream_id: int) -> str:

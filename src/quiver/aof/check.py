@@ -1,0 +1,255 @@
+"""
+A log's directory told to people: what is in it, and what is wrong with it. Reads only; safe beside a live writer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quiver.aof.files import LogFiles, SegmentFile
+from quiver.aof.format.names import QUARANTINE, SEGMENTS, WARM, SegmentName, parse_spare_name
+from quiver.aof.format.record import RecordScan, scan_records
+from quiver.aof.format.sealed_pointer import SealedPointer
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentFooter, SegmentHeader
+from quiver.aof.format.tier_entry import Residency, TierEntry
+from quiver.aof.manifest import replay_manifest
+from quiver.aof.tiers.copies import Copies
+from quiver.aof.tiers.packed import records_problem
+from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
+from quiver.aof.tiers.state import TierState
+from quiver.errors import Damaged
+from quiver.primitives.files import FileSystem
+from quiver.primitives.findings import Finding
+
+__all__ = ["CheckedLog", "CheckedSegment", "check_log_directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSegment:
+    """
+    One segment. `records` are those that were read, or those that its footer counts; None when neither is known.
+    """
+
+    segment_id: int
+    path: str
+    state: str
+    base_record_count: int
+    records: int | None
+    end: int
+    durable: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLog:
+    """
+    What a directory holds, and what was found on the way.
+    """
+
+    name: str
+    directory: str
+    stream_id: int | None
+    pointer: SealedPointer | None
+    segments: tuple[CheckedSegment, ...]
+    spares: int
+    tiers: TierState
+    findings: tuple[Finding, ...]
+
+    @property
+    def sound(self) -> bool:
+        """
+        Say whether nothing is damaged.
+        """
+        return not any(finding.damaged for finding in self.findings)
+
+    @property
+    def records(self) -> int:
+        """
+        Records that are known of.
+        """
+        return sum(one.records or 0 for one in self.segments)
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return the same as plain values.
+        """
+        here = [one for one in self.segments if one.state not in _AWAY]
+        sealed = [one for one in here if one.state == "sealed"]
+        tiers = self._tiers()
+        return {
+            "name": self.name,
+            "directory": self.directory,
+            "stream_id": self.stream_id,
+            "sound": self.sound,
+            "coordinator_watermark": self.pointer.coordinator_watermark if self.pointer else 0,
+            "tier0": {
+                "segments": len(here),
+                "sealed": len(sealed),
+                "total_bytes": sum(one.size_bytes for one in here),
+                "records": sum(one.records or 0 for one in here),
+                "spares": self.spares,
+            },
+            "tier1": tiers["tier1"],
+            "tier2": tiers["tier2"],
+            "queues": {"seal": max(0, len(here) - len(sealed) - 1), "delete": tiers["queues"]["delete"]},
+            "segments": [asdict(one) for one in self.segments],
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+    def _tiers(self) -> dict[str, Any]:
+        residency = {one.segment_id: _RESIDENCY[one.state] for one in self.segments if one.state in _RESIDENCY}
+        snapshot = TierSnapshot.of(
+            residency, self.tiers.entries, resident_bytes=0, deletes=len(self.tiers.deletes), counts=TierCounts(),
+            uploads_to=False,
+        )  # fmt: skip
+        return snapshot.as_dict()
+
+
+_AWAY = ("warm", "cold", "missing")
+_RESIDENCY: dict[str, Residency] = {
+    "sealed": "resident_in_tier0", "warm": "staged_for_tier0", "cold": "uploaded_to_tier2",
+    "missing": "needs_recovery",
+}  # fmt: skip
+
+
+def check_log_directory(files: FileSystem, name: str, directory: str, *, read_records: bool) -> CheckedLog:
+    """
+    Look at everything in a log's directory; with *read_records* verify every record as well.
+
+    Raises:
+        WrongUse: there is no log.
+        OSError: it cannot be read.
+    """
+    log = LogFiles(directory, files=files)
+    findings: list[Finding] = []
+    checked = [_check_segment(files, one, findings, read_records=read_records) for one in log.segment_files()]
+    tiers = _check_manifest(files, log, findings)
+    here = {one.segment_id for one in checked}
+    pointer = log.pointer()
+    copies = Copies(files, f"{directory}/{WARM}", objects=None)
+    checked += [
+        _check_copy(copies, directory, tiers.entries[segment_id], findings, read_records=read_records)
+        for segment_id in tiers.entries.keys() - here
+        if pointer is not None and segment_id <= pointer.segment_id
+    ]
+    checked.sort(key=lambda one: one.segment_id)
+    _check_order(log, checked, findings)
+    spares = 0
+    for listed in files.list_dir(f"{directory}/{SEGMENTS}"):
+        spares += parse_spare_name(listed) is not None
+        if listed.endswith(".tmp"):
+            findings.append(
+                Finding(f"{directory}/{SEGMENTS}/{listed}", 0, "left over", "removed when the log is opened")
+            )
+    if files.exists(f"{directory}/{QUARANTINE}"):
+        findings += [
+            Finding(f"{directory}/{QUARANTINE}/{listed}", 0, "quarantined", "kept aside at recovery")
+            for listed in sorted(files.list_dir(f"{directory}/{QUARANTINE}"))
+        ]
+    return CheckedLog(name, directory, log.stream_id(), log.pointer(), tuple(checked), spares, tiers, tuple(findings))
+
+
+def _check_manifest(files: FileSystem, log: LogFiles, findings: list[Finding]) -> TierState:
+    stream_id = log.stream_id()
+    if stream_id is None:
+        return TierState()
+    replayed = replay_manifest(files, log.directory, stream_id)
+    findings += [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]
+    return replayed.state
+
+
+def _check_copy(
+    copies: Copies, directory: str, entry: TierEntry, findings: list[Finding], *, read_records: bool
+) -> CheckedSegment:
+    """
+    Look at a segment that has no file; one that is an object is not asked for.
+    """
+    path = f"{directory}/{WARM}/{entry.warm_name}"
+    size = copies.warm_bytes(entry)
+    state = "warm" if size == entry.warm_bytes else "cold" if entry.remote else "missing"
+    if state == "missing":
+        findings.append(Finding(path, 0, "damaged", "the only copy of a segment is not there"))
+    elif state == "cold" and entry.remote is not None:
+        path = entry.remote.object_key
+    elif read_records:
+        try:
+            packed = copies.verified_warm(entry)
+            problem = records_problem(memoryview(b"".join(packed.plain())), entry.header, entry.footer)
+        except Damaged as error:
+            problem = error.reason
+        if problem is not None:
+            findings.append(Finding(path, 0, "damaged", problem))
+    return CheckedSegment(
+        entry.segment_id, path, state, entry.header.base_record_count, entry.footer.record_count,
+        entry.original_bytes, entry.original_bytes, entry.warm_bytes,
+    )  # fmt: skip
+
+
+def _check_segment(
+    files: FileSystem, one: SegmentFile, findings: list[Finding], *, read_records: bool
+) -> CheckedSegment:
+    if one.header is None:
+        findings.append(Finding(one.path, 0, "damaged", one.problem))
+        return CheckedSegment(one.name.segment_id, one.path, "damaged", 0, None, 0, 0, one.size_bytes)
+    if one.problem:
+        at = max(0, one.header.max_size - FOOTER_BYTES)
+        findings.append(Finding(one.path, at, "damaged", one.problem))
+    records = None if one.footer is None else one.footer.record_count
+    end = one.durable
+    if read_records:
+        scan = _scan(files, one, one.header)
+        records, end = scan.record_count, scan.end
+        if one.footer is not None:
+            _check_sealed(one, one.header, one.footer, scan, findings)
+        elif scan.end < one.durable:
+            reason = f"the records end here, {one.durable} were synced"
+            findings.append(Finding(one.path, scan.end, "damaged", reason))
+        elif scan.damage is not None:
+            findings.append(Finding(one.path, scan.damage.offset, "torn tail", scan.damage.reason))
+    state = "open" if one.footer is None else "sealed"
+    return CheckedSegment(
+        one.name.segment_id, one.path, state, one.header.base_record_count, records, end, one.durable, one.size_bytes
+    )
+
+
+def _scan(files: FileSystem, one: SegmentFile, header: SegmentHeader) -> RecordScan:
+    limit = min(one.size_bytes, max(header.max_size - FOOTER_BYTES, HEADER_BYTES))
+    if one.footer is not None:
+        return scan_records(files.map_read(one.path).view(), HEADER_BYTES, limit)
+    # Not mapped: recovery may cut it meanwhile.
+    file = files.open_read(one.path)
+    try:
+        data = file.pread(limit, 0)
+    finally:
+        file.close()
+    return scan_records(memoryview(data), HEADER_BYTES, max(HEADER_BYTES, len(data)))
+
+
+def _check_sealed(
+    one: SegmentFile, header: SegmentHeader, footer: SegmentFooter, scan: RecordScan, findings: list[Finding]
+) -> None:
+    end = footer.durable_bytes - header.base_offset
+    if scan.damage is not None and scan.damage.offset < end:
+        findings.append(Finding(one.path, scan.damage.offset, "damaged", scan.damage.reason))
+    elif (scan.end, scan.record_count, scan.checksum) != (end, footer.record_count, footer.checksum):
+        reason = f"{scan.record_count} records end at {scan.end}; the footer says {footer.record_count} and {end}"
+        findings.append(Finding(one.path, scan.end, "damaged", reason))
+
+
+def _check_order(log: LogFiles, checked: list[CheckedSegment], findings: list[Finding]) -> None:
+    names: dict[int, SegmentName] = {}
+    for name in log.names():
+        if name.segment_id in names:
+            path = f"{log.directory}/{SEGMENTS}/{name}"
+            findings.append(Finding(path, 0, "damaged", f"segment {name.segment_id} is there twice"))
+        names[name.segment_id] = name
+    sound = [one for one in checked if one.state != "damaged"]
+    for one, following in itertools.pairwise(sound):
+        if one.state == "open" or one.records is None or one.segment_id == following.segment_id:
+            continue
+        behind = one.base_record_count + one.records
+        if following.base_record_count > behind:
+            missing = f"records {behind} to {following.base_record_count - 1} of the log are in no segment"
+            findings.append(Finding(following.path, 0, "damaged", missing))

@@ -1,0 +1,356 @@
+"""
+A log's directory read without the log: beside a live writer, from another process, taking no lock and changing nothing.
+Segments that have no file are read where they are, from their packed files or from objects; nothing is brought back.
+
+A segment counts as sealed when `current.sealed` vouches for it; of any other no more is durable than the durability
+snapshot says, which lags behind by about a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quiver.aof.format.durability import DURABILITY_BYTES_MAX, decode_durability
+from quiver.aof.format.names import (
+    DURABILITY,
+    IDENTITY_NAME,
+    POINTER_NAME,
+    SEGMENTS,
+    WARM,
+    SegmentName,
+    durability_name,
+    parse_segment_name,
+    stream_folder,
+)
+from quiver.aof.format.record import scan_records
+from quiver.aof.format.sealed_pointer import POINTER_BYTES, SealedPointer, decode_pointer
+from quiver.aof.format.segment_file import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    SegmentFooter,
+    SegmentHeader,
+    agrees_with,
+    decode_footer,
+    decode_header,
+)
+from quiver.aof.format.tier_entry import TierEntry
+from quiver.aof.manifest import replay_manifest
+from quiver.aof.source import Source
+from quiver.aof.tiers.copies import Copies
+from quiver.aof.tiers.state import TierState
+from quiver.errors import Damaged, WrongUse
+from quiver.objects import open_objects
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Frame
+
+__all__ = ["LogFiles", "SegmentFile", "logs_below"]
+
+_IDENTITY_BYTES_MAX = 64
+_LOOKS_MAX = 8
+_TIME_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """
+    A segment's file, from its first and its last bytes.
+
+    Attributes:
+        header: None when it cannot be read; `problem` says why.
+        footer: None when it is not sealed, or not known to be.
+        size_bytes: of the file.
+        durable: the offset up to which its records are known to be synced.
+    """
+
+    name: SegmentName
+    path: str
+    header: SegmentHeader | None
+    footer: SegmentFooter | None
+    size_bytes: int
+    durable: int
+    problem: str = ""
+
+
+class LogFiles:
+    """
+    The files of the log in *directory*, as they are whenever they are asked for. Can be pickled.
+
+    Args:
+        objects: where the log's objects are, as its settings say; None: they cannot be read.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        files: FileSystem | None = None,
+        objects: str | Mapping[str, object] | None = None,
+    ) -> None:
+        self.directory = directory.rstrip("/")
+        self._given = files
+        self._objects = objects
+        self._made: Copies | None = None
+        self._known: tuple[object, TierState] = (None, TierState())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Connections cannot travel.
+        return {**self.__dict__, "_made": None}
+
+    @property
+    def _copies(self) -> Copies:
+        if self._made is None:
+            location = self._objects
+            opened = None if location is None else lambda: open_objects(location, writable=False, fs=self._files)
+            self._made = Copies(self._files, f"{self.directory}/{WARM}", objects=opened)
+        return self._made
+
+    def tiers(self) -> TierState:
+        """
+        Return what the manifest log says of the segments' copies.
+
+        Raises:
+            OSError: the disk cannot be read.
+        """
+        stream_id = self.stream_id()
+        folder = "" if stream_id is None else f"{self.directory}/{stream_folder(stream_id)}"
+        if stream_id is None or not self._files.exists(folder):
+            return TierState()
+        # Chunks only grow until they are replaced by one of another name.
+        seen = []
+        for name in self._files.list_dir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                seen.append((name, self._files.stat(f"{folder}/{name}").size_bytes))
+        if self._known[0] != seen:
+            self._known = (seen, replay_manifest(self._files, self.directory, stream_id).state)
+        return self._known[1]
+
+    @property
+    def _files(self) -> FileSystem:
+        return REAL_FILES if self._given is None else self._given
+
+    def stream_id(self) -> int | None:
+        """
+        Return the number of the log; None when it has none that can be read.
+        """
+        text = self._first_bytes(f"{self.directory}/{IDENTITY_NAME}", _IDENTITY_BYTES_MAX)
+        word = (text or b"").decode("ascii", "replace").strip()
+        return int(word) if word.isascii() and word.isdecimal() else None
+
+    def pointer(self) -> SealedPointer | None:
+        """
+        Return what says which segment was sealed last; None when nothing sound does.
+        """
+        data = self._first_bytes(f"{self.directory}/{SEGMENTS}/{POINTER_NAME}", POINTER_BYTES)
+        answer = None if data is None else decode_pointer(memoryview(data))
+        return answer.value if isinstance(answer, Frame) else None
+
+    def segment_files(self) -> list[SegmentFile]:
+        """
+        Return the segments that have a file in `segments/`, oldest first.
+
+        Raises:
+            WrongUse: there is no log.
+            OSError: the disk cannot be read.
+        """
+        pointer = self.pointer()
+        durable = self._durable()
+        found = []
+        for name in self.names():
+            one = self._segment_file(name, pointer, durable)
+            if one is not None:
+                found.append(one)
+        return found
+
+    def names(self) -> list[SegmentName]:
+        """
+        Return the names of the segments in `segments/`, oldest first.
+
+        Raises:
+            WrongUse: there is no log.
+            OSError: the disk cannot be read.
+        """
+        try:
+            listed = self._files.list_dir(f"{self.directory}/{SEGMENTS}")
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise WrongUse(f"{self.directory} holds no append-only log") from error
+        return sorted(filter(None, map(parse_segment_name, listed)))
+
+    def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
+        """
+        Return the segment with that id, as far as it can be read now; None when there is none.
+
+        Raises:
+            Damaged: its header is not what was written.
+        """
+        return self.piece(segment_id, 0, None, durable_only=durable_only)
+
+    def piece(self, segment_id: int, start: int, end: int | None, *, durable_only: bool) -> Source | None:
+        """
+        Return a segment of which only the records from offset *start* to *end* (None: all) are going to be read.
+
+        Of a packed segment no more is unpacked, and of an object no more is asked for.
+
+        Raises:
+            Damaged: it is not what was written.
+            ObjectsUnavailable: it is an object, and the store does not answer.
+            WrongUse: it is an object, and nobody said where those are.
+        """
+        for _ in range(_LOOKS_MAX):
+            # In this order: the manifest says where a segment is before its file goes.
+            name = next((one for one in self.names() if one.segment_id == segment_id), None)
+            found = None if name is None else self._segment_file(name, self.pointer(), self._durable())
+            source = None if found is None else self._of_file(found, durable_only=durable_only)
+            if source is not None:
+                return source
+            entry = self.tiers().entries.get(segment_id)
+            if entry is None:
+                return None
+            try:
+                return self._of_copy(entry, start, end)
+            except FileNotFoundError:
+                continue  # it moved on while it was looked at
+        raise Damaged(f"{self.directory}/{WARM}", 0, f"segment {segment_id} is nowhere for long enough to be read")
+
+    def _of_copy(self, entry: TierEntry, start: int, end: int | None) -> Source:
+        copies = self._copies
+        if copies.warm_bytes(entry) == entry.warm_bytes:
+            packed = copies.open_warm(entry)
+        elif entry.remote is not None:
+            packed = copies.open_object(entry)
+        else:
+            name = SegmentName(entry.segment_id, entry.header.base_offset, entry.header.created_at)
+            if self._files.exists(f"{self.directory}/{SEGMENTS}/{name}"):
+                raise FileNotFoundError  # it was brought back
+            raise Damaged(f"{self.directory}/{WARM}/{entry.warm_name}", 0, "the only copy of a segment is not there")
+        stop = packed.end if end is None else min(end, packed.end)
+        # Memory that nobody writes to costs nothing: offsets stay those of the segment.
+        room = bytearray(stop)
+        room[start:stop] = packed.read(start, stop)
+        return Source(entry.segment_id, packed.name, memoryview(room), stop, True, entry.footer.last_timestamp)
+
+    def _of_file(self, found: SegmentFile, *, durable_only: bool) -> Source | None:
+        segment_id = found.name.segment_id
+        if found.header is None:
+            raise Damaged(found.path, 0, found.problem)
+        try:
+            if found.footer is not None:
+                end = found.footer.durable_bytes - found.header.base_offset
+                view = self._files.map_read(found.path).view()
+                return Source(segment_id, found.path, view, end, True, found.footer.last_timestamp)
+            # Read, not mapped: recovery cuts a file like this one, and a map of what was cut off ends the process.
+            limit = found.durable if durable_only else found.size_bytes
+            data = memoryview(self._first_bytes(found.path, max(limit, HEADER_BYTES)) or b"")
+        except FileNotFoundError:
+            return None
+        end = (
+            HEADER_BYTES + len(data[HEADER_BYTES:]) if durable_only else scan_records(data, HEADER_BYTES, len(data)).end
+        )
+        return Source(segment_id, found.path, data, end, False, _TIME_MAX)
+
+    def next_segment_id(self, segment_id: int) -> int | None:
+        """
+        Return the lowest id above *segment_id* that a segment has.
+        """
+        ids = [one.segment_id for one in self.names()] + list(self.tiers().entries)
+        return min((one for one in ids if one > segment_id), default=None)
+
+    def next_sealed_segment_id(self, segment_id: int) -> int | None:
+        """
+        Return the lowest id above *segment_id* that a sealed segment has.
+        """
+        pointer = self.pointer()
+        following = self.next_segment_id(segment_id)
+        return following if following is not None and pointer and following <= pointer.segment_id else None
+
+    def last_timestamp(self, segment_id: int) -> int | None:
+        """
+        Return the timestamp of the last record of a sealed segment; None for any other.
+        """
+        name = next((one for one in self.names() if one.segment_id == segment_id), None)
+        found = None if name is None else self._segment_file(name, self.pointer(), {})
+        if found is not None:
+            return None if found.footer is None else found.footer.last_timestamp
+        entry = self.tiers().entries.get(segment_id)
+        return None if entry is None else entry.footer.last_timestamp
+
+    def _segment_file(
+        self, name: SegmentName, pointer: SealedPointer | None, durable: dict[int, int]
+    ) -> SegmentFile | None:
+        try:
+            return self._look_at(name, pointer, durable)
+        except FileNotFoundError:
+            return None  # it left since it was listed
+
+    def _look_at(self, name: SegmentName, pointer: SealedPointer | None, durable: dict[int, int]) -> SegmentFile | None:
+        path = f"{self.directory}/{SEGMENTS}/{name}"
+        head = self._first_bytes(path, HEADER_BYTES)
+        if head is None:
+            return None  # it left since it was listed
+        size = self._files.stat(path).size_bytes
+        answer = decode_header(memoryview(head))
+        if not isinstance(answer, Frame):
+            reason = "the file is too short" if len(head) < HEADER_BYTES else getattr(answer, "reason", "cut short")
+            return SegmentFile(name, path, None, None, size, 0, reason)
+        header = answer.value
+        if (header.segment_index, header.base_offset) != (name.segment_id & 0xFFFF_FFFF, name.base_offset):
+            return SegmentFile(name, path, None, None, size, 0, "its header belongs to another segment than its name")
+        known = min(durable.get(name.segment_id, 0), size)
+        if pointer is None or name.segment_id > pointer.segment_id:
+            return SegmentFile(name, path, header, None, size, known)
+        footer = self._footer(path, header, size)
+        problem = "" if footer is not None else "it was sealed, and its footer is not what was written"
+        end = known if footer is None else footer.durable_bytes - header.base_offset
+        return SegmentFile(name, path, header, footer, size, end, problem)
+
+    def _footer(self, path: str, header: SegmentHeader, size: int) -> SegmentFooter | None:
+        if header.max_size > size:
+            return None
+        file = self._files.open_read(path)
+        try:
+            answer = decode_footer(memoryview(file.pread(FOOTER_BYTES, header.max_size - FOOTER_BYTES)))
+        finally:
+            file.close()
+        if not isinstance(answer, Frame) or agrees_with(answer.value, header) is not None:
+            return None
+        return answer.value
+
+    def _durable(self) -> dict[int, int]:
+        stream_id = self.stream_id()
+        path = f"{self.directory}/{DURABILITY}/{durability_name(stream_id or 0)}"
+        data = None if stream_id is None else self._first_bytes(path, DURABILITY_BYTES_MAX)
+        answer = None if data is None else decode_durability(memoryview(data))
+        return {one.segment_id: one.durable_bytes for one in answer.value} if isinstance(answer, Frame) else {}
+
+    def _first_bytes(self, path: str, size: int) -> bytes | None:
+        try:
+            file = self._files.open_read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            return file.pread(size, 0)
+        finally:
+            file.close()
+
+
+def logs_below(files: FileSystem, root: str) -> dict[str, str]:
+    """
+    Return name → directory of the logs in *root*; *root* itself when it is one.
+
+    Raises:
+        WrongUse: there are none.
+    """
+    top = root.rstrip("/") or "/"
+    if files.exists(f"{top}/{SEGMENTS}"):
+        return {top.rpartition("/")[2]: top}
+    try:
+        names = files.list_dir(top)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise WrongUse(f"{top} holds no append-only log") from error
+    found = {name: f"{top}/{name}" for name in sorted(names) if files.exists(f"{top}/{name}/{SEGMENTS}")}
+    if not found:
+        raise WrongUse(f"{top} holds no append-only log")
+    return found

@@ -1,0 +1,175 @@
+"""
+A file of a log told to people: what it is, what it holds, what is wrong with it. Bytes only; never raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quiver.aof.format.durability import decode_durability
+from quiver.aof.format.manifest_chunk import CHUNK_HEADER_BYTES, CHUNK_MAGIC, decode_chunk, decode_chunk_header
+from quiver.aof.format.manifest_record import Event
+from quiver.aof.format.names import parse_chunk_name, parse_segment_name, parse_warm_name
+from quiver.aof.format.record import RecordEntry, entries, join_record_id, scan_records
+from quiver.aof.format.sealed_pointer import POINTER_MAGIC, decode_pointer
+from quiver.aof.format.segment_file import (
+    FOOTER_BYTES,
+    FOOTER_MAGIC,
+    HEADER_BYTES,
+    SEGMENT_MAGIC,
+    SegmentHeader,
+    agrees_with,
+    decode_footer,
+    decode_header,
+)
+from quiver.aof.format.warm_file import decode_seek_table
+from quiver.primitives.findings import Description, Problem
+from quiver.primitives.scan import Frame
+
+__all__ = ["describe_log_file"]
+
+ROWS_MAX = 1000
+
+
+def describe_log_file(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Description:
+    """
+    Say what the file *name* with the contents *data* is and holds. Never raises, whatever the bytes are.
+
+    *rows_max* bounds the rows of each table; counts in `fields` always cover the whole file.
+    """
+    view = data.cast("B")
+    kind = _kind_of(name, view)
+    found = Description(name, kind, len(view))
+    if kind == "unknown":
+        found.problems.append(Problem(0, "neither the magic nor the name is that of a file of an append-only log"))
+    else:
+        _DESCRIBERS[kind](found, view, rows_max)
+        found.problems.sort(key=lambda problem: problem.offset)
+    return found
+
+
+def _kind_of(name: str, view: memoryview) -> str:
+    head = bytes(view[:8])
+    if head == CHUNK_MAGIC.to_bytes(8, "little"):
+        return "aof manifest"
+    kind = {SEGMENT_MAGIC: "aof segment", POINTER_MAGIC: "aof pointer"}.get(int.from_bytes(head[:4], "little"))
+    if kind is not None:
+        return kind
+    base = name.replace("\\", "/").rpartition("/")[2]
+    if parse_segment_name(base) is not None:
+        return "aof segment"
+    if parse_chunk_name(base) is not None:
+        return "aof manifest"
+    if parse_warm_name(base) is not None:
+        return "aof warm"
+    if base.removesuffix(".json").isdecimal() and base.endswith(".json"):
+        return "aof durability"
+    return "unknown"
+
+
+def _describe_segment(to: Description, view: memoryview, rows_max: int) -> None:
+    to.version = int.from_bytes(view[4:6], "little") if len(view) >= HEADER_BYTES else None
+    header = to.accept(decode_header(view))
+    if header is None:
+        return
+    to.fields = {name: getattr(header, name) for name in header.__slots__}
+    end = _describe_footer(to, view, header)
+    limit = min(len(view), header.max_size - FOOTER_BYTES) if end is None else end
+    scan = scan_records(view, HEADER_BYTES, max(limit, HEADER_BYTES))
+    to.fields |= {"records": scan.record_count, "end": scan.end, "last_timestamp": scan.last_timestamp}
+    if scan.damage is not None:
+        sealed = end is not None
+        to.problems.append(Problem(scan.damage.offset, scan.damage.reason, "damage" if sealed else "warning"))
+    elif end is not None and scan.end != end:
+        to.problems.append(Problem(scan.end, f"the records end here, the footer says at {end}"))
+    rows: list[dict[str, Any]] = []
+    for entry in entries(view, HEADER_BYTES, scan.end):
+        if not isinstance(entry, RecordEntry) or len(rows) == rows_max:
+            break
+        record_id = join_record_id(header.segment_index, entry.offset)
+        rows.append({
+            "record_id": record_id, "offset": entry.offset, "timestamp_ns": entry.timestamp, "ext_id": entry.ext_id,
+            "bytes": len(entry.payload),
+        })  # fmt: skip
+    to.tables["records"] = rows
+
+
+def _describe_footer(to: Description, view: memoryview, header: SegmentHeader) -> int | None:
+    """
+    Return the offset at which the footer has the records end; None when the segment is not sealed.
+    """
+    at = header.max_size - FOOTER_BYTES
+    if len(view) < header.max_size:
+        to.problems.append(
+            Problem(len(view), f"the file ends before the {header.max_size} bytes of a segment", "warning")
+        )
+        return None
+    foot = view[at : header.max_size]
+    to.fields["sealed"] = int.from_bytes(foot[:4], "little") == FOOTER_MAGIC
+    if not to.fields["sealed"]:
+        if any(foot):
+            to.problems.append(Problem(at, "neither a footer nor zeros where the footer belongs", "warning"))
+        return None
+    answer = decode_footer(foot)
+    if not isinstance(answer, Frame):
+        to.problems.append(Problem(at, getattr(answer, "reason", "the footer is cut short")))
+        return None
+    footer = answer.value
+    wrong = agrees_with(footer, header)
+    if wrong is not None:
+        to.problems.append(Problem(at, wrong))
+        return None
+    to.fields |= {name: getattr(footer, name) for name in footer.__slots__ if name not in to.fields}
+    return footer.durable_bytes - header.base_offset
+
+
+def _describe_pointer(to: Description, view: memoryview, _rows_max: int) -> None:
+    to.version = int.from_bytes(view[4:6], "little") if len(view) >= 6 else None
+    pointer = to.accept(decode_pointer(view))
+    if pointer is not None:
+        to.fields = {name: getattr(pointer, name) for name in pointer.__slots__}
+
+
+def _describe_durability(to: Description, view: memoryview, rows_max: int) -> None:
+    rows = to.accept(decode_durability(view))
+    if rows is not None:
+        to.fields = {"segments": len(rows)}
+        to.tables["segments"] = [{name: getattr(row, name) for name in row.__slots__} for row in rows[:rows_max]]
+
+
+def _describe_manifest(to: Description, view: memoryview, rows_max: int) -> None:
+    to.version = int.from_bytes(view[8:12], "little") if len(view) >= CHUNK_HEADER_BYTES else None
+    header = to.accept(decode_chunk_header(view))
+    if header is None:
+        return
+    to.fields = {name: getattr(header, name) for name in header.__slots__} | {"sealed": header.sealed}
+    whole = to.accept(decode_chunk(view))
+    if whole is None:
+        return
+    records = whole[1]
+    to.fields["records"] = len(records)
+    to.tables["records"] = [
+        {
+            "kind": Event(one.kind).name if one.kind in Event.__members__.values() else one.kind,
+            "segment_id": one.segment_id,
+            "timestamp_ms": one.timestamp_ms,
+            "fields": [value.hex() if isinstance(value, bytes) else value for value in one.fields],
+        }
+        for one in records[:rows_max]
+    ]
+
+
+def _describe_warm(to: Description, view: memoryview, rows_max: int) -> None:
+    frames = to.accept(decode_seek_table(view, len(view)))
+    if frames is not None:
+        to.fields = {"frames": len(frames), "original_bytes": frames[-1].offset}
+        to.tables["frames"] = [{name: getattr(one, name) for name in one.__slots__} for one in frames[:rows_max]]
+
+
+_DESCRIBERS = {
+    "aof segment": _describe_segment,
+    "aof pointer": _describe_pointer,
+    "aof durability": _describe_durability,
+    "aof manifest": _describe_manifest,
+    "aof warm": _describe_warm,
+}

@@ -1,0 +1,243 @@
+"""
+The MAN1 manifest log of one stream: what happened to its segments beyond their own files.
+
+::
+
+    append   records behind the committed ones ▸ sync ▸ header with the new length and checksum ▸ sync
+    rotate   the chunk is full: mark it sealed ▸ a new chunk that begins with all there is to know ▸ the oldest go
+
+A crash in the first leaves the old length or the new one. In the second it leaves the old chunk alone or both, and the
+new one says all that the old one said. So the newest chunk is enough, and the log never grows beyond a few times what
+there is to know. The chunk before it stays, for the day on which the newest cannot be read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from quiver.aof.format.manifest_chunk import (
+    CHUNK_HEADER_BYTES,
+    FLAG_SEALED,
+    ChunkHeader,
+    decode_chunk,
+    decode_chunk_header,
+    encode_chunk_header,
+)
+from quiver.aof.format.manifest_record import Event, ManifestRecord, decode_manifest_record, encode_manifest_record
+from quiver.aof.format.names import chunk_name, parse_chunk_name, stream_folder
+from quiver.aof.tiers.state import TierState
+from quiver.clock import Clock
+from quiver.observe import Observer
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.checksum import crc64_nvme
+from quiver.primitives.files import File, FileSystem
+from quiver.primitives.scan import Frame
+
+__all__ = ["CHUNK_BYTES", "ManifestLog", "Replayed", "replay_manifest"]
+
+CHUNK_BYTES = 256 * 1024
+"""A chunk is rotated above this, or above twice what it began with."""
+
+_CHUNK_BYTES_MAX = 1 << 30
+_KEPT = 2
+
+
+@dataclass(slots=True)
+class Replayed:
+    """
+    What the chunks of a stream say.
+
+    Attributes:
+        damaged: path of a chunk → what is wrong with it, of those that the newest whole snapshot does not stand behind.
+        last: the header of the newest chunk when it can be gone on with.
+    """
+
+    state: TierState = field(default_factory=TierState)
+    damaged: dict[str, str] = field(default_factory=dict)
+    indexes: list[int] = field(default_factory=list)
+    last: ChunkHeader | None = None
+    records: int = 0
+
+
+def replay_manifest(fs: FileSystem, root: str, stream_id: int) -> Replayed:
+    """
+    Read the manifest log of a stream, changing nothing. What was never committed does not count.
+
+    Raises:
+        OSError: the disk cannot be read.
+    """
+    folder = f"{root}/{stream_folder(stream_id)}"
+    found = Replayed()
+    if not fs.exists(folder):
+        return found
+    found.indexes = sorted(index for name in fs.list_dir(folder) if (index := parse_chunk_name(name)) is not None)
+    for index in found.indexes:
+        path = f"{folder}/{chunk_name(index)}"
+        try:
+            data = fs.read_all(path, size_max=_CHUNK_BYTES_MAX)
+        except FileNotFoundError:
+            continue  # a live writer rotated meanwhile
+        _take(found, path, index, memoryview(data))
+    return found
+
+
+def _take(found: Replayed, path: str, index: int, view: memoryview) -> None:
+    answer = decode_chunk(view)
+    reason = ""
+    found.last = None
+    records: Sequence[ManifestRecord]
+    if isinstance(answer, Frame) and answer.value[0].chunk_index == index:
+        found.last, records = answer.value
+    else:
+        reason = getattr(answer, "reason", "the chunk is cut short, or has the name of another")
+        records = _salvage(view)
+    for record in records:
+        if record.kind == Event.SNAPSHOT_MARKER:
+            found.damaged.clear()
+        wrong = found.state.apply(record)
+        found.records += 1
+        if wrong is not None:
+            reason = wrong.reason
+    if reason:
+        found.damaged[path] = reason
+        found.last = None
+
+
+def _salvage(view: memoryview) -> list[ManifestRecord]:
+    """
+    Return the whole records at the beginning of a chunk whose header or checksum is not what was written.
+    """
+    header = decode_chunk_header(view)
+    limit = min(len(view), header.value.tail_offset) if isinstance(header, Frame) else len(view)
+    records = []
+    offset = CHUNK_HEADER_BYTES
+    while isinstance(answer := decode_manifest_record(view[:limit], offset), Frame):
+        records.append(answer.value)
+        offset = answer.end
+    return records
+
+
+class ManifestLog:
+    """
+    The log of one stream, open for writing. One thread at a time.
+
+    Args:
+        fs, root, stream_id: where its chunks are.
+        chunk_bytes: a chunk is rotated above this.
+
+    Attributes:
+        state: what it says; `write` takes every record in once it is durable.
+        damaged: path of a chunk → what is wrong with it, as it was found when the log was opened.
+        is_new: there was no chunk.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        stream_id: int,
+        *,
+        clock: Clock,
+        observer: Observer,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._fs = fs
+        self._folder = f"{root}/{stream_folder(stream_id)}"
+        self._clock = clock
+        self._chunk_bytes = chunk_bytes
+        self._file: File | None = None
+        replayed = replay_manifest(fs, root, stream_id)
+        self.state = replayed.state
+        self.damaged = dict(replayed.damaged)
+        self.is_new = not replayed.indexes
+        for path, reason in self.damaged.items():
+            observer.count("aof_manifest_replay_corruption_events_total")
+            observer.event("aof.manifest.damaged", level=logging.WARNING, path=path, reason=reason)
+        self._next_index = max(replayed.indexes, default=-1) + 1
+        self._records = replayed.records
+        self._header = replayed.last
+        self._limit = chunk_bytes
+        if self._header is not None and not self._header.sealed:
+            self._go_on(self._header)
+        else:
+            self._header = None
+
+    @property
+    def now_ms(self) -> int:
+        """
+        The time for records, in milliseconds.
+        """
+        return self._clock.now_ns() // 1_000_000
+
+    def _go_on(self, header: ChunkHeader) -> None:
+        path = f"{self._folder}/{chunk_name(header.chunk_index)}"
+        self._file = self._fs.open_write(path)
+        if self._file.size() > header.committed_len:
+            self._file.truncate(header.committed_len)  # a torn end: it was never committed
+        self._limit = max(self._chunk_bytes, header.committed_len)
+
+    def write(self, records: Sequence[ManifestRecord]) -> None:
+        """
+        Append *records*, all or none, durably on return.
+
+        Raises:
+            OSError: whether they count is unknown until the log is opened again. The next write begins a new chunk,
+                which does not count them.
+        """
+        data = b"".join(map(encode_manifest_record, records))
+        try:
+            if self._file is None or self._header is None or self._header.committed_len + len(data) > self._limit:
+                self._rotate(data)
+            else:
+                self._append(self._file, self._header, data)
+        except OSError:
+            self.close()
+            raise
+        self._records += len(records)
+        for record in records:
+            self.state.apply(record)
+
+    def _append(self, file: File, header: ChunkHeader, data: bytes) -> None:
+        end = header.committed_len + len(data)
+        file.pwrite(data, header.committed_len)
+        # The length must never be on the disk before what it counts.
+        file.sync_data()
+        grown = replace(header, tail_offset=end, committed_len=end, chunk_crc64=crc64_nvme(data, header.chunk_crc64))
+        file.pwrite(encode_chunk_header(grown), 0)
+        file.sync_data()
+        self._header = grown
+
+    def _rotate(self, data: bytes) -> None:
+        if self._file is not None and self._header is not None:
+            self._file.pwrite(encode_chunk_header(replace(self._header, flags=FLAG_SEALED)), 0)
+            self._file.sync_data()
+            self.close()
+        index = self._next_index
+        self._next_index = index + 1
+        snapshot = self.state.snapshot(index, self.now_ms)
+        body = b"".join(map(encode_manifest_record, snapshot)) + data
+        end = CHUNK_HEADER_BYTES + len(body)
+        header = ChunkHeader(index, self._records, end, end, crc64_nvme(body))
+        path = f"{self._folder}/{chunk_name(index)}"
+        self._fs.make_dirs(self._folder)
+        replace_file(self._fs, path, encode_chunk_header(header) + body)
+        self._file, self._header = self._fs.open_write(path), header
+        self._records += len(snapshot)
+        self._limit = max(self._chunk_bytes, 2 * end)
+        self._forget_old(index)
+
+    def _forget_old(self, newest: int) -> None:
+        names = self._fs.list_dir(self._folder)
+        old = [name for name in names if (index := parse_chunk_name(name)) is not None and index <= newest - _KEPT]
+        old += [name for name in names if name.endswith(TEMPORARY_SUFFIX)]
+        remove_durably(self._fs, [f"{self._folder}/{name}" for name in sorted(old)])
+
+    def close(self) -> None:
+        """
+        Let go of the file. What was written stays. Idempotent.
+        """
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

@@ -1,0 +1,344 @@
+"""
+The copies of segments: packed files in `warm/`, and objects. Each is made whole and verified, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from quiver.aof.catalog import SealedSegment
+from quiver.aof.format.names import parse_warm_name, warm_name
+from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
+from quiver.aof.tiers.packed import PackedSegment, pack
+from quiver.errors import Damaged, ObjectMissing, WrongUse
+from quiver.objects import ObjectInfo, ObjectTier
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
+from quiver.primitives.checksum import crc64_nvme
+from quiver.primitives.files import File, FileSystem
+
+__all__ = ["Copies"]
+
+_PIECE_BYTES = 8 << 20
+
+
+class Copies:
+    """
+    Makes, finds and removes the copies of one log's segments.
+
+    Args:
+        folder: of the packed files.
+        objects: gives the object tier, when it is first needed.
+        level: of zstd.
+    """
+
+    def __init__(
+        self, fs: FileSystem, folder: str, *, objects: Callable[[], ObjectTier] | None, level: int = 3
+    ) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._open_objects = objects
+        self._level = level
+        self._tier: ObjectTier | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def has_objects(self) -> bool:
+        """
+        Whether there is an object tier.
+        """
+        return self._open_objects is not None
+
+    @property
+    def _objects(self) -> ObjectTier:
+        if self._open_objects is None:
+            raise WrongUse(f"{self._folder}: a segment is an object, and no object store was named")
+        with self._opening:
+            if self._tier is None:
+                self._tier = self._open_objects()
+            return self._tier
+
+    # ---- packed files
+
+    def warm_names(self) -> list[str]:
+        """
+        Return the names of the packed files, finished or not.
+        """
+        if not self._fs.exists(self._folder):
+            return []
+        names = self._fs.list_dir(self._folder)
+        return [name for name in names if parse_warm_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None]
+
+    def warm_bytes(self, entry: TierEntry) -> int | None:
+        """
+        Return the length of the packed file; None when there is none.
+        """
+        try:
+            return self._fs.stat(f"{self._folder}/{entry.warm_name}").size_bytes
+        except FileNotFoundError:
+            return None
+
+    def pack(self, sealed: SealedSegment, view: memoryview) -> TierEntry:
+        """
+        Make the packed file of a segment, of which *view* is the file; durable and compared with it on return.
+
+        Raises:
+            OSError: no room, or the disk refused.
+            Damaged: what is read back is not what was written.
+        """
+        name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
+        size, checksum = self._write(name, pack(view, sealed.end, sealed.footer, level=self._level))
+        entry = TierEntry(sealed.header, sealed.footer, name, size, checksum, True, "resident_in_tier0")
+        packed = self.open_warm(entry)
+        offset = 0
+        for piece in packed.plain():
+            if piece != view[offset : offset + len(piece)]:
+                raise Damaged(packed.name, 0, f"what was packed from {offset} on is not what comes out")
+            offset += len(piece)
+        return entry
+
+    def _write(self, name: str, pieces: Iterator[bytes]) -> tuple[int, int]:
+        path = f"{self._folder}/{name}"
+        file = self._fs.create_or_truncate(path + TEMPORARY_SUFFIX)
+        offset = checksum = 0
+        try:
+            for piece in pieces:
+                file.pwrite(piece, offset)
+                offset += len(piece)
+                checksum = crc64_nvme(piece, checksum)
+            file.sync_data()
+        finally:
+            file.close()
+        self._fs.rename(path + TEMPORARY_SUFFIX, path)
+        self._fs.sync_dir(self._folder)
+        return offset, checksum
+
+    def open_warm(self, entry: TierEntry) -> PackedSegment:
+        """
+        Return the packed file, to be read.
+
+        Raises:
+            Damaged: it is not what `pack` made of this segment.
+            OSError: the disk cannot be read.
+        """
+        return self._same(self._opened(entry.warm_name, entry.warm_bytes), entry)
+
+    def verified_warm(self, entry: TierEntry) -> PackedSegment:
+        """
+        Return the packed file, all of it read and compared with its checksum: records do not vouch for their times.
+
+        Raises:
+            Damaged: it is not what was written.
+            OSError: the disk cannot be read.
+        """
+        packed = self.open_warm(entry)
+        if entry.warm_crc64 and packed.checksum() != entry.warm_crc64:
+            raise Damaged(packed.name, 0, "checksum mismatch in a packed segment")
+        return packed
+
+    def _opened(self, name: str, size: int) -> PackedSegment:
+        path = f"{self._folder}/{name}"
+
+        def read_at(start: int, length: int) -> bytes:
+            file = self._fs.open_read(path)
+            try:
+                return _read_whole(file, start, length)
+            finally:
+                file.close()
+
+        return PackedSegment(path, size, read_at)
+
+    def _same(self, packed: PackedSegment, entry: TierEntry) -> PackedSegment:
+        if (packed.header, packed.footer) != (entry.header, entry.footer):
+            raise Damaged(packed.name, 0, "it holds another segment than the manifest says")
+        return packed
+
+    def adopt(self, name: str) -> TierEntry:
+        """
+        Return the entry of a packed file that the manifest does not know.
+
+        Raises:
+            Damaged: it is not what `pack` made.
+        """
+        size = self._fs.stat(f"{self._folder}/{name}").size_bytes
+        packed = self._opened(name, size)
+        return TierEntry(
+            packed.header, packed.footer, name, size, packed.checksum(), has_warm=True, residency="staged_for_tier0"
+        )
+
+    def remove_warm(self, entry: TierEntry) -> None:
+        """
+        Remove the packed file, durably; it may be gone already.
+        """
+        remove_durably(self._fs, [f"{self._folder}/{entry.warm_name}"])
+
+    # ---- objects
+
+    def upload(self, entry: TierEntry, key: str) -> str | None:
+        """
+        Make the object *key* of the packed file, durably; return its etag.
+
+        Raises:
+            ObjectsUnavailable: try again.
+            Damaged: the packed file is not what was written.
+        """
+        path = f"{self._folder}/{entry.warm_name}"
+        file = self._fs.open_read(path)
+        try:
+            if self._checksum(file, entry.warm_bytes) != entry.warm_crc64:
+                raise Damaged(path, 0, "checksum mismatch in a packed segment")
+
+            def parts() -> Iterator[bytes]:
+                for start in range(0, entry.warm_bytes, _PIECE_BYTES):
+                    yield _read_whole(file, start, min(_PIECE_BYTES, entry.warm_bytes - start))
+
+            info = self._objects.put_parts(key, parts)
+        finally:
+            file.close()
+        if info.size_bytes != entry.warm_bytes:
+            raise Damaged(key, 0, f"the object has {info.size_bytes} bytes, the file {entry.warm_bytes}")
+        return info.etag
+
+    def _checksum(self, file: File, size: int) -> int:
+        value = 0
+        for start in range(0, size, _PIECE_BYTES):
+            value = crc64_nvme(_read_whole(file, start, min(_PIECE_BYTES, size - start)), value)
+        return value
+
+    def check_object(self, entry: TierEntry) -> None:
+        """
+        Return when the object of a segment is there, in its length.
+
+        Raises:
+            Damaged: there is none, or it has another length.
+            ObjectsUnavailable: nobody knows.
+        """
+        if entry.remote is None:
+            raise Damaged(
+                f"{self._folder}/{entry.warm_name}", 0, "the packed file is not there, and there is no object"
+            )
+        key = entry.remote.object_key
+        try:
+            size = self._objects.head(key).size_bytes
+        except ObjectMissing:
+            raise Damaged(key, 0, "the object of a segment is missing") from None
+        if size != entry.warm_bytes:
+            raise Damaged(key, 0, f"the object of a segment has {size} bytes, not {entry.warm_bytes}")
+
+    def open_object(self, entry: TierEntry) -> PackedSegment:
+        """
+        Return the object of a segment, to be read where it lies.
+
+        Raises:
+            Damaged: it is missing, or not what was uploaded.
+            ObjectsUnavailable: try again.
+        """
+        key = entry.remote.object_key if entry.remote else ""
+
+        def read_at(start: int, length: int) -> bytes:
+            try:
+                data = self._objects.get_range(key, start, length)
+            except ObjectMissing:
+                raise Damaged(key, 0, "the object of a segment is missing") from None
+            if len(data) != length:
+                raise Damaged(key, start, f"{len(data)} bytes came, not {length}")
+            return data
+
+        return self._same(PackedSegment(key, entry.warm_bytes, read_at), entry)
+
+    def objects_below(self, folder: str) -> Iterator[ObjectInfo]:
+        """
+        Yield the objects of a log.
+
+        Raises:
+            ObjectsUnavailable: try again.
+        """
+        return self._objects.list_below(folder)
+
+    def adopt_object(self, info: ObjectInfo, now_ms: int) -> TierEntry:
+        """
+        Return the entry of an object that the manifest does not know. Its checksum stays unknown: nothing is fetched.
+
+        Raises:
+            Damaged: it is not what `pack` made.
+            ObjectsUnavailable: try again.
+        """
+
+        def read_at(start: int, length: int) -> bytes:
+            return self._objects.get_range(info.key, start, length)
+
+        packed = PackedSegment(info.key, info.size_bytes, read_at)
+        remote = RemoteCopy(info.key, info.etag, info.size_bytes, now_ms)
+        name = warm_name(packed.header.segment_index, packed.header.base_offset, packed.footer.sealed_at)
+        return TierEntry(
+            packed.header, packed.footer, name, info.size_bytes, 0, has_warm=False, residency="uploaded_to_tier2",
+            remote=remote,
+        )  # fmt: skip
+
+    def fetch(self, entry: TierEntry) -> None:
+        """
+        Make the packed file of a segment from its object, durable and verified on return.
+
+        Raises:
+            Damaged: the object is missing, or not what was uploaded.
+            ObjectsUnavailable: try again.
+            OSError: no room, or the disk refused.
+        """
+        packed = self.open_object(entry)
+        path = f"{self._folder}/{entry.warm_name}"
+
+        def pieces() -> Iterator[bytes]:
+            for start in range(0, entry.warm_bytes, _PIECE_BYTES):
+                yield packed.read_packed(start, min(_PIECE_BYTES, entry.warm_bytes - start))
+
+        file = self._fs.create_or_truncate(path + TEMPORARY_SUFFIX)
+        try:
+            offset = checksum = 0
+            for piece in pieces():
+                file.pwrite(piece, offset)
+                offset += len(piece)
+                checksum = crc64_nvme(piece, checksum)
+            file.sync_data()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._fs.remove(path + TEMPORARY_SUFFIX)
+            raise
+        finally:
+            file.close()
+        if entry.warm_crc64 and checksum != entry.warm_crc64:
+            self._fs.remove(path + TEMPORARY_SUFFIX)
+            raise Damaged(packed.name, 0, "checksum mismatch in the object of a segment")
+        self._fs.rename(path + TEMPORARY_SUFFIX, path)
+        self._fs.sync_dir(self._folder)
+
+    def delete(self, key: str) -> None:
+        """
+        Remove an object, durably; it may be gone already.
+
+        Raises:
+            ObjectsUnavailable: try again.
+        """
+        self._objects.delete([key])
+
+    def close(self) -> None:
+        """
+        Let go of connections. Idempotent.
+        """
+        with self._opening:
+            tier, self._tier = self._tier, None
+        if tier is not None:
+            tier.close()
+
+
+def _read_whole(file: File, start: int, length: int) -> bytes:
+    """
+    Return exactly *length* bytes.
+
+    Raises:
+        Damaged: the file is shorter.
+    """
+    data = file.pread(length, start)
+    if len(data) != length:
+        raise Damaged(file.path, start + len(data), "the packed file is cut short")
+    return data

@@ -1,0 +1,566 @@
+"""
+The tiers of one log: which sealed segments keep their files, which are packed, which are objects, and the way back.
+
+::
+
+    its file ──pack──▶ warm file ──upload──▶ object
+       ▲  └─evict (only behind one of them)    │
+       └──────────── hydrate ◀── fetch ────────┘
+
+Where a segment is, the disk says; where its copies ought to be, the manifest log. Each step, and a crash behind it::
+
+    pack      warm file (temporary, sync, rename, sync) ▸ read back and compared ▸ manifest
+              a warm file that the manifest does not know: it goes when the segment has its file, else it is taken over
+    upload    object ▸ manifest: uploaded again
+    evict     a copy is looked at ▸ manifest ▸ the file goes: it is there still, and goes with the next turn
+    trim      the object is looked at ▸ manifest ▸ the warm file goes: as above
+    hydrate   file (temporary, sync) ▸ its records verified ▸ rename, sync ▸ manifest
+    retire    manifest: no copies, delete the object ▸ warm file ▸ file ▸ object ▸ manifest
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from quiver.aof.catalog import Catalog, SealedSegment
+from quiver.aof.config import AofConfig, TierConfig
+from quiver.aof.format.manifest_record import Event, ManifestRecord
+from quiver.aof.format.names import (
+    SEGMENTS,
+    WARM,
+    SegmentName,
+    object_folder,
+    object_key,
+    parse_object_key,
+    parse_warm_name,
+    stream_folder,
+)
+from quiver.aof.format.segment_file import FOOTER_BYTES, encode_footer
+from quiver.aof.format.tier_entry import RemoteCopy, Residency, TierEntry
+from quiver.aof.manifest import ManifestLog
+from quiver.aof.retention import Held, choose_leaving
+from quiver.aof.tiers.copies import Copies
+from quiver.aof.tiers.packed import PackedSegment, records_problem
+from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
+from quiver.aof.tiers.state import entry_record, key_record
+from quiver.clock import Clock
+from quiver.errors import (
+    Damaged,
+    ObjectsUnavailable,
+    QuiverError,
+    RecordUnknown,
+    SettingsInvalid,
+    StoreClosed,
+    WrongUse,
+)
+from quiver.objects import ObjectTier
+from quiver.observe import Observer
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
+from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.files import FileSystem
+
+__all__ = ["Tiers", "has_tiers"]
+
+_AGAIN_S = 5.0
+
+
+def has_tiers(fs: FileSystem, config: AofConfig, stream_id: int) -> bool:
+    """
+    Say whether a log has tiers: by its settings, or because it had some, and what left its file is still to be found.
+
+    Raises:
+        SettingsInvalid: it has, and its retention would move files to the archive.
+    """
+    if config.tiered:
+        return True
+    if not fs.exists(f"{config.root_dir}/{stream_folder(stream_id)}"):
+        return False
+    if config.retention.policy != "keep_all" and config.retention.action == "archive":
+        raise SettingsInvalid(
+            f'{config.root_dir} has segments in tiers, which have no file to archive: retention needs action="expire"'
+        )
+    return True
+
+
+class Tiers:
+    """
+    Moves the sealed segments of one log between its tiers, and brings them back for readers. Thread-safe.
+
+    Args:
+        catalog: all sealed segments; those without a file are added to it.
+        objects: gives the object tier, opened when it is first needed; None where there is none.
+        again: called with the seconds after which `run` should be called again.
+        below: the id of the first segment that is not sealed.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        fs: FileSystem,
+        config: AofConfig,
+        *,
+        stream_id: int,
+        clock: Clock,
+        observer: Observer,
+        objects: Callable[[], ObjectTier] | None,
+        again: Callable[[float], None],
+        below: int,
+    ) -> None:
+        self.counts = TierCounts()
+        self._catalog = catalog
+        self._fs = fs
+        self._config = config
+        self._tiers = config.tiers or TierConfig()
+        self._stream_id = stream_id
+        self._clock = clock
+        self._observer = observer
+        self._again = again
+        self._segments = f"{config.root_dir}/{SEGMENTS}"
+        self._warm = f"{config.root_dir}/{WARM}"
+        self._copies = Copies(fs, self._warm, objects=objects, level=self._tiers.compression_level)
+        self._lock = threading.RLock()
+        self._turn = threading.Lock()
+        self._used: dict[int, int] = {}
+        self._uses = 0
+        self._manifest = ManifestLog(fs, config.root_dir, stream_id, clock=clock, observer=observer)
+        self._away: set[int] = set()
+        self._closed = False
+        self._unreachable = False
+        self._take_over(below)
+
+    # ---- opening
+
+    def _take_over(self, below: int) -> None:
+        """
+        Bring together what the manifest says and what the disk has.
+        """
+        for segment_id, entry in list(self._entries.items()):
+            if segment_id >= below:
+                continue  # not of this log as it is now: readers never come that far
+            sealed = self._catalog.get(segment_id)
+            if sealed is not None and (sealed.header, sealed.footer) != (entry.header, entry.footer):
+                # Recovery found its file damaged, and sealed what was left. The copy was verified.
+                self._catalog.remove(segment_id)
+                remove_durably(self._fs, [sealed.path])
+                sealed = None
+            if sealed is None:
+                self._catalog.add(self._sealed(entry))
+                self._away.add(segment_id)
+            here = self._copies.warm_bytes(entry) == entry.warm_bytes
+            self._entries[segment_id] = replace(entry, has_warm=here)
+        for name in self._copies.warm_names():
+            self._settle_warm(name, below)
+        if below and self._copies.has_objects and (self._manifest.damaged or self._manifest.is_new):
+            self._find_objects(below)
+
+    def _find_objects(self, below: int) -> None:
+        """
+        Take over objects that the manifest does not know, because it was lost or damaged.
+        """
+        for info in self._copies.objects_below(object_folder(self._stream_id)):
+            parsed = parse_object_key(info.key)
+            if parsed is None or parsed[1] in self._entries or parsed[1] >= below:
+                continue
+            if self._catalog.get(parsed[1]) is None:
+                entry = self._copies.adopt_object(info, self._manifest.now_ms)
+                self._catalog.add(self._sealed(entry))
+                self._away.add(entry.segment_id)
+                self._note([], entry)
+
+    def _settle_warm(self, name: str, below: int) -> None:
+        parsed = parse_warm_name(name)
+        path = f"{self._warm}/{name}"
+        if name.endswith(TEMPORARY_SUFFIX):
+            remove_durably(self._fs, [path])
+        elif parsed is not None and parsed[0] not in self._entries:
+            if self._catalog.get(parsed[0]) is not None or parsed[0] >= below:
+                remove_durably(self._fs, [path])  # packed, and not yet noted: it will be again
+                return
+            try:
+                entry = self._copies.adopt(name)
+            except Damaged as error:
+                self._observer.event("aof.tiers.damaged", level=logging.WARNING, path=path, problem=error.reason)
+                return
+            self._catalog.add(self._sealed(entry))
+            self._away.add(entry.segment_id)
+            self._note([], entry)
+
+    def _sealed(self, entry: TierEntry) -> SealedSegment:
+        header = entry.header
+        name = SegmentName(header.segment_index, header.base_offset, header.created_at)
+        return SealedSegment(f"{self._segments}/{name}", header, entry.footer)
+
+    # ---- the manifest
+
+    @property
+    def _entries(self) -> dict[int, TierEntry]:
+        return self._manifest.state.entries
+
+    def _residency(self, entry: TierEntry) -> Residency:
+        if entry.segment_id not in self._away:
+            return "resident_in_tier0"
+        if entry.has_warm:
+            return "staged_for_tier0"
+        return "uploaded_to_tier2" if entry.remote else "needs_recovery"
+
+    def _note(self, events: list[ManifestRecord], entry: TierEntry) -> TierEntry:
+        """
+        Write *events* and where the copies are from now on, durably.
+        """
+        entry = replace(entry, residency=self._residency(entry))
+        self._manifest.write([entry_record(entry.segment_id, entry, self._manifest.now_ms), *events])
+        return entry
+
+    def _event(self, kind: Event, entry: TierEntry, *fields: int | str | None) -> ManifestRecord:
+        return ManifestRecord(kind, entry.segment_id, entry.header.base_offset, self._manifest.now_ms, fields)
+
+    # ---- what the thread does
+
+    def run(self) -> None:
+        """
+        Do all that is due. What the disk or the object store refuses is tried again later.
+        """
+        with self._turn:
+            for step in (self._retire_old, self._pack_sealed, self._upload, self._evict_over, self._trim, self._delete):
+                self._tried(step)
+            if self._config.retention.policy == "time":
+                self._again(_AGAIN_S)
+
+    def _tried(self, step: Callable[[], object]) -> bool:
+        """
+        Do *step*; say whether it went well. One segment that cannot be moved must not hold up the others.
+        """
+        try:
+            step()
+        except (OSError, QuiverError) as error:
+            self.counts.failures += 1
+            self._observer.count("aof_tiers_failed_total")
+            self._observer.event("aof.tiers.failed", level=logging.WARNING, problem=str(error))
+            self._again(_AGAIN_S)
+            if isinstance(error, ObjectsUnavailable):
+                self._unreachable = True
+            return False
+        return True
+
+    def _movable(self) -> list[SealedSegment]:
+        """
+        Return the sealed segments but the newest: recovery learns from that one's file where the log goes on.
+        """
+        return self._catalog.all()[:-1]
+
+    def _pack_sealed(self) -> None:
+        if self._config.compression == "zstd":
+            for sealed in self._catalog.all():
+                self._tried(partial(self._packed, sealed))
+
+    def _packed(self, sealed: SealedSegment) -> TierEntry | None:
+        """
+        Return the entry of a segment that has a copy, made now if there was none; None when it was retired.
+        """
+        with self._lock:
+            entry = self._entries.get(sealed.segment_id)
+            if entry is not None and (entry.has_warm or entry.remote):
+                return entry
+            if self._catalog.get(sealed.segment_id) is None:
+                return None
+            view = self._catalog.view(sealed)
+            problem = records_problem(view, sealed.header, sealed.footer)
+            if problem is not None:
+                raise Damaged(sealed.path, 0, f"it is not packed: {problem}")
+            entry = self._copies.pack(sealed, view)
+            self.counts.compressions += 1
+            footer = sealed.footer
+            sealing = self._event(
+                Event.SEAL_SEGMENT, entry, footer.durable_bytes, footer.checksum, footer.ext_id,
+                footer.coordinator_watermark, int(footer.flush_failure),
+            )  # fmt: skip
+            done = self._event(Event.COMPRESSION_DONE, entry, entry.warm_bytes, 0)
+            entry = self._note([sealing, done], entry)
+        self._tell("tier1_compression_success", entry)
+        return entry
+
+    def _upload(self) -> None:
+        self._unreachable = False
+        for segment_id in sorted(self._entries) if self._copies.has_objects else ():
+            if self._unreachable:
+                return  # the next one would wait as long
+            self._tried(partial(self._upload_one, segment_id))
+
+    def _upload_one(self, segment_id: int) -> None:
+        with self._lock:
+            entry = self._entries.get(segment_id)
+        if entry is None or entry.remote is not None or not entry.has_warm:
+            return
+        key = object_key(self._stream_id, segment_id, entry.footer.sealed_at)
+        self.counts.upload_attempts += 1
+        etag = self._copies.upload(entry, key)  # without the lock: readers need not wait for a network
+        with self._lock:
+            entry = self._entries.get(segment_id)
+            if entry is None:  # retired meanwhile
+                self._manifest.write([key_record(Event.TIER2_DELETE_QUEUED, segment_id, key, self._manifest.now_ms)])
+                return
+            remote = RemoteCopy(key, etag, entry.warm_bytes, self._manifest.now_ms)
+            self._note([self._event(Event.UPLOAD_DONE, entry, key, etag)], replace(entry, remote=remote))
+        self.counts.uploads += 1
+        self._tell("tier2_upload_success", entry)
+
+    def _evict_over(self) -> None:
+        limit = self._tiers.tier0_max_bytes
+        if limit is None:
+            return
+        with self._lock:
+            held = [one for one in self._catalog.all() if one.segment_id not in self._away]
+            total = sum(one.header.max_size for one in held)
+            newest = held[-1].segment_id if held else None
+            # The longest unread first; those that nobody read, the oldest first.
+            held.sort(key=lambda one: (self._used.get(one.segment_id, 0), one.segment_id))
+        for sealed in held:
+            if total <= limit:
+                return
+            if sealed.segment_id != newest and self._tried(partial(self.evict, sealed.segment_id)):
+                total -= sealed.header.max_size
+
+    def evict(self, segment_id: int) -> None:
+        """
+        Remove the file of a sealed segment, once a copy of it is there. Its records are read as before.
+
+        Raises:
+            RecordUnknown: there is no such sealed segment.
+            WrongUse: it is the newest sealed one, which keeps its file.
+            Damaged: the file is not what was sealed.
+            OSError, ObjectsUnavailable: no copy could be made, or looked at; the file is still there.
+        """
+        sealed = self._catalog.get(segment_id)
+        if sealed is None:
+            raise RecordUnknown(f"no sealed segment {segment_id}")
+        if sealed not in self._movable():
+            raise WrongUse(f"segment {segment_id} is the newest sealed one: it keeps its file")
+        entry = self._packed(sealed)
+        with self._lock:
+            if entry is None or segment_id in self._away:
+                return
+            entry = self._entries[segment_id]
+            if self._copies.warm_bytes(entry) != entry.warm_bytes:
+                entry = replace(entry, has_warm=False)
+                self._copies.check_object(entry)
+            self._away.add(segment_id)
+            try:
+                self._note([self._event(Event.LOCAL_EVICTED, entry, entry.original_bytes)], entry)
+                self._catalog.forget_map(segment_id)
+                remove_durably(self._fs, [sealed.path])
+            except OSError:
+                if self._fs.exists(sealed.path):
+                    self._away.discard(segment_id)
+                raise
+            self._used.pop(segment_id, None)
+            self.counts.evictions += 1
+        self._tell("tier0_segment_dropped", entry)
+
+    def _trim(self) -> None:
+        limit = self._tiers.warm_max_bytes
+        if limit is None:
+            return
+        with self._lock:
+            warm = sorted((one for one in self._entries.values() if one.has_warm), key=lambda one: one.segment_id)
+            total = sum(one.warm_bytes for one in warm)
+            for entry in warm:
+                if total <= limit:
+                    return
+                # One that is not uploaded yet stays.
+                if entry.remote is not None and self._tried(partial(self._drop_warm, entry)):
+                    total -= entry.warm_bytes
+
+    def _drop_warm(self, entry: TierEntry) -> None:
+        self._copies.check_object(entry)
+        self._note([self._event(Event.LOCAL_EVICTED, entry, entry.warm_bytes)], replace(entry, has_warm=False))
+        self._copies.remove_warm(entry)
+
+    def _delete(self) -> None:
+        with self._lock:
+            waiting = list(self._manifest.state.deletes.items()) if self._copies.has_objects else []
+        for key, segment_id in waiting:
+            self._copies.delete(key)
+            with self._lock:
+                self._manifest.write([key_record(Event.TIER2_DELETED, segment_id, key, self._manifest.now_ms)])
+            self.counts.deletes += 1
+
+    def _retire_old(self) -> None:
+        if self._config.retention.policy == "keep_all":
+            return
+        segments = self._catalog.all()
+        held = [Held(one.segment_id, one.footer.sealed_at, one.header.max_size) for one in segments]
+        leaving = set(choose_leaving(self._config.retention, held, self._clock.now_ns()))
+        for sealed in segments:
+            if sealed.segment_id in leaving:
+                self._tried(partial(self._retire, sealed))
+
+    def _retire(self, sealed: SealedSegment) -> None:
+        segment_id = sealed.segment_id
+        with self._lock:
+            entry = self._entries.get(segment_id)
+            if entry is not None:
+                now_ms = self._manifest.now_ms
+                records = [entry_record(segment_id, None, now_ms)]
+                if entry.remote is not None:
+                    records.append(key_record(Event.TIER2_DELETE_QUEUED, segment_id, entry.remote.object_key, now_ms))
+                self._manifest.write(records)
+                self._copies.remove_warm(entry)
+            remove_durably(self._fs, [sealed.path])
+            self._away.discard(segment_id)
+            self._used.pop(segment_id, None)
+            self._catalog.remove(segment_id)
+        self._observer.count("aof_retention_retired_total", action="expire")
+
+    # ---- what readers need
+
+    def view(self, sealed: SealedSegment) -> memoryview | None:
+        """
+        Return the bytes of a sealed segment, brought back to its file when it has none; None when it was retired.
+
+        Where the disk has no room for it the bytes are in memory, and the segment stays where it was.
+
+        Raises:
+            Damaged: no copy is what was written.
+            ObjectsUnavailable: the only copy is an object, and the store does not answer; ask again.
+            OSError: the disk cannot be read.
+        """
+        self._uses += 1
+        self._used[sealed.segment_id] = self._uses
+        try:
+            return self._catalog.view(sealed)
+        except FileNotFoundError:
+            return self._hydrate(sealed)
+
+    def hydrate(self, segment_id: int) -> None:
+        """
+        Bring a segment back to its file.
+
+        Raises:
+            RecordUnknown: there is no such sealed segment.
+            Damaged, ObjectsUnavailable, OSError: as `view`.
+        """
+        sealed = self._catalog.get(segment_id)
+        if sealed is None or self.view(sealed) is None:
+            raise RecordUnknown(f"no sealed segment {segment_id}")
+
+    def _hydrate(self, sealed: SealedSegment) -> memoryview | None:
+        with self._lock:
+            if self._closed:
+                raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
+            entry = self._entries.get(sealed.segment_id)
+            if self._fs.exists(sealed.path):  # another reader was quicker
+                return self._catalog.view(sealed)
+            if entry is None:
+                return None
+            try:
+                packed, entry = self._readable(entry)
+                view = self._restore(sealed, packed)
+            except (Damaged, QuiverError):
+                self.counts.hydration_failures += 1
+                raise
+            if view is not None:
+                with contextlib.suppress(OSError):  # the file is there, whatever the manifest says of it
+                    self._note([self._event(Event.HYDRATION_DONE, entry, entry.original_bytes)], entry)
+                self.counts.hydrations += 1
+                self._tell("tier1_hydration_success", entry)
+                self._again(0.0)
+                return view
+            return memoryview(b"".join(packed.plain()))
+
+    def _readable(self, entry: TierEntry) -> tuple[PackedSegment, TierEntry]:
+        """
+        Return a copy that can be unpacked; an object is fetched first.
+        """
+        if entry.has_warm:
+            problem = "the warm file is not there"
+            if self._copies.warm_bytes(entry) == entry.warm_bytes:
+                try:
+                    return self._copies.verified_warm(entry), entry
+                except Damaged as damaged:
+                    problem = damaged.reason
+            entry = self._note([self._event(Event.HYDRATION_FAILED, entry, 1)], replace(entry, has_warm=False))
+            self._observer.event("tier1_hydration_failed", level=logging.WARNING, path=entry.warm_name, problem=problem)
+        if entry.remote is None:
+            raise Damaged(f"{self._warm}/{entry.warm_name}", 0, "the only copy of a segment is not what was written")
+        self.counts.downloads += 1
+        try:
+            self._copies.fetch(entry)
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            return self._copies.open_object(entry), entry
+        entry = replace(entry, has_warm=True)
+        self._tell("tier2_fetch_success", entry)
+        return self._copies.open_warm(entry), self._note([self._event(Event.HYDRATION_DONE, entry, 0)], entry)
+
+    def _restore(self, sealed: SealedSegment, packed: PackedSegment) -> memoryview | None:
+        """
+        Write a segment's file from a copy; None when there is no room for it.
+        """
+        temporary = sealed.path + TEMPORARY_SUFFIX
+        file = self._fs.create_or_truncate(temporary)
+        try:
+            offset = 0
+            for piece in packed.plain():
+                file.pwrite(piece, offset)
+                offset += len(piece)
+            file.truncate(sealed.header.max_size)
+            file.pwrite(encode_footer(sealed.footer), sealed.header.max_size - FOOTER_BYTES)
+            file.sync_data()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._fs.remove(temporary)
+            if is_full_disk(error):
+                return None
+            raise
+        finally:
+            file.close()
+        problem = records_problem(self._fs.map_read(temporary).view(), sealed.header, sealed.footer)
+        if problem is not None:
+            self._fs.remove(temporary)
+            raise Damaged(packed.name, 0, f"what is packed is not what was sealed: {problem}")
+        self._fs.rename(temporary, sealed.path)
+        self._away.discard(sealed.segment_id)
+        self._fs.sync_dir(self._segments)
+        return self._catalog.view(sealed)
+
+    # ---- what it says of itself
+
+    def _tell(self, event: str, entry: TierEntry) -> None:
+        self._observer.count("aof_tier_moves_total", kind=event)
+        self._observer.event(f"aof.{event}", level=logging.DEBUG, segment=entry.segment_id, bytes=entry.warm_bytes)
+
+    def snapshot(self) -> TierSnapshot:
+        """
+        Return how much lies where, and what waits.
+        """
+        with self._lock:
+            sealed = self._catalog.all()
+            entries = dict(self._entries)
+            residency = {
+                one.segment_id: self._residency(entries[one.segment_id])
+                if one.segment_id in entries
+                else "resident_in_tier0"
+                for one in sealed
+            }
+            resident = sum(one.header.max_size for one in sealed if one.segment_id not in self._away)
+            deletes = len(self._manifest.state.deletes)
+            counts = replace(self.counts)
+        return TierSnapshot.of(
+            residency, entries, resident_bytes=resident, deletes=deletes, counts=counts,
+            uploads_to=self._copies.has_objects,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """
+        Let go of files and connections. Idempotent.
+        """
+        with self._turn, self._lock:
+            self._closed = True
+            self._manifest.close()
+            self._copies.close()

@@ -1,0 +1,179 @@
+"""
+Packing a sealed segment, and reading it packed: all of it, or the few frames that one needs. Needs pyarrow.
+
+Where the bytes come from is the caller's: a file on the disk, or an object that is read by ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from quiver.aof.format.record import scan_records
+from quiver.aof.format.segment_file import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    SegmentFooter,
+    SegmentHeader,
+    agrees_with,
+    decode_footer,
+    decode_header,
+    encode_footer,
+)
+from quiver.aof.format.warm_file import (
+    FRAME_BYTES,
+    SEEK_FOOTER_BYTES,
+    PackedFrame,
+    decode_seek_table,
+    encode_seek_table,
+    seek_table_bytes,
+)
+from quiver.errors import Damaged
+from quiver.primitives.checksum import crc64_nvme
+from quiver.primitives.scan import Frame
+
+__all__ = ["PackedSegment", "ReadAt", "pack", "records_problem"]
+
+ReadAt = Callable[[int, int], bytes]
+"""Gives so many bytes from a place; fewer only at the end."""
+
+_READ_BYTES = 8 << 20
+_LIBRARY_ERRORS = (OSError, ValueError)
+
+
+def _codec(level: int | None = None) -> Any:
+    import pyarrow as pa  # noqa: PLC0415 - heavy, and only for packed segments
+
+    return pa.Codec("zstd", compression_level=level)
+
+
+def pack(segment: memoryview, end: int, footer: SegmentFooter, *, level: int) -> Iterator[bytes]:
+    """
+    Yield the pieces of the packed file of a sealed segment, of which *segment* is the file and *end* the logical size.
+    """
+    codec = _codec(level)
+    sizes: list[tuple[int, int]] = []
+    for start in range(0, end, FRAME_BYTES):
+        plain = segment[start : min(start + FRAME_BYTES, end)]
+        packed: bytes = codec.compress(plain, asbytes=True)
+        sizes.append((len(packed), len(plain)))
+        yield packed
+    packed = codec.compress(encode_footer(footer), asbytes=True)
+    sizes.append((len(packed), FOOTER_BYTES))
+    yield packed
+    yield encode_seek_table(sizes)
+
+
+class PackedSegment:
+    """
+    A packed segment that is read where it lies.
+
+    Args:
+        name: for messages: its path, or its key.
+        size_bytes: of the whole.
+        read_at: gives its bytes.
+
+    Raises:
+        Damaged: it is not what `pack` made.
+    """
+
+    def __init__(self, name: str, size_bytes: int, read_at: ReadAt) -> None:
+        self.name = name
+        self.size_bytes = size_bytes
+        self._read_at = read_at
+        self._codec = _codec()
+        self.frames = self._table()
+        self.end = self.frames[-1].offset
+        header = decode_header(memoryview(self._frame(self.frames[0])))
+        footer = decode_footer(memoryview(self._frame(self.frames[-1])))
+        if not isinstance(header, Frame) or not isinstance(footer, Frame):
+            raise Damaged(name, 0, "it holds no header and footer of a segment")
+        self.header: SegmentHeader = header.value
+        self.footer: SegmentFooter = footer.value
+        wrong = agrees_with(self.footer, self.header)
+        if wrong is not None or self.footer.durable_bytes - self.header.base_offset != self.end:
+            raise Damaged(name, 0, wrong or "its footer has another end than its frames")
+
+    def _table(self) -> tuple[PackedFrame, ...]:
+        tail = self._read_at(max(0, self.size_bytes - SEEK_FOOTER_BYTES), SEEK_FOOTER_BYTES)
+        size = seek_table_bytes(memoryview(tail))
+        if isinstance(size, Frame):
+            tail = self._read_at(max(0, self.size_bytes - size.value), size.value)
+        answer = decode_seek_table(memoryview(tail), self.size_bytes)
+        if not isinstance(answer, Frame):
+            raise Damaged(self.name, 0, getattr(answer, "reason", "it is cut short"))
+        return answer.value
+
+    def _frame(self, frame: PackedFrame, packed: bytes | memoryview | None = None) -> bytes:
+        data = self._read_at(frame.start, frame.packed_bytes) if packed is None else packed
+        try:
+            plain: bytes = self._codec.decompress(data, decompressed_size=frame.size_bytes, asbytes=True)
+        except _LIBRARY_ERRORS as error:
+            raise Damaged(self.name, frame.start, f"a frame cannot be unpacked: {error}") from error
+        if len(plain) != frame.size_bytes:
+            raise Damaged(self.name, frame.start, f"a frame holds {len(plain)} bytes, not {frame.size_bytes}")
+        return plain
+
+    def plain(self) -> Iterator[bytes]:
+        """
+        Yield header and records, frame by frame, without the footer.
+
+        Raises:
+            Damaged: a frame is not what was written.
+        """
+        batch: list[PackedFrame] = []
+        for frame in self.frames[:-1]:
+            if batch and frame.start + frame.packed_bytes - batch[0].start > _READ_BYTES:
+                yield from self._unpack(batch)
+                batch = []
+            batch.append(frame)
+        yield from self._unpack(batch)
+
+    def _unpack(self, batch: list[PackedFrame]) -> Iterator[bytes]:
+        start = batch[0].start
+        data = memoryview(self._read_at(start, batch[-1].start + batch[-1].packed_bytes - start))
+        for frame in batch:
+            at = frame.start - start
+            yield self._frame(frame, data[at : at + frame.packed_bytes])
+
+    def read(self, start: int, end: int) -> bytes:
+        """
+        Return the bytes of the segment from *start* to *end*, unpacking no more frames than hold them.
+
+        Raises:
+            Damaged: a frame is not what was written.
+        """
+        end = min(end, self.end)
+        if start >= end:
+            return b""
+        first, last = start // FRAME_BYTES, (end - 1) // FRAME_BYTES
+        joined = b"".join(self._unpack(list(self.frames[first : last + 1])))
+        return joined[start - first * FRAME_BYTES : end - first * FRAME_BYTES]
+
+    def read_packed(self, start: int, length: int) -> bytes:
+        """
+        Return packed bytes as they lie.
+        """
+        return self._read_at(start, length)
+
+    def checksum(self) -> int:
+        """
+        Return the CRC-64/NVME of all packed bytes.
+        """
+        value = 0
+        for start in range(0, self.size_bytes, _READ_BYTES):
+            value = crc64_nvme(self._read_at(start, min(_READ_BYTES, self.size_bytes - start)), value)
+        return value
+
+
+def records_problem(view: memoryview, header: SegmentHeader, footer: SegmentFooter) -> str | None:
+    """
+    Say what of the records in *view* is not what the footer vouches for; None when all of it is.
+    """
+    end = footer.durable_bytes - header.base_offset
+    found = scan_records(view, HEADER_BYTES, min(end, len(view)))
+    if found.damage is not None:
+        return f"at {found.damage.offset}: {found.damage.reason}"
+    if (found.end, found.record_count, found.checksum) != (end, footer.record_count, footer.checksum):
+        return f"its records end at {found.end}, the footer says {end}"
+    return None

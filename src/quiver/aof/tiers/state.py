@@ -1,0 +1,80 @@
+"""
+What the records of the manifest log add up to: the copies of each segment, and objects that still have to be deleted.
+
+::
+
+    SNAPSHOT_MARKER                     forget everything: what follows says all of it
+    TIER1_SNAPSHOT       of segment n   these rows; none at all: segment n has no copies any more
+    TIER2_DELETE_QUEUED, TIER2_DELETED  an object that must go, and one that is gone
+    anything else                       history, for people
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quiver.aof.format.manifest_record import Event, Fields, ManifestRecord
+from quiver.aof.format.tier_entry import TierEntry, decode_entries, encode_entries
+from quiver.primitives.scan import Damage, Frame
+
+__all__ = ["TierState", "entry_record", "key_record"]
+
+_ROWS_PER_RECORD = 1000
+
+
+@dataclass(slots=True)
+class TierState:
+    """
+    Segments with copies, and keys of objects that must go, each with the segment that it was of.
+    """
+
+    entries: dict[int, TierEntry] = field(default_factory=dict)
+    deletes: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, record: ManifestRecord) -> Damage | None:
+        """
+        Take *record* in; return what is wrong with it, if anything is.
+        """
+        if record.kind == Event.SNAPSHOT_MARKER:
+            self.entries.clear()
+            self.deletes.clear()
+        elif record.kind == Event.TIER1_SNAPSHOT:
+            answer = decode_entries(str(record.fields[0]))
+            if not isinstance(answer, Frame):
+                return answer if isinstance(answer, Damage) else Damage(0, "a manifest snapshot is cut short")
+            if not answer.value:
+                self.entries.pop(record.segment_id, None)
+            self.entries.update({one.segment_id: one for one in answer.value})
+        elif record.kind == Event.TIER2_DELETE_QUEUED:
+            self.deletes[str(record.fields[0])] = record.segment_id
+        elif record.kind == Event.TIER2_DELETED:
+            self.deletes.pop(str(record.fields[0]), None)
+        return None
+
+    def snapshot(self, chunk_index: int, now_ms: int) -> list[ManifestRecord]:
+        """
+        Return the records that say all of it, for the beginning of chunk *chunk_index*.
+        """
+        records = [ManifestRecord(Event.SNAPSHOT_MARKER, 0, 0, now_ms, (chunk_index, 0, chunk_index))]
+        rows = [self.entries[segment_id] for segment_id in sorted(self.entries)]
+        for start in range(0, len(rows), _ROWS_PER_RECORD):
+            piece = rows[start : start + _ROWS_PER_RECORD]
+            fields: Fields = (encode_entries(piece),)
+            records.append(ManifestRecord(Event.TIER1_SNAPSHOT, piece[0].segment_id, 0, now_ms, fields))
+        records += [key_record(Event.TIER2_DELETE_QUEUED, of, key, now_ms) for key, of in self.deletes.items()]
+        return records
+
+
+def entry_record(segment_id: int, entry: TierEntry | None, now_ms: int) -> ManifestRecord:
+    """
+    Return the record that says where the copies of a segment are now; None: there are none.
+    """
+    text = encode_entries([] if entry is None else [entry])
+    return ManifestRecord(Event.TIER1_SNAPSHOT, segment_id, 0, now_ms, (text,))
+
+
+def key_record(kind: Event, segment_id: int, key: str, now_ms: int) -> ManifestRecord:
+    """
+    Return a record about an object.
+    """
+    return ManifestRecord(kind, segment_id, 0, now_ms, (key,))

@@ -1,0 +1,269 @@
+"""
+`quiver aof dump|inspect|verify|tail|evict|hydrate`: append-only logs, looked at from beside whoever writes them.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from quiver.aof.check import CheckedLog
+    from quiver.aof.reader import Record
+    from quiver.primitives.findings import Description, Finding
+
+__all__ = ["build_aof_app"]
+
+POLL_S = 0.2
+FILE_BYTES_MAX = 4 << 30
+
+Root = Annotated[Path, typer.Option("--root", help="The directory of the logs, or of one log.")]
+Logs = Annotated[Path, typer.Argument(help="The directory of the logs, or of one log.")]
+Objects = Annotated[
+    str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
+]
+LogName = Annotated[str | None, typer.Option("--log", help="One of the logs in it; all of them without.")]
+
+
+def build_aof_app() -> typer.Typer:
+    """
+    Return the commands below `quiver aof`.
+    """
+    app = typer.Typer(help="Look at append-only logs and read them.", no_args_is_help=True, add_completion=False)
+    for command in (dump, inspect, verify, tail, evict, hydrate):
+        app.command(command.__name__)(command)
+    return app
+
+
+def dump(
+    root: Root,
+    log: LogName = None,
+    json_only: Annotated[bool, typer.Option("--json", "--json-only", help="Print JSON, no tables.")] = False,
+) -> None:
+    """
+    Show metrics, residency and queues of the logs, as tables and as one line of JSON. Works beside a live writer.
+    """
+    checked = _checked(root, log, read_records=False)
+    if not json_only:
+        for one in checked:
+            told = one.as_dict()
+            typer.echo(f"{one.name}: {one.directory}")
+            print_table("tier 0", [_sizes(told["tier0"]) | {"waiting to be sealed": told["queues"]["seal"]}])
+            print_table("tier 1", [_sizes(told["tier1"] | told["tier1"]["residency"] | {"residency": None})])
+            print_table("tier 2", [_sizes(told["tier2"]) | {"waiting to be deleted": told["queues"]["delete"]}])
+            print_table("segments", [_segment_row(row) for row in told["segments"]])
+            _print_findings(one.findings)
+    print_json({"root": str(root), "logs": [one.as_dict() for one in checked]}, in_a_line=True)
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A file of a log, or a directory.")],
+    rows: Annotated[int, typer.Option(min=0, help="Rows of each table.")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Show what a file of a log holds, or what a log's directory does. Exits with 1 when something is damaged.
+    """
+    if path.is_dir():
+        checked = _checked(path, None, read_records=False)
+        if as_json:
+            print_json([one.as_dict() for one in checked])
+        else:
+            for one in checked:
+                print_table(f"segments of {one.name}", [_segment_row(row) for row in one.as_dict()["segments"]])
+                _print_findings(one.findings)
+        sound = all(one.sound for one in checked)
+    else:
+        described = _described(path, rows)
+        if as_json:
+            print_json(described.as_dict())
+        else:
+            _print_file(described)
+        sound = described.sound
+    if not sound:
+        raise typer.Exit(1)
+
+
+def verify(root: Logs, log: LogName = None, as_json: JsonFlag = False) -> None:
+    """
+    Read every record and check it. Exits with 1 when something is damaged.
+    """
+    checked = _checked(root, log, read_records=True)
+    if as_json:
+        print_json([one.as_dict() for one in checked])
+    else:
+        for one in checked:
+            typer.echo(f"{one.directory}: {'sound' if one.sound else 'DAMAGED'}, {one.records:,} records")
+            _print_findings(one.findings)
+    if not all(one.sound for one in checked):
+        raise typer.Exit(1)
+
+
+def tail(
+    root: Logs,
+    log: LogName = None,
+    start: Annotated[str, typer.Option("--from", help="earliest, or a record id.")] = "earliest",
+    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more.")] = False,
+    durable: Annotated[bool, typer.Option(help="Only records that a power loss cannot take back.")] = False,
+    objects: Objects = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Print the records of a log, also beside a live writer. Damaged ones are passed over.
+    """
+    from quiver.aof.files import LogFiles  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.aof.reader import Reader  # noqa: PLC0415
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
+
+    found = _logs(root, log)
+    if len(found) > 1:
+        raise WrongUse(f"{root} holds {', '.join(found)}: choose one with --log")
+    if start != "earliest" and not start.isdecimal():
+        raise WrongUse("--from takes earliest or a record id")
+    source = LogFiles(next(iter(found.values())), objects=objects)
+    reader = Reader(source, int(start) if start.isdecimal() else 0, durable_only=durable, on_damage="skip")
+    printed = 0
+    pause = threading.Condition()
+    while True:
+        for record in reader:
+            _print_record(record, as_json=as_json)
+            printed += 1
+            if printed == count:
+                return
+        if not follow:
+            return
+        with pause:
+            SYSTEM_CLOCK.wait(pause, POLL_S)
+
+
+def evict(
+    root: Logs,
+    segment: Annotated[list[int], typer.Argument(help="Ids of sealed segments.")],
+    log: LogName = None,
+    objects: Objects = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Pack sealed segments and remove their files. Nobody may have the logs open.
+    """
+    _move(root, segment, log, objects, "evict", as_json=as_json)
+
+
+def hydrate(
+    root: Logs,
+    segment: Annotated[list[int], typer.Argument(help="Ids of sealed segments.")],
+    log: LogName = None,
+    objects: Objects = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Bring the files of sealed segments back from their copies. Nobody may have the logs open.
+    """
+    _move(root, segment, log, objects, "hydrate", as_json=as_json)
+
+
+def _move(root: Path, segments: list[int], log: str | None, objects: str | None, what: str, *, as_json: bool) -> None:
+    from quiver.aof import AofConfig, AofManager, TierConfig  # noqa: PLC0415
+
+    found = _logs(root, log)
+    if len(found) > 1:
+        raise WrongUse(f"{root} holds {', '.join(found)}: choose one with --log")
+    ((name, directory),) = found.items()
+    config = AofConfig(preallocate_segments=0, tiers=TierConfig(objects=objects))
+    with AofManager.open(str(Path(directory).parent), config, background=False) as manager:
+        tiers = manager.log(name).tiers
+        for segment in segments:
+            (tiers.evict if what == "evict" else tiers.hydrate)(segment)
+        residency = tiers.snapshot().residency
+    rows = [{"segment": segment, "residency": residency[segment]} for segment in segments]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(f"segments of {name}", rows)
+
+
+def _logs(root: Path, log: str | None) -> dict[str, str]:
+    from quiver.aof.files import logs_below  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+
+    found = logs_below(REAL_FILES, str(root))
+    if log is None:
+        return found
+    if log not in found:
+        raise WrongUse(f"{root} has no log {log!r}; there are {', '.join(found)}")
+    return {log: found[log]}
+
+
+def _checked(root: Path, log: str | None, *, read_records: bool) -> list[CheckedLog]:
+    from quiver.aof.check import check_log_directory  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+
+    return [
+        check_log_directory(REAL_FILES, name, directory, read_records=read_records)
+        for name, directory in _logs(root, log).items()
+    ]
+
+
+def _described(path: Path, rows: int) -> Description:
+    from quiver.aof.format.describe import describe_log_file  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+
+    data = REAL_FILES.read_all(str(path), size_max=FILE_BYTES_MAX)
+    return describe_log_file(str(path), memoryview(data), rows_max=rows)
+
+
+def _sizes(row: dict[str, Any]) -> dict[str, Any]:
+    told = {key: value for key, value in row.items() if value is not None}
+    return {key: human_bytes(value) if key.endswith("_bytes") else value for key, value in told.items()}
+
+
+def _segment_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "segment": row["segment_id"],
+        "state": row["state"],
+        "records": row["records"],
+        "end": row["end"],
+        "durable": row["durable"],
+        "file": human_bytes(row["size_bytes"]),
+    }
+
+
+def _print_file(one: Description) -> None:
+    typer.echo(f"{one.name}: {one.kind}, {one.size_bytes:,} bytes, {'sound' if one.sound else 'DAMAGED'}")
+    print_table("fields", [{"field": name, "value": str(value)} for name, value in one.fields.items()])
+    for name, table in one.tables.items():
+        print_table(name, table)
+    if one.problems:
+        rows = [{"offset": at.offset, "level": at.level, "reason": at.reason} for at in one.problems]
+        print_table("problems", rows)
+
+
+def _print_findings(findings: tuple[Finding, ...]) -> None:
+    if findings:
+        print_table("findings", [finding.as_dict() for finding in findings])
+
+
+def _print_record(record: Record, *, as_json: bool) -> None:
+    text = bytes(record.payload).decode("utf-8", "backslashreplace")
+    if as_json:
+        row = {
+            "record_id": record.record_id,
+            "timestamp_ns": record.timestamp,
+            "ext_id": record.ext_id,
+            "payload": text,
+        }
+        print_json(row, in_a_line=True)
+        return
+    try:
+        moment = datetime.fromtimestamp(record.timestamp / 1e9, tz=UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        moment = str(record.timestamp)  # no date is that far
+    typer.echo(f"{record.record_id}\t{moment}\t{record.ext_id}\t{text}")

@@ -1,0 +1,213 @@
+"""
+The options of the `quiver-aof` source, read once and refused early, and positions in a log. Pure.
+
+==========================  =========  ====================================================================
+option                      default    meaning
+==========================  =========  ====================================================================
+``path``                    required   directory of a log, or of several with `log`
+``log``                                the name of one of the logs in it
+``objects``                            where the log's objects are: a URL, a directory, or JSON with ``backend``,
+                                       ``root`` and ``options``; segments are read there, none is brought back
+``columns``                 all        comma-separated: record_id, timestamp, ext_id, payload
+``includeMetadata``         false      adds ``_segment``, ``_offset`` and ``_timestamp_ns``
+``startingOffsets``         earliest   earliest, latest or a record id; a stream cannot begin at latest
+``startingTimestamp``                  instead of it: the first record of this time or later, given as
+                                       milliseconds since 1970 or as ``2026-01-31T12:00:00Z``
+``endingOffsets``           latest     batch reads only, exclusive
+``endingTimestamp``                    instead of it, in the same forms: batch reads only, exclusive
+``maxRowsPerTrigger``                  streams only; the first limit reached ends the batch
+``maxBytesPerTrigger``      256MiB     streams only; a batch always has at least one record
+``minPartitions``           by bytes   at least this many tasks, as far as there are records
+``failOnDataLoss``          true       false goes on where records are gone or damaged, true says so and stops
+==========================  =========  ====================================================================
+
+Spark keeps positions as JSON text and compares the text, so the keys have one order. `bytes` counts from the beginning
+of the log; with it a reader knows whether it is right behind what it has, although the segment of that is gone::
+
+    {"v": 1, "log": "1700000000000000000", "record_id": 12884901952, "bytes": 40312}
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quiver.errors import DataLoss, QuiverError, WrongUse
+from quiver.settings import parse_size_bytes
+from quiver.spark.offsets import IngestedAt, parse_timestamp
+
+__all__ = ["AOF_COLUMNS", "AofBound", "AofOptions", "AofPosition", "parse_aof_options", "position_from_json"]
+
+AOF_COLUMNS = ("record_id", "timestamp", "ext_id", "payload")
+
+_NAMES = (
+    "path", "log", "objects", "columns", "includeMetadata", "startingOffsets", "startingTimestamp", "endingOffsets",
+    "endingTimestamp", "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
+)  # fmt: skip
+_BYTES_MAX_DEFAULT = 256 * 1024 * 1024
+_VERSION = 1
+_RECORD_ID_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AofPosition:
+    """
+    Where the next record begins, or will: its id, and its place in the whole log where that is known.
+    """
+
+    record_id: int
+    log_bytes: int | None = None
+
+    def to_json(self, log: str) -> dict[str, Any]:
+        """
+        Return the dict Spark keeps. The order of the keys is part of the format.
+        """
+        return {"v": _VERSION, "log": log, "record_id": self.record_id, "bytes": self.log_bytes}
+
+
+AofBound = Literal["earliest", "latest"] | int | IngestedAt
+"""An end of the log, a record id, or a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AofOptions:
+    """
+    What one `load()` asks for. See the table above.
+    """
+
+    path: str
+    objects: str | Mapping[str, object] | None
+    columns: tuple[str, ...]
+    include_metadata: bool
+    starting: AofBound
+    ending: AofBound
+    rows_max: int | None
+    bytes_max: int
+    partitions_min: int
+    fail_on_data_loss: bool
+
+    def __repr__(self) -> str:
+        # `objects` may hold credentials.
+        return f"AofOptions({self.path})"
+
+
+def position_from_json(value: object, log: str, path: str) -> AofPosition:
+    """
+    Read a position back from a checkpoint.
+
+    Raises:
+        WrongUse: not a position of this source, or one of a newer version.
+        DataLoss: it counts in another log than *log*, which is in *path*.
+    """
+    if not isinstance(value, Mapping) or value.get("v") != _VERSION:
+        raise WrongUse(f"{str(value)[:120]} is no position of the quiver-aof source; is this its checkpoint?")
+    record_id, count, of = value.get("record_id"), value.get("bytes"), value.get("log")
+    if not isinstance(record_id, int) or not isinstance(count, int | None) or not 0 <= record_id <= _RECORD_ID_MAX:
+        raise WrongUse(f"{str(dict(value))[:120]} is no position of the quiver-aof source; is this its checkpoint?")
+    if of != log:
+        reason = f"the checkpoint belongs to log {of}, but {log} is here"
+        raise DataLoss(path, 0, f"{reason}; point the query at the old one, or start it with a new checkpoint")
+    return AofPosition(record_id, count)
+
+
+def parse_aof_options(options: Mapping[str, str]) -> AofOptions:
+    """
+    Read the options of one load. Keys may come in any case; Spark hands them over in lower case.
+
+    Raises:
+        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+    """
+    known = {name.lower(): name for name in _NAMES}
+    given = {key.lower(): str(value) for key, value in options.items()}
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
+            raise WrongUse(f"unknown option {key} of the quiver-aof source; {hint}")
+    path = given.get("path", "").removeprefix("file://").rstrip("/")
+    if not path:
+        raise WrongUse('the quiver-aof source needs the directory of a log: .option("path", "aof/orders")')
+    if "/" in given.get("log", ""):
+        raise WrongUse(f"log: {given['log']!r} is the name of no log")
+    return AofOptions(
+        path=f"{path}/{given['log']}" if given.get("log") else path,
+        objects=_location(given.get("objects")),
+        columns=_columns(given.get("columns")),
+        include_metadata=_switch(given, "includeMetadata", default=False),
+        starting=_bound(given, "starting", "earliest"),
+        ending=_bound(given, "ending", "latest"),
+        rows_max=_count(given, "maxRowsPerTrigger"),
+        bytes_max=_bytes(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
+        partitions_min=_count(given, "minPartitions") or 0,
+        fail_on_data_loss=_switch(given, "failOnDataLoss", default=True),
+    )
+
+
+def _location(text: str | None) -> str | Mapping[str, object] | None:
+    if text is None or not text.lstrip().startswith("{"):
+        return text
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise WrongUse("objects: neither a URL nor JSON") from None
+    return dict(found)
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return AOF_COLUMNS
+    names = tuple(word.strip() for word in text.split(","))
+    for name in names:
+        if name not in AOF_COLUMNS or names.count(name) > 1:
+            raise WrongUse(f"columns: there is no column {name!r}, or it is there twice; {', '.join(AOF_COLUMNS)}")
+    return names
+
+
+def _bound(given: Mapping[str, str], which: str, default: AofBound) -> AofBound:
+    timestamp, offsets = given.get(f"{which}timestamp"), given.get(f"{which}offsets")
+    if timestamp is not None:
+        if offsets is not None:
+            raise WrongUse(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
+        return parse_timestamp(timestamp, option=f"{which}Timestamp")
+    if offsets is None:
+        return default
+    word = offsets.strip().lower()
+    if word in {"earliest", "latest"}:
+        return "earliest" if word == "earliest" else "latest"
+    if word.isascii() and word.isdecimal() and int(word) <= _RECORD_ID_MAX:
+        return int(word)
+    raise WrongUse(f"{which}Offsets: {offsets!r} is not earliest, latest or a record id")
+
+
+def _switch(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if value.lower() not in {"true", "false"}:
+        raise WrongUse(f"{name}: {value!r} is neither true nor false")
+    return value.lower() == "true"
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    value = given.get(name.lower())
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
+    return int(value)
+
+
+def _bytes(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    try:
+        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
+    except QuiverError as error:
+        raise WrongUse(str(error)) from error
+    if size < 1:
+        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
+    return size

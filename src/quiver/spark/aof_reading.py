@@ -1,0 +1,301 @@
+"""
+A log read by Spark from beside its writer: what there is, which records a batch takes, and the records of one piece.
+
+Only what is known to be durable is planned: what a power loss takes back gets its ids a second time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from quiver.aof.batch import RecordRun, behind_record, read_run
+from quiver.aof.files import LogFiles
+from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record_id, split_record_id
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
+from quiver.aof.reader import first_at
+from quiver.aof.source import Source
+from quiver.errors import Damaged, DataLoss
+from quiver.spark.aof_options import AofBound, AofPosition
+from quiver.spark.offsets import IngestedAt
+
+__all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogView", "Piece", "read_piece"]
+
+AOF_SCHEMA = pa.schema([
+    pa.field("record_id", pa.int64(), nullable=False),
+    pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+    pa.field("ext_id", pa.int64(), nullable=False),
+    pa.field("payload", pa.binary(), nullable=False),
+])  # fmt: skip
+METADATA_SCHEMA = pa.schema([
+    pa.field("_segment", pa.int64(), nullable=False),
+    pa.field("_offset", pa.int64(), nullable=False),
+    pa.field("_timestamp_ns", pa.int64(), nullable=False),
+])  # fmt: skip
+
+_PIECE_BYTES = 16 * 1024 * 1024
+_log = logging.getLogger("quiver")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """
+    Records of one segment, from offset *start* to *stop*. `here` says that they lie in a file of their own.
+    """
+
+    segment_id: int
+    start: int
+    stop: int
+    here: bool = True
+
+    @property
+    def size_bytes(self) -> int:
+        """
+        How much of the segment it is.
+        """
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """
+    A segment as far as it is durable.
+    """
+
+    segment_id: int
+    base_offset: int
+    end: int
+    sealed: bool
+    records: int | None
+    here: bool
+
+
+class LogView:
+    """
+    One log, seen from beside its writer. Not thread-safe.
+
+    Args:
+        fail_on_data_loss: whether records that are gone are an error.
+    """
+
+    def __init__(self, files: LogFiles, *, fail_on_data_loss: bool) -> None:
+        self._files = files
+        self._fails = fail_on_data_loss
+
+    @property
+    def identity(self) -> str:
+        """
+        What tells this log from others.
+        """
+        return str(self._files.stream_id())
+
+    def _extents(self) -> list[_Extent]:
+        found: dict[int, _Extent] = {}
+        for one in self._files.segment_files():
+            if one.header is None:
+                self._lost(one.path, one.problem)
+            elif one.durable > HEADER_BYTES:
+                records = None if one.footer is None else one.footer.record_count
+                found[one.name.segment_id] = _Extent(
+                    one.name.segment_id, one.header.base_offset, one.durable, one.footer is not None, records, here=True
+                )
+        pointer = self._files.pointer()
+        for segment_id, entry in self._files.tiers().entries.items():
+            if segment_id not in found and pointer is not None and segment_id <= pointer.segment_id:
+                found[segment_id] = _Extent(
+                    segment_id, entry.header.base_offset, entry.original_bytes, sealed=True,
+                    records=entry.footer.record_count, here=False,
+                )  # fmt: skip
+        return [found[segment_id] for segment_id in sorted(found)]
+
+    def _lost(self, where: str, reason: str) -> None:
+        problem = DataLoss(where, 0, reason)
+        if self._fails:
+            raise problem
+        _log.warning("quiver.spark.aof_lost reason=%s", problem)
+
+    def end(self) -> AofPosition:
+        """
+        Return the place behind the last record that is known to be durable.
+        """
+        extents = self._extents()
+        if not extents:
+            return AofPosition(0)
+        last = extents[-1]
+        return AofPosition(join_record_id(last.segment_id, last.end), last.base_offset + last.end)
+
+    def resolve(self, bound: AofBound) -> AofPosition:
+        """
+        Return the position that *bound* stands for now.
+        """
+        if isinstance(bound, IngestedAt):
+            found = first_at(self._files, bound.time_ns)
+            return self.end() if found is None else AofPosition(found)
+        if isinstance(bound, int):
+            return AofPosition(bound)
+        return AofPosition(0) if bound == "earliest" else self.end()
+
+    def pieces(self, start: AofPosition, stop: AofPosition) -> list[Piece]:
+        """
+        Return the records from *start* to before *stop*, a piece for each segment.
+
+        Raises:
+            DataLoss: some are gone.
+            WrongUse: there is no log.
+        """
+        first, first_offset = split_record_id(start.record_id)
+        last, last_offset = split_record_id(stop.record_id)
+        extents = [one for one in self._extents() if first <= one.segment_id <= last]
+        self._check_whole(extents, start, stop)
+        found = []
+        for one in extents:
+            begin = max(first_offset, HEADER_BYTES) if one.segment_id == first else HEADER_BYTES
+            until = min(last_offset, one.end) if one.segment_id == last else one.end
+            if begin < until:
+                found.append(Piece(one.segment_id, begin, until, one.here))
+        return found
+
+    def _check_whole(self, extents: list[_Extent], start: AofPosition, stop: AofPosition) -> None:
+        if stop.record_id <= start.record_id:
+            return
+        where = self._files.directory
+        first, _ = split_record_id(start.record_id)
+        last, last_offset = split_record_id(stop.record_id)
+        expected = None if start.log_bytes is None else start.log_bytes + FOOTER_BYTES
+        for one in extents:
+            follows = one.segment_id == first or start.record_id == 0
+            if one is not extents[0] or not follows:
+                if expected is None and one is extents[0]:
+                    self._lost(where, f"record {start.record_id} is gone; the log begins with segment {one.segment_id}")
+                elif expected != one.base_offset:
+                    self._lost(where, f"records between {start.record_id} and segment {one.segment_id} are gone")
+            expected = one.base_offset + one.end + FOOTER_BYTES
+        reaches = bool(extents) and (extents[-1].segment_id, extents[-1].end) >= (last, last_offset)
+        if not reaches and last_offset > HEADER_BYTES:
+            self._lost(where, f"records before {stop.record_id} are gone")
+
+    def reach(self, start: AofPosition, stop: AofPosition, *, rows_max: int | None, bytes_max: int) -> AofPosition:
+        """
+        Return where a batch from *start* ends: at *stop*, or where the first limit is reached; never at *start*.
+        """
+        bases = {one.segment_id: one for one in self._extents()}
+        rows = size = 0
+        for piece in self.pieces(start, stop):
+            extent = bases[piece.segment_id]
+            whole = (piece.start, piece.stop) == (HEADER_BYTES, extent.end) and extent.records is not None
+            count = extent.records if whole else None
+            fits = size + piece.size_bytes <= bytes_max
+            if rows_max is not None:
+                fits = fits and count is not None and rows + count <= rows_max
+            if fits:
+                rows += count or 0
+                size += piece.size_bytes
+                continue
+            left_rows = None if rows_max is None else rows_max - rows
+            at, seen = self._walk(piece, left_rows, bytes_max - size, at_least=0 if size else 1)
+            rows, size = rows + seen, size + at - piece.start
+            if at < piece.stop:
+                return AofPosition(join_record_id(piece.segment_id, at), extent.base_offset + at)
+        return stop
+
+    def _walk(self, piece: Piece, rows_max: int | None, bytes_max: int, *, at_least: int) -> tuple[int, int]:
+        """
+        Return the offset behind the records of *piece* that fit, and how many those are.
+        """
+        source = self._source(piece)
+        at, count = piece.start, 0
+        while source is not None and at + RECORD_HEAD_BYTES < piece.stop:
+            (length, *_) = RECORD_HEAD.unpack_from(source.view, at)
+            behind = at + RECORD_HEAD_BYTES + length
+            if not length or behind > piece.stop:
+                break  # damage: the task will say what it is
+            full = rows_max is not None and count >= rows_max
+            if count >= at_least and (full or behind - piece.start > bytes_max):
+                return at, count
+            at, count = behind, count + 1
+        return piece.stop, count
+
+    def _source(self, piece: Piece) -> Source | None:
+        return self._files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
+
+    def tasks(self, pieces: list[Piece], *, parallelism: int, partitions_min: int) -> list[tuple[Piece, ...]]:
+        """
+        Share *pieces* out, in order, about equally by bytes. Those that lie in files are cut where it helps.
+        """
+        total = sum(piece.size_bytes for piece in pieces)
+        wanted = max(1, partitions_min, min(parallelism, -(-total // _PIECE_BYTES)))
+        share = max(1, -(-total // wanted))
+        cut = [part for piece in pieces for part in self._cut(piece, share)]
+        packed: list[list[Piece]] = []
+        filled = 0
+        for piece in cut:
+            if not packed or filled + piece.size_bytes // 2 >= share * len(packed):
+                packed.append([])
+            packed[-1].append(piece)
+            filled += piece.size_bytes
+        return [tuple(one) for one in packed]
+
+    def _cut(self, piece: Piece, share: int) -> list[Piece]:
+        found = []
+        while piece.here and piece.size_bytes > share + share // 2:
+            at, _ = self._walk(piece, None, share, at_least=1)
+            if at >= piece.stop:
+                break
+            found.append(Piece(piece.segment_id, piece.start, at))
+            piece = Piece(piece.segment_id, at, piece.stop)
+        return [*found, piece]
+
+
+def read_piece(
+    files: LogFiles, piece: Piece, columns: tuple[str, ...], *, include_metadata: bool, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    """
+    Yield the records of *piece*, each verified, in a task.
+
+    Raises:
+        DataLoss: its segment is gone, and that is to be an error.
+        Damaged: a record is not what was written, likewise.
+    """
+    source = files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
+    if source is None or source.end < piece.stop:
+        problem = DataLoss(files.directory, 0, f"segment {piece.segment_id} is gone, or ends before {piece.stop}")
+        if fail_on_data_loss:
+            raise problem
+        _log.warning("quiver.spark.aof_lost reason=%s", problem)
+        return
+    source = source._replace(end=piece.stop)
+    offset = piece.start
+    while offset < piece.stop:
+        run, offset, damage = read_run(source, offset, records_max=65_536)
+        if len(run):
+            yield _batch(run, columns, include_metadata=include_metadata)
+        if damage is None:
+            continue
+        problem_at = Damaged(source.path, damage.offset, damage.reason)
+        if fail_on_data_loss:
+            raise problem_at
+        _log.warning("quiver.spark.aof_damaged reason=%s", problem_at)
+        behind = behind_record(source, damage)
+        offset = piece.stop if behind is None else behind
+
+
+def _batch(run: RecordRun, columns: tuple[str, ...], *, include_metadata: bool) -> pa.RecordBatch:
+    ids = run.record_ids.view(np.int64)
+    nanos = run.timestamps.view(np.int64)
+    made: dict[str, Any] = {
+        "record_id": lambda: pa.array(ids),
+        "timestamp": lambda: pa.array(nanos // 1000).cast(pa.timestamp("us", tz="UTC")),
+        "ext_id": lambda: pa.array(run.ext_ids.view(np.int64)),
+        "payload": lambda: run.to_arrow().column("payload").cast(pa.binary()),
+    }
+    arrays = [made[name]() for name in columns]
+    fields = [AOF_SCHEMA.field(name) for name in columns]
+    if include_metadata:
+        arrays += [pa.array(ids >> 32), pa.array(ids & 0xFFFF_FFFF), pa.array(nanos)]
+        fields += list(METADATA_SCHEMA)
+    return pa.record_batch(arrays, schema=pa.schema(fields))

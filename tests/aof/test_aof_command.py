@@ -1,0 +1,171 @@
+"""
+`quiver aof`: dump, inspect, verify, tail; beside a live writer, and over damage of any kind.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from typer.testing import CliRunner
+
+from quiver.aof import AofManager
+from quiver.aof.format.describe import describe_log_file
+from quiver.cli.main import build_app
+
+
+@pytest.fixture
+def root(tmp_path):
+    with AofManager.open(str(tmp_path / "aof"), background=False) as manager:
+        log = manager.log("orders")
+        for number in range(3):
+            log.append_records([b"%d.%d" % (number, part) for part in range(3)], ext_id=number)
+            if number < 2:
+                log.force_rollover(timeout_s=5)
+        manager.log("quiet")
+    return tmp_path / "aof"
+
+
+def run(*words: object, code: int = 0) -> str:
+    done = CliRunner().invoke(build_app(), ["aof", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_dump(root):
+    """Tables for people, and one line of JSON behind them."""
+    text = run("dump", "--root", root)
+    told = json.loads(text.splitlines()[-1])
+    (orders, quiet) = told["logs"]
+    assert (orders["name"], orders["tier0"]["segments"], orders["tier0"]["sealed"]) == ("orders", 3, 2)
+    assert orders["queues"] == {"seal": 0, "delete": 0}
+    assert orders["tier1"]["residency"]["resident_in_tier0"] == 2
+    assert [one["state"] for one in orders["segments"]] == ["sealed", "sealed", "open"]
+    assert quiet["segments"] == []
+    assert "tier 0" in text
+    assert json.loads(run("dump", "--root", root / "orders", "--json-only"))["logs"][0]["sound"]
+
+
+def test_verify_reads_everything(root):
+    """Nine records; a flipped bit in a sealed one is damage, behind the end of the tail it is a torn tail."""
+    assert "sound, 9 records" in run("verify", root)
+    paths = sorted((root / "orders" / "segments").glob("*.seg"))
+    data = bytearray(paths[-1].read_bytes())
+    data[64 + 3 * 27] = 1
+    paths[-1].write_bytes(data)
+    (orders, _) = json.loads(run("verify", root, "--json"))
+    assert [one["kind"] for one in orders["findings"]] == ["torn tail"]
+    data = bytearray(paths[0].read_bytes())
+    data[64 + 25] ^= 1
+    paths[0].write_bytes(data)
+    assert "DAMAGED" in run("verify", root, code=1)
+    found = json.loads(run("verify", root, "--log", "orders", "--json", code=1))[0]["findings"]
+    assert (found[0]["path"], found[0]["offset"], found[0]["kind"]) == (str(paths[0]), 64, "damaged")
+
+
+def test_a_segment_that_is_gone_is_found(root):
+    """The count of records before the next one says so."""
+    sorted((root / "orders" / "segments").glob("*.seg"))[1].unlink()
+    found = json.loads(run("verify", root, "--log", "orders", "--json", code=1))[0]["findings"]
+    assert "records 3 to 5 of the log are in no segment" in found[0]["reason"]
+
+
+def test_inspect(root):
+    """Each kind of file, and a directory."""
+    told = {}
+    for path in sorted((root / "orders").rglob("*")):
+        if path.is_file() and path.suffix in {".seg", ".sealed", ".json"}:
+            one = json.loads(run("inspect", path, "--json"))
+            told[one["kind"]] = one
+            assert one["sound"]
+    assert set(told) == {"aof segment", "aof pointer", "aof durability"}
+    assert told["aof segment"]["fields"]["records"] == 3
+    assert len(told["aof segment"]["tables"]["records"]) == 3
+    assert "segments of orders" in run("inspect", root)
+    path = next((root / "orders" / "segments").glob("*.seg"))
+    assert "sound" in run("inspect", path)
+
+
+def test_tail(root):
+    """Every record, from any id on; only durable ones where asked for."""
+    rows = [json.loads(line) for line in run("tail", root, "--log", "orders", "--json").splitlines()]
+    assert [row["payload"] for row in rows] == [f"{number}.{part}" for number in range(3) for part in range(3)]
+    assert [row["ext_id"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert run("tail", root, "--log", "orders", "--from", rows[7]["record_id"], "-n", 1).endswith("\t2.1\n")
+    assert len(run("tail", root, "--log", "orders", "--durable").splitlines()) == 9
+    assert "choose one" in run("tail", root, code=2)
+    assert "record id" in run("tail", root, "--log", "orders", "--from", "latest", code=2)
+    assert "no log 'x'" in run("tail", root, "--log", "x", code=2)
+
+
+def test_evict_and_hydrate(root):
+    """A segment's file goes and comes back; what is read stays the same, and the dump says where it is."""
+    before = run("tail", root, "--log", "orders")
+    told = json.loads(run("evict", root, 0, "--log", "orders", "--json"))
+    assert told == [{"segment": 0, "residency": "staged_for_tier0"}]
+    assert len(list((root / "orders" / "segments").glob("*.seg"))) == 2
+    assert run("tail", root, "--log", "orders") == before
+    assert "sound, 9 records" in run("verify", root)
+    (orders, _) = json.loads(run("dump", "--root", root, "--json"))["logs"]
+    assert [one["state"] for one in orders["segments"]] == ["warm", "sealed", "open"]
+    assert (orders["tier0"]["segments"], orders["tier1"]["segments"]) == (2, 1)
+    assert orders["tier1"]["residency"]["staged_for_tier0"] == 1
+    assert "tier 1" in run("dump", "--root", root)
+    chunk = next((root / "orders" / "manifest").rglob("*.mlog"))
+    packed = next((root / "orders" / "warm").glob("*.zst"))
+    assert json.loads(run("inspect", chunk, "--json"))["fields"]["records"] >= 3
+    assert json.loads(run("inspect", packed, "--json"))["fields"]["frames"] == 2
+    assert "newest" in run("evict", root, 1, "--log", "orders", code=2)
+    assert "no sealed segment 7" in run("hydrate", root, 7, "--log", "orders", code=2)
+    assert "choose one" in run("hydrate", root, 0, code=2)
+    assert "resident_in_tier0" in run("hydrate", root, 0, "--log", "orders")
+    run("evict", root, 0, "--log", "orders")
+    data = bytearray(packed.read_bytes())
+    data[40] ^= 1
+    packed.write_bytes(data)
+    assert "DAMAGED" in run("verify", root, code=1)
+    packed.unlink()
+    assert "the only copy of a segment is not there" in run("verify", root, "--json", code=1)
+
+
+def test_beside_a_live_writer(tmp_path):
+    """What is written is seen, what is synced is told apart; nothing is changed."""
+    with AofManager.open(str(tmp_path), background=False) as manager:
+        log = manager.log("orders")
+        log.append_record(b"durable")
+        log.flush()
+        manager.maintain()
+        log.append_record(b"written")
+        assert len(run("tail", tmp_path, "--log", "orders").splitlines()) == 2
+        assert run("tail", tmp_path, "--log", "orders", "--durable").endswith("durable\n")
+        assert "sound, 2 records" in run("verify", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["dump", "verify", "inspect", "tail"])
+def test_what_is_no_log(tmp_path, command):
+    """A sentence and 2, never a traceback."""
+    words = ["--root", tmp_path] if command == "dump" else [tmp_path]
+    assert "holds no append-only log" in run(command, *words, code=2)
+
+
+def test_damage_never_ends_in_a_traceback(root):
+    """Any byte of any file flipped, any file cut short: something is printed, with 0 or 1."""
+    random_bytes = random.Random(11)
+    paths = [path for path in sorted((root / "orders").rglob("*")) if path.is_file()]
+    for path in paths:
+        whole = path.read_bytes()
+        interesting = [*range(min(len(whole), 110)), *range(max(0, len(whole) - 96), len(whole))]
+        for _ in range(2):
+            data = bytearray(whole)
+            if random_bytes.random() < 0.4:
+                del data[random_bytes.randrange(len(data) + 1) :]
+            elif data:
+                data[random_bytes.choice(interesting)] ^= 1 << random_bytes.randrange(8)
+            path.write_bytes(data)
+            for words in (["verify", str(root)], ["dump", "--root", str(root)], ["tail", str(root), "--log", "orders"]):
+                done = CliRunner().invoke(build_app(), ["aof", *words])
+                assert done.exit_code in {0, 1}, (path, done.output)
+            describe_log_file(str(path), memoryview(bytes(data)))
+        path.write_bytes(whole)
+    assert "sound, 9 records" in run("verify", root)

@@ -1,0 +1,205 @@
+"""
+What went wrong once, each by what it cost: records that nobody wrote, records overwritten, threads that died or spun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aof_as_log import open_manager, payloads, segment_files, tiny
+
+from quiver.aof import AofManager, FlushConfig
+from quiver.aof.format.record import encode_record
+from quiver.errors import NotYetDurable, RecordInvalid, StoreClosed
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("ext_id", [-1, 1 << 64, "7"])
+def test_an_append_that_raises_leaves_nothing_that_a_crash_would_bring_back(ext_id: Any) -> None:
+    """
+    1. A payload that holds a record's image is stored, and its head is refused. 2. A shorter record takes its place,
+    and ends where the image begins. 3. Killed: recovery would find a record that nobody appended.
+    """
+    disk = CrashFileSystem()
+    image = encode_record(b"nobody wrote this", timestamp=1)
+    with open_manager(disk) as manager:
+        log = manager.log("orders")
+        with pytest.raises(RecordInvalid, match="ext_id"):
+            log.append_record(b"x" * 10 + image, ext_id=ext_id)
+        with pytest.raises(RecordInvalid, match="ext_id"):
+            log.append_records([b"x" * 10 + image], ext_id=ext_id)
+        with pytest.raises(RecordInvalid, match="ext_id"):
+            log.set_current_ext_id(ext_id)
+        room = log.append_reserve(10 + len(image))
+        room.payload[10:] = image
+        with pytest.raises(RecordInvalid, match="ext_id"):
+            room.commit(ext_id=ext_id)
+        room.cancel()
+        log.append_record(b"y" * 10)
+        with open_manager(disk.clone_after_kill()) as again:
+            assert payloads(again.log("orders")) == [b"y" * 10]
+
+
+def test_a_reservation_that_outlives_its_log_touches_nothing_of_the_next_one(tmp_path):
+    """The log was closed and opened again under it: cancelling late must not zero what was appended since."""
+    with AofManager.open(str(tmp_path), tiny(), background=False) as manager:
+        log = manager.log("orders")
+        log.append_record(b"one")
+        room = log.append_reserve(100)
+        log.close()
+        again = manager.log("orders")
+        again.append_record(b"two")
+        again.flush()
+        with pytest.raises(StoreClosed):
+            room.commit()
+        room.cancel()
+        assert payloads(again) == [b"one", b"two"]
+
+
+def test_an_event_loop_that_is_gone_does_not_stop_the_log():
+    """A program gave up and closed its loop while an append waited; the log's threads signal it all the same."""
+    with open_manager(CrashFileSystem()) as manager:
+        log = manager.log("orders")
+        room = log.append_reserve(10)
+
+        async def give_up() -> None:
+            log.append_record_async(b"never")
+
+        asyncio.run(give_up())
+        room.cancel()
+        log.append_record(b"one")
+        log.flush()
+        assert payloads(log) == [b"one"]
+
+
+class _Held(ManualClock):
+    """Holds one thread in its wait until the event is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: threading.Thread | None = None
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
+        if threading.current_thread() is self.held:
+            self.reached.set()
+            while not self.go_on.is_set():
+                condition.wait(0.01)
+            return True
+        return super().wait(condition, timeout_s)
+
+
+def test_who_waits_for_a_log_that_is_closed_undurable_is_told():
+    """The disk refuses to sync, and somebody else closes the log: there is nothing left to sync, and never will be."""
+    files = FaultFileSystem(CrashFileSystem(), error=5, forever=True)
+    clock = _Held()
+    manager = open_manager(files, tiny(flush=FlushConfig(flush_interval_ms=0)), clock)
+    log = manager.log("orders")
+    record_id = log.append_record(b"one")
+    files.fail_on("sync", 1)
+    told: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            log.flush_until(record_id, timeout_s=1e9)
+        except (NotYetDurable, StoreClosed) as error:
+            told.append(error)
+
+    clock.held = threading.Thread(target=wait, daemon=True)
+    clock.held.start()
+    assert clock.reached.wait(10)
+    with pytest.raises(NotYetDurable):
+        manager.close()
+    clock.go_on.set()
+    clock.held.join(10)
+    clock.advance(2e9)  # whoever spins by now sees its time-out
+    clock.held.join(10)
+    assert len(told) == 1
+    assert "closed" in str(told[0])
+
+
+def test_only_what_is_there_is_durable():
+    """Neither ids of the future, nor those of a log that was closed before it could sync."""
+    files = FaultFileSystem(CrashFileSystem(), error=5, forever=True)
+    manager = open_manager(files, tiny(flush=FlushConfig(flush_interval_ms=0)))
+    log = manager.log("orders")
+    record_id = log.append_record(b"one")
+    assert not log.is_durable(record_id)
+    assert not log.is_durable(77 << 32 | 64)
+    log.flush()
+    assert log.is_durable(record_id)
+    log.force_rollover(timeout_s=5)
+    assert log.is_durable(record_id)
+    later = log.append_record(b"two")
+    files.fail_on("sync", 1)
+    with pytest.raises(NotYetDurable):
+        manager.close()
+    assert log.is_durable(record_id)
+    assert not log.is_durable(later)
+    log.flush_until(record_id)
+    with pytest.raises(StoreClosed):  # not that there is no such record: it may well be there
+        log.flush_until(later)
+
+
+@pytest.mark.parametrize("size", [200, 4096, 16_300, 16_385, 1 << 20])
+def test_a_damaged_size_in_the_header_of_the_tail_costs_no_record(size):
+    """The header has no checksum. The file was reserved, so its length knows better than a smaller number there."""
+    disk = CrashFileSystem()
+    records = [b"%04d" % number * 100 for number in range(35)]
+    with open_manager(disk) as manager:
+        log = manager.log("orders")
+        for record in records:
+            log.append_record(record)
+        log.flush()
+        killed = disk.clone_after_crash(0)
+    [path] = segment_files(killed)
+    file = killed.open_write(path)
+    file.pwrite(size.to_bytes(4, "little"), 28)
+    file.sync_data()
+    file.close()
+    with open_manager(killed) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == records
+        log.append_record_with_timeout(b"more", 5)
+        log.flush()
+        assert payloads(log) == [*records, b"more"]
+    with open_manager(killed) as manager:
+        assert payloads(manager.log("orders")) == [*records, b"more"]
+
+
+def test_ids_of_a_segment_in_quarantine_are_not_given_out_again():
+    """Its header was damaged, so it was moved aside; a person may still ask for its records by their ids."""
+    disk = CrashFileSystem()
+    with open_manager(disk) as manager:
+        log = manager.log("orders")
+        log.append_record(b"one")
+        log.force_rollover(timeout_s=5)
+        lost = log.append_record(b"two")
+        log.flush()
+    path = segment_files(disk)[-1]
+    file = disk.open_write(path)
+    file.pwrite(b"rubbish", 0)
+    file.sync_data()
+    file.close()
+    for _ in range(3):
+        with open_manager(disk) as manager:
+            log = manager.log("orders")
+            assert payloads(log) == [b"one"]
+            assert log.snapshot().segments[-1].segment_id == 0
+    with open_manager(disk) as manager:
+        assert manager.log("orders").append_record(b"three") >> 32 > lost >> 32

@@ -1,0 +1,197 @@
+"""
+The manifest log: it says after a restart what it said before, whatever a crash or a flipped bit did to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tier_samples import entry_of
+
+from quiver.aof.format.manifest_chunk import CHUNK_HEADER_BYTES
+from quiver.aof.format.manifest_record import Event, ManifestRecord
+from quiver.aof.format.tier_entry import RemoteCopy, decode_entries, encode_entries
+from quiver.aof.manifest import ManifestLog, replay_manifest
+from quiver.aof.tiers.state import TierState, entry_record, key_record
+from quiver.observe import InMemoryObserver
+from quiver.primitives.scan import Frame
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+ROOT = "/aof/orders"
+STREAM = 42
+FOLDER = f"{ROOT}/manifest/{STREAM:020}"
+
+
+def open_log(files, **settings) -> ManifestLog:
+    return ManifestLog(files, ROOT, STREAM, clock=ManualClock(), observer=InMemoryObserver(), **settings)
+
+
+def disk() -> CrashFileSystem:
+    files = CrashFileSystem()
+    files.make_dirs(ROOT)
+    return files
+
+
+def work(log: ManifestLog, number: int) -> TierState:
+    """One more thing that happens; what must be known behind it."""
+    log.write([
+        ManifestRecord(Event.COMPRESSION_DONE, number, 0, 1, (10, 0)),
+        entry_record(number, entry_of(number), 1),
+    ])  # fmt: skip
+    if number % 3 == 2:
+        log.write(
+            [entry_record(number - 1, None, 1), key_record(Event.TIER2_DELETE_QUEUED, number - 1, f"k/{number}", 1)]
+        )
+    if number % 6 == 5:
+        log.write([key_record(Event.TIER2_DELETED, number - 1, f"k/{number}", 1)])
+    return TierState(dict(log.state.entries), dict(log.state.deletes))
+
+
+def test_rows_come_back():
+    """With and without an object; anything else in their place is damage, never an exception."""
+    rows = (entry_of(1), entry_of(2, remote=RemoteCopy("k", None, 5, 6)), entry_of(3, residency="needs_recovery"))
+    text = encode_entries(rows)
+    assert decode_entries(text) == Frame(rows, len(text))
+    for size in range(len(text)):
+        assert not isinstance(decode_entries(text[:size]), Frame)
+    for wrong in ('{"a":1}', "[1]", "[{}]", text.replace('"checksum":', '"checksun":'), text.replace("w1", "../w1")):
+        assert not isinstance(decode_entries(wrong), Frame)
+
+
+def test_every_member_of_a_row_is_on_its_page():
+    """And no other."""
+    (row,) = json.loads(encode_entries([entry_of(1)]))
+    page = (Path(__file__).parents[2] / "docs" / "formats" / "aof-manifest.md").read_text(encoding="utf-8")
+    lines = page.partition("| member | meaning |")[2].partition("\n\n")[0].splitlines()
+    assert {name for line in lines[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])} == set(row)
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 2_000, 256 * 1024])
+def test_it_goes_on_after_a_restart(chunk_bytes):
+    """Every state, opened again after each write; rotated ever so often it stays small."""
+    files = disk()
+    state = TierState()
+    for number in range(40):
+        log = open_log(files, chunk_bytes=chunk_bytes)
+        assert log.state == state
+        assert not log.damaged
+        state = work(log, number)
+        log.close()
+    found = replay_manifest(files, ROOT, STREAM)
+    assert found.state == state
+    assert len(found.indexes) == (1 if chunk_bytes > 100_000 else 2)
+    assert sum(files.stat(f"{FOLDER}/{name}").size_bytes for name in files.list_dir(FOLDER)) < 120_000
+
+
+def test_growth_is_bounded():
+    """Ten thousand events about one segment leave no more than a few chunks of them."""
+    files = disk()
+    log = open_log(files, chunk_bytes=4_000)
+    for _ in range(2_000):
+        log.write([entry_record(1, entry_of(1), 1)])
+    log.close()
+    assert sum(files.stat(f"{FOLDER}/{name}").size_bytes for name in files.list_dir(FOLDER)) < 10_000
+    assert replay_manifest(files, ROOT, STREAM).state.entries == {1: entry_of(1)}
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 1_500, 256 * 1024])
+def test_a_crash_at_any_step(chunk_bytes):
+    """What a write that returned said holds; one that did not return holds whole or not at all."""
+    files = disk()
+    log = open_log(files, chunk_bytes=chunk_bytes)
+    moments = []
+    states = [TierState()]
+    files.on_step = lambda op, path: moments.append(
+        (len(states), f"{op} {path}", [files.clone_after_crash(seed) for seed in range(4)])
+    )
+    for number in range(7):
+        states.append(work(log, number))
+    files.on_step = None
+    log.close()
+    assert len(moments) > 30
+    for done, label, disks in moments:
+        for one in disks:
+            again = open_log(one, chunk_bytes=chunk_bytes)
+            # A turn makes up to three writes, so what is between two states may hold too.
+            known = set(again.state.entries)
+            least, most = set(states[done - 1].entries), set(states[min(done, len(states) - 1)].entries)
+            assert (least & most) <= known, label
+            assert known <= least | most | {done - 1}, label
+            assert not again.damaged, label
+            again.write([entry_record(99, entry_of(99), 1)])
+            again.close()
+            assert set(replay_manifest(one, ROOT, STREAM).state.entries) == known | {99}, label
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "sync", "create", "rename", "sync_dir", "remove"])
+def test_a_write_that_fails_does_not_count(operation):
+    """It is told to the caller, and the next one begins anew behind what counted before."""
+    for nth in range(1, 5):
+        inner = disk()
+        files = FaultFileSystem(inner)
+        log = open_log(files, chunk_bytes=0 if operation in {"create", "rename", "sync_dir", "remove"} else 100_000)
+        log.write([entry_record(1, entry_of(1), 1)])
+        files.fail_on(operation, nth)
+        known = {1}
+        for number in range(2, 6):
+            try:
+                log.write([entry_record(number, entry_of(number), 1)])
+            except OSError:
+                continue
+            known.add(number)
+        files.heal()
+        assert set(log.state.entries) == known
+        log.write([entry_record(9, entry_of(9), 1)])
+        log.close()
+        assert set(replay_manifest(inner.clone_after_crash(0), ROOT, STREAM).state.entries) == known | {9}
+
+
+def test_a_torn_end_is_cut():
+    """Bytes behind what was committed go when the log is opened; what is written next follows what counts."""
+    files = disk()
+    log = open_log(files)
+    log.write([entry_record(1, entry_of(1), 1)])
+    log.close()
+    (name,) = files.list_dir(FOLDER)
+    file = files.open_write(f"{FOLDER}/{name}")
+    size = file.size()
+    file.pwrite(b"\x10\x00torn", size)
+    file.close()
+    log = open_log(files)
+    assert files.stat(f"{FOLDER}/{name}").size_bytes == size
+    log.write([entry_record(2, entry_of(2), 1)])
+    log.close()
+    assert set(replay_manifest(files, ROOT, STREAM).state.entries) == {1, 2}
+
+
+def test_damage_keeps_what_is_whole():
+    """Any flipped bit, any length: what is read is a state that once was, and the log goes on in a new chunk."""
+    files = disk()
+    log = open_log(files)
+    states = [{}]
+    for number in range(4):
+        log.write([entry_record(number, entry_of(number), 1)])
+        states.append(dict(log.state.entries))
+    log.close()
+    (name,) = files.list_dir(FOLDER)
+    path = f"{FOLDER}/{name}"
+    whole = files.read_all(path, size_max=1 << 20)
+    wounds = [whole[:size] for size in range(0, len(whole), 37)]
+    wounds += [whole[:at] + bytes([whole[at] ^ 8]) + whole[at + 1 :] for at in range(0, len(whole), 23)]
+    for wound in wounds:
+        one = disk()
+        one.make_dirs(FOLDER)
+        file = one.create(path)
+        file.pwrite(wound, 0)
+        file.close()
+        again = open_log(one)
+        assert again.state.entries in states
+        assert again.damaged or again.state.entries == states[-1] or len(wound) < CHUNK_HEADER_BYTES
+        again.write([entry_record(77, entry_of(77), 1)])
+        assert 77 in replay_manifest(one, ROOT, STREAM).state.entries
+        again.close()

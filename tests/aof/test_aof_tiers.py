@@ -1,0 +1,484 @@
+"""
+Tiers: what leaves is read as before, under the same ids; nothing ever loses its only copy; every step may be the last.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
+
+from quiver.aof import AofManager, Reader, Retention, TierConfig
+from quiver.aof.files import LogFiles
+from quiver.errors import Damaged, ObjectsUnavailable, RecordUnknown, SettingsInvalid, WrongUse
+from quiver.objects.directory import DirectoryObjects
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+from quiver.testing.faultobjects import FaultObjects
+
+COLD = "/cold"
+WARM = f"{ROOT}/orders/warm"
+SIZE = 16 * 1024
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def disk() -> CrashFileSystem:
+    files = CrashFileSystem()
+    files.make_dirs(COLD)
+    return files
+
+
+def tiered(**changes):
+    """Everything leaves that may, at once."""
+    return tiny(tiers=TierConfig(**{"tier0_max_bytes": 0, **changes}))
+
+
+def open_tiered(files, config, objects=None, clock=None) -> AofManager:
+    return AofManager.open(
+        ROOT, config, files=files, clock=clock or ManualClock(), background=False,
+        objects=None if objects is None else lambda: objects,
+    )  # fmt: skip
+
+
+def fill(log, count, *, start=0) -> dict[int, bytes]:
+    """*count* sealed segments of three records each; id → payload."""
+    written = {}
+    for number in range(start, start + count):
+        records = [b"%d.%d." % (number, part) * (50 + part) for part in range(3)]
+        written |= dict(zip(log.append_records_with_timeout(records, 5), records, strict=True))
+        log.force_rollover(timeout_s=5)
+    return written
+
+
+def warm_files(files) -> list[str]:
+    return [f"{WARM}/{name}" for name in files.list_dir(WARM) if name.endswith(".zst")]
+
+
+def objects_in(files) -> list[str]:
+    return [info.key for info in DirectoryObjects(files, COLD, clock=ManualClock()).list_below("")]
+
+
+def damage(files, path, offset) -> None:
+    """One bit of a file."""
+    file = files.open_write(path)
+    (byte,) = file.pread(1, offset)
+    file.pwrite(bytes([byte ^ 4]), offset)
+    file.close()
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_what_left_is_read_as_before(cold):
+    """By id, in order, by time; now and after a restart. The disk has fewer segments than the log."""
+    files = disk()
+    changes = {"objects": COLD, "warm_max_bytes": 0} if cold else {}
+    with open_tiered(files, tiered(**changes)) as manager:
+        log = manager.log("orders")
+        written = fill(log, 5)
+        manager.maintain()
+        assert len(segment_files(files)) == 1
+        assert len(warm_files(files)) == (0 if cold else 4)
+        assert len(objects_in(files)) == (4 if cold else 0)
+        residency = log.tiers.snapshot().residency
+        away = "uploaded_to_tier2" if cold else "staged_for_tier0"
+        assert list(residency.values()) == [away] * 4 + ["resident_in_tier0"]
+    with open_tiered(files, tiered(**changes)) as manager:
+        log = manager.log("orders")
+        assert len(segment_files(files)) == 1
+        for record_id, payload in written.items():
+            assert log.read_record(record_id).payload == payload
+        assert len(segment_files(files)) == 5
+        assert payloads(log) == list(written.values())
+        assert [record.record_id for record in log.open_reader()] == list(written)
+        manager.maintain()
+        assert len(segment_files(files)) == 1
+        assert log.append_record(b"on") > max(written)
+        assert payloads(log) == [*written.values(), b"on"]
+
+
+def test_looking_for_a_time_brings_nothing_back():
+    """Segments that end before it are passed over where they are."""
+    files = disk()
+    clock = ManualClock()
+    with open_tiered(files, tiered(), clock=clock) as manager:
+        log = manager.log("orders")
+        fill(log, 3)
+        clock.advance(10)
+        now = clock.now_ns()
+        later = fill(log, 1, start=3)
+        manager.maintain()
+        assert log.find_record(now) == min(later)
+        assert log.tiers.snapshot().counts.hydrations == 0
+
+
+def test_the_budget_keeps_what_was_read_last():
+    """Three files of sealed segments may stay: the newest, and those that were read."""
+    files = disk()
+    with open_tiered(files, tiered(tier0_max_bytes=3 * SIZE)) as manager:
+        log = manager.log("orders")
+        written = list(fill(log, 6))
+        manager.maintain()
+        log.read_record(written[3])
+        log.read_record(written[0])
+        manager.maintain()
+        residency = log.tiers.snapshot().residency
+        assert [number for number, where in residency.items() if where == "resident_in_tier0"] == [0, 1, 5]
+
+
+def test_a_reader_goes_on_while_its_segment_leaves():
+    """What it has mapped stays."""
+    files = disk()
+    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+        log = manager.log("orders")
+        written = fill(log, 3)
+        reader = iter(log.open_reader())
+        found = [next(reader)]
+        log.tiers.evict(0)
+        log.tiers.evict(1)
+        found += list(reader)
+        assert [record.payload for record in found] == list(written.values())
+
+
+def test_by_hand():
+    """`evict` and `hydrate` move one segment; the newest sealed one, and what is not there, are refused."""
+    files = disk()
+    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+        log = manager.log("orders")
+        fill(log, 3)
+        manager.maintain()
+        assert len(segment_files(files)) == 3
+        log.tiers.evict(1)
+        log.tiers.evict(1)
+        assert len(segment_files(files)) == 2
+        log.tiers.hydrate(1)
+        assert len(segment_files(files)) == 3
+        with pytest.raises(WrongUse, match="newest"):
+            log.tiers.evict(2)
+        for call in (log.tiers.evict, log.tiers.hydrate):
+            with pytest.raises(RecordUnknown):
+                call(9)
+    with open_manager(disk()) as manager, pytest.raises(WrongUse, match="no tiers"):
+        _ = manager.log("orders").tiers
+
+
+def test_a_damaged_file_is_never_packed():
+    """Its copy would be all that is left: it stays as it is, and says so."""
+    files = disk()
+    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+        log = manager.log("orders")
+        fill(log, 3)
+        damage(files, segment_files(files)[0], 64 + 30)
+        with pytest.raises(Damaged):
+            log.tiers.evict(0)
+        assert len(segment_files(files)) == 3
+        assert warm_files(files) == []
+
+
+def test_one_segment_that_cannot_move_holds_up_no_other():
+    """A damaged file, and a packed file that is gone before it was uploaded: the rest goes its way."""
+    files = disk()
+    with open_tiered(files, tiny(compression="zstd")) as manager:
+        written = fill(manager.log("orders"), 4)
+        manager.maintain()
+    files.remove(warm_files(files)[0])
+    files.remove(warm_files(files)[0])
+    damage(files, segment_files(files)[0], 64 + 30)
+    with open_tiered(files, tiered(objects=COLD)) as manager:
+        log = manager.log("orders")
+        manager.maintain()
+        assert len(segment_files(files)) == 2
+        assert log.tiers.snapshot().counts.failures > 0
+        found = [record.payload for record in log.open_reader(on_damage="skip")]
+        assert found == list(written.values())[1:]
+
+
+def test_a_missing_warm_file_is_fetched():
+    """NeedsRecovery, a fetch, StagedForTier0, and the record."""
+    files = disk()
+    with open_tiered(files, tiered(objects=COLD)) as manager:
+        log = manager.log("orders")
+        written = fill(log, 3)
+        manager.maintain()
+        for number, path in enumerate(warm_files(files)[:2]):
+            if number:
+                damage(files, path, 10)
+            else:
+                files.remove(path)
+        assert payloads(log) == list(written.values())
+        assert log.tiers.snapshot().counts.downloads == 2
+
+
+def test_the_only_copy_that_is_damaged_is_said_so():
+    """A warm file without an object: the readers of that segment are told, the others read on."""
+    files = disk()
+    with open_tiered(files, tiered()) as manager:
+        log = manager.log("orders")
+        written = fill(log, 3)
+        manager.maintain()
+        files.remove(warm_files(files)[0])
+        with pytest.raises(Damaged):
+            log.read_record(min(written))
+        assert log.tiers.snapshot().residency[0] == "needs_recovery"
+        assert log.read_record(max(written)).payload == written[max(written)]
+
+
+def test_a_damaged_object_is_never_taken_for_a_segment():
+    """A bit in it, another length: the reader is told, and nothing of it reaches the disk."""
+    for offset in (5, 100, -20):
+        files = disk()
+        with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0)) as manager:
+            log = manager.log("orders")
+            written = fill(log, 2)
+            manager.maintain()
+            (key,) = objects_in(files)
+            path = f"{COLD}/{key}"
+            damage(files, path, offset % files.stat(path).size_bytes)
+            with pytest.raises(Damaged):
+                log.read_record(min(written))
+            assert len(segment_files(files)) == 1
+
+
+def test_without_room_it_is_read_from_memory():
+    """A full disk hides no record."""
+    inner = disk()
+    files = FaultFileSystem(inner, error=errno.ENOSPC, forever=True)
+    with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0)) as manager:
+        log = manager.log("orders")
+        written = fill(log, 3)
+        manager.maintain()
+        files.fail_on("pwrite")
+        assert payloads(log) == list(written.values())
+        files.heal()
+        assert len(segment_files(inner)) == 1
+
+
+def test_a_log_whose_tiers_were_switched_off():
+    """Its segments are still found."""
+    files = disk()
+    with open_tiered(files, tiered()) as manager:
+        written = fill(manager.log("orders"), 3)
+        manager.maintain()
+    with open_manager(files) as manager:
+        assert payloads(manager.log("orders")) == list(written.values())
+    with open_manager(files, tiny(retention=Retention("size", max_total_bytes=1, action="expire"))) as manager:
+        manager.log("orders")
+        manager.maintain()
+        assert payloads(manager.log("orders")) == list(written.values())[6:]
+    with open_manager(files) as manager:
+        assert payloads(manager.log("orders")) == list(written.values())[6:]
+    assert warm_files(files) == []
+    with (
+        open_manager(files, tiny(retention=Retention("size", max_total_bytes=1))) as manager,
+        pytest.raises(SettingsInvalid, match="no file to archive"),
+    ):
+        manager.log("orders")
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_the_manifest_may_be_lost(cold):
+    """Warm files and objects say what they are: all of it is there again, and nothing was deleted."""
+    files = disk()
+    config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
+    with open_tiered(files, config) as manager:
+        written = fill(manager.log("orders"), 4)
+        manager.maintain()
+        stream = manager.log("orders").stream_id
+    folder = f"{ROOT}/orders/manifest/{stream:020}"
+    for name in files.list_dir(folder):
+        files.remove(f"{folder}/{name}")
+    with open_tiered(files, config) as manager:
+        assert payloads(manager.log("orders")) == list(written.values())
+        manager.maintain()
+        assert len(segment_files(files)) == 1
+        assert len(objects_in(files)) == (3 if cold else 0)
+
+
+def test_a_damaged_segment_is_healed_from_its_copy():
+    """Recovery seals what is left of it; the copy that was verified is more."""
+    files = disk()
+    with open_tiered(files, tiny(compression="zstd")) as manager:
+        written = fill(manager.log("orders"), 3)
+        manager.maintain()
+    path = segment_files(files)[1]
+    damage(files, path, files.stat(path).size_bytes - 90)
+    with open_tiered(files, tiny(compression="zstd")) as manager:
+        assert payloads(manager.log("orders")) == list(written.values())
+
+
+@pytest.mark.parametrize("operation", ["put_parts", "head", "delete", "get_range"])
+@pytest.mark.parametrize("how", ["fail", "lose_answer", "truncate", "repeat"])
+def test_an_object_store_that_fails(operation, how):
+    """Nothing is lost and nothing is left over, whichever call goes wrong; in the end everything is done."""
+    for nth in range(1, 4):
+        files = disk()
+        clock = ManualClock()
+        objects = FaultObjects(DirectoryObjects(files, COLD, clock=clock))
+        config = tiny(
+            tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD),
+            retention=Retention("size", max_total_bytes=3 * SIZE, action="expire"),
+        )
+        with open_tiered(files, config, objects, clock) as manager:
+            log = manager.log("orders")
+            objects.fail_on(operation, nth, how=how)
+            written = fill(log, 3)
+            for _ in range(3):
+                clock.advance(10)
+                manager.maintain()
+            for _ in range(3):
+                try:
+                    assert payloads(log) == list(written.values())
+                except (ObjectsUnavailable, Damaged):
+                    continue
+            written |= fill(log, 2, start=3)
+            for _ in range(4):
+                clock.advance(10)
+                manager.maintain()
+            objects.heal()
+            clock.advance(10)
+            manager.maintain()
+            kept = list(written.values())[6:]
+            assert payloads(log) == kept
+            manager.maintain()
+            assert len(objects_in(files)) == 2
+        with open_tiered(files, config, DirectoryObjects(files, COLD, clock=clock), clock) as manager:
+            assert payloads(manager.log("orders")) == kept
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir", "remove"])
+def test_a_disk_that_fails(operation):
+    """Whichever call of a transition goes wrong: every record is there, and in the end everything moved."""
+    for nth in range(1, 8):
+        inner = disk()
+        files = FaultFileSystem(inner)
+        clock = ManualClock()
+        with open_tiered(files, tiny(), clock=clock) as manager:
+            written = fill(manager.log("orders"), 3)
+        with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0), clock=clock) as manager:
+            log = manager.log("orders")
+            files.fail_on(operation, nth)
+            for _ in range(2):
+                clock.advance(10)
+                manager.maintain()
+                try:
+                    assert payloads(log) == list(written.values())
+                except OSError:
+                    continue
+            files.heal()
+            clock.advance(10)
+            manager.maintain()
+            assert payloads(log) == list(written.values())
+            clock.advance(10)
+            manager.maintain()
+            assert len(segment_files(inner)) == 1
+        with open_tiered(inner.clone_after_crash(0), tiered(objects=COLD), clock=clock) as manager:
+            assert payloads(manager.log("orders")) == list(written.values())
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_crash_at_any_step_of_any_transition(cold, expires):
+    """Pack, upload, evict, trim, fetch, hydrate, retire: after a crash at each step the log has what it had."""
+    files = disk()
+    changes = {"objects": COLD, "warm_max_bytes": 0} if cold else {}
+    retention = Retention("size", max_total_bytes=2 * SIZE, action="expire") if expires else Retention()
+    config = tiny(tiers=TierConfig(tier0_max_bytes=0, **changes), retention=retention)
+    with open_tiered(files, tiny()) as manager:
+        written = fill(manager.log("orders"), 3)
+    moments: list[tuple[str, list[CrashFileSystem]]] = []
+    with open_tiered(files, config) as manager:
+        log = manager.log("orders")
+        files.on_step = lambda op, path: moments.append(
+            (f"{op} {path}", [*(files.clone_after_crash(seed) for seed in (0, 2)), files.clone_after_kill()])
+        )
+        manager.maintain()
+        log.read_record(max(written) - (1 << 32))
+        manager.maintain()
+        files.on_step = None
+    assert len(moments) > 40
+    kept = list(written.values())[3:] if expires else list(written.values())
+    for label, disks in moments:
+        for index, one in enumerate(disks):
+            with open_tiered(one, config) as manager:
+                log = manager.log("orders")
+                found = payloads(log)
+                assert found in (kept, list(written.values())), (label, index)
+                log.append_record(b"more")
+                manager.maintain()
+                assert payloads(log) in ([*kept, b"more"], [*found, b"more"]), (label, index)
+            with open_tiered(one, config) as manager:
+                assert payloads(manager.log("orders")) == [*kept, b"more"], (label, index)
+
+
+def test_files_are_read_beside_a_writer_that_moves_them(tmp_path):
+    """A reader of another process, while segments leave and come back: each record, in order."""
+    cold = str(tmp_path / "cold")
+    config = tiny(tiers=TierConfig(tier0_max_bytes=0, objects=cold, warm_max_bytes=0))
+    failures: list[BaseException] = []
+    with AofManager.open(str(tmp_path / "aof"), config) as manager:
+        log = manager.log("orders")
+        written = fill(log, 5)
+        stop = threading.Event()
+
+        def keep_moving() -> None:
+            try:
+                while not stop.is_set():
+                    assert payloads(log) == list(written.values())
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=keep_moving)
+        thread.start()
+        files = LogFiles(str(tmp_path / "aof" / "orders"), objects=cold)
+        for _ in range(12):
+            assert [bytes(one.payload) for one in Reader(files, 0)] == list(written.values())
+        stop.set()
+        thread.join(60)
+    assert not failures
+
+
+def test_threads_read_and_append_while_segments_come_and_go(tmp_path):
+    """Real files, real threads: each record, in order, under its id, whatever leaves and comes back meanwhile."""
+    tiers = TierConfig(tier0_max_bytes=2 * SIZE, objects=str(tmp_path / "cold"), warm_max_bytes=0)
+    config = tiny(tiers=tiers)
+    failures: list[BaseException] = []
+    with AofManager.open(str(tmp_path / "aof"), config) as manager:
+        log = manager.log("orders")
+        written = fill(log, 4)
+        stop = threading.Event()
+
+        def keep_reading() -> None:
+            try:
+                while not stop.is_set():
+                    known = list(written.values())
+                    found = payloads(log)
+                    assert found[: len(known)] == known
+                    first = min(written)
+                    assert log.read_record(first).payload == written[first]
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=keep_reading) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(4, 16):
+            records = [b"%d." % number * 40, b"x" * 9_000]
+            for record in records:
+                written[log.append_record_with_timeout(record, 30)] = record
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        assert not failures
+        assert payloads(log) == list(written.values())
+        assert log.tiers.snapshot().counts.evictions > 0
+    with AofManager.open(str(tmp_path / "aof"), config) as manager:
+        assert payloads(manager.log("orders")) == list(written.values())

@@ -1,0 +1,305 @@
+"""
+The data source `quiver-aof`: without Spark what Spark's processes call, and a few reads with it.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+
+from quiver.aof import AofConfig, AofManager, Retention, TierConfig
+from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.spark.aof_source import AofDataSource, register_aof
+
+FIELDS = ["record_id", "timestamp", "ext_id", "payload"]
+
+
+class Log:
+    """A log on the disk, opened for each change and closed again."""
+
+    def __init__(self, path) -> None:
+        self.root = path
+        self.path = path / "orders"
+        self.written: dict[int, bytes] = {}
+
+    def fill(self, segments, *, records=3, size=10, config=None) -> None:
+        with AofManager.open(str(self.root), config, background=False) as manager:
+            log = manager.log("orders")
+            for _ in range(segments):
+                data = [b"%06d" % (len(self.written) + part) + b"." * size for part in range(records)]
+                self.written |= dict(zip(log.append_records_with_timeout(data, 5, ext_id=7), data, strict=True))
+                log.force_rollover(timeout_s=5)
+            manager.maintain()
+
+    def source(self, **options) -> AofDataSource:
+        given = {"path": str(self.path), **{key.lower(): str(value) for key, value in options.items()}}
+        return AofDataSource(given)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return Log(tmp_path / "aof")
+
+
+def rows_of(reader, partitions, schema) -> list[dict]:
+    reader = pickle.loads(pickle.dumps(reader))
+    declared = to_arrow_schema(schema, timezone="UTC")
+    rows = []
+    for partition in partitions:
+        for batch in reader.read(pickle.loads(pickle.dumps(partition))):
+            assert declared.equals(batch.schema)
+            rows += batch.to_pylist()
+    return rows
+
+
+def read(made) -> list[dict]:
+    reader = made.reader(schema=made.schema())
+    return rows_of(reader, reader.partitions(), made.schema())
+
+
+def payloads(made) -> list[bytes]:
+    return [row["payload"] for row in read(made)]
+
+
+def test_records_come_back(log):
+    """Id, time, ext_id and payload; a few columns; where they lie."""
+    log.fill(3)
+    rows = read(log.source())
+    assert [list(row) for row in rows] == [FIELDS] * 9
+    assert {row["record_id"]: row["payload"] for row in rows} == log.written
+    assert {row["ext_id"] for row in rows} == {7}
+    assert [row["record_id"] for row in rows] == sorted(log.written)
+    rows = read(log.source(columns="payload,record_id", includeMetadata="true"))
+    assert list(rows[4]) == ["payload", "record_id", "_segment", "_offset", "_timestamp_ns"]
+    assert rows[4]["_segment"] << 32 | rows[4]["_offset"] == rows[4]["record_id"]
+    assert payloads(AofDataSource({"path": str(log.root), "log": "orders"})) == list(log.written.values())
+
+
+def test_an_empty_log_has_no_rows(log):
+    """No partition, and one with nothing in it as Spark makes it."""
+    log.fill(0)
+    made = log.source()
+    assert read(made) == []
+    assert list(made.reader(schema=made.schema()).read(InputPartition(None))) == []
+
+
+@pytest.mark.parametrize("away", ["warm", "cold"])
+def test_cold_segments_are_read_where_they_are(log, tmp_path, away):
+    """From packed files and from objects; nothing is brought back."""
+    objects = str(tmp_path / "cold")
+    changes = {"objects": objects, "warm_max_bytes": 0} if away == "cold" else {}
+    log.fill(4, records=40, config=AofConfig(tiers=TierConfig(tier0_max_bytes=0, **changes)))
+    segments = log.path / "segments"
+    assert len(list(segments.glob("*.seg"))) == 1
+    assert len(list((log.path / "warm").glob("*.zst"))) == (0 if away == "cold" else 3)
+    assert payloads(log.source(objects=objects)) == list(log.written.values())
+    ids = list(log.written)
+    some = payloads(log.source(objects=objects, startingOffsets=ids[50], endingOffsets=ids[90]))
+    assert some == list(log.written.values())[50:90]
+    assert len(list(segments.glob("*.seg"))) == 1
+    if away == "cold":
+        with pytest.raises(WrongUse, match="no object store"):
+            read(log.source())
+
+
+def test_bounds(log):
+    """Record ids and times, exclusive at the end."""
+    log.fill(3)
+    ids, data = list(log.written), list(log.written.values())
+    assert payloads(log.source(startingOffsets=ids[4])) == data[4:]
+    assert payloads(log.source(startingOffsets=ids[2], endingOffsets=ids[7])) == data[2:7]
+    assert payloads(log.source(startingOffsets="latest")) == []
+    assert payloads(log.source(endingOffsets="earliest")) == []
+    when = read(log.source(includeMetadata="true"))[3]["_timestamp_ns"] // 1_000_000
+    late = payloads(log.source(startingTimestamp=when))
+    assert late == data[len(data) - len(late) :]
+    assert len(late) >= 6
+    assert payloads(log.source(startingTimestamp=when + 10_000_000)) == []
+    assert payloads(log.source(startingTimestamp="1970-01-01T00:00:00Z")) == data
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffset": "1"}, "did you mean startingOffsets"),
+        ({"startingOffsets": "soon"}, "earliest, latest or a record id"),
+        ({"startingOffsets": "1", "startingTimestamp": "2"}, "contradict"),
+        ({"columns": "payload,nothing"}, "no column 'nothing'"),
+        ({"columns": "payload,payload"}, "twice"),
+        ({"maxRowsPerTrigger": "0"}, "at least 1"),
+        ({"maxBytesPerTrigger": "much"}, "maxBytesPerTrigger"),
+        ({"failOnDataLoss": "maybe"}, "neither true nor false"),
+        ({"objects": "{"}, "neither a URL nor JSON"),
+        ({"log": "a/b"}, "name of no log"),
+        ({"path": ""}, "needs the directory"),
+    ],
+)
+def test_options_are_refused_early(log, options, words):
+    """With the name of what is wrong."""
+    with pytest.raises(WrongUse, match=words):
+        log.source(**options).schema()
+
+
+def test_no_log(tmp_path):
+    """A sentence."""
+    made = AofDataSource({"path": str(tmp_path)})
+    with pytest.raises(WrongUse, match="holds no append-only log"):
+        made.reader(schema=made.schema()).partitions()
+
+
+def batches(log, **options) -> list[list[bytes]]:
+    """What the batches of a stream have, each through a reader of its own as after a restart."""
+    found = []
+    made = log.source(**options)
+    at = made.streamReader(schema=made.schema()).initialOffset()
+    while True:
+        reader = made.streamReader(schema=made.schema())
+        end = reader.latestOffset(at, reader.getDefaultReadLimit())
+        if end == at:
+            return found
+        rows = rows_of(reader, reader.partitions(at, end), made.schema())
+        found.append([row["payload"] for row in rows])
+        at = end
+        assert len(found) < 100
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, {12}),
+        ({"maxRowsPerTrigger": 1}, {1}),
+        ({"maxRowsPerTrigger": 5}, {5, 2}),
+        ({"maxBytesPerTrigger": 1}, {1}),
+        ({"maxBytesPerTrigger": 130}, {3}),
+    ],
+)
+def test_a_stream_takes_each_record_once(log, options, sizes):
+    """Whatever the limits; a batch has at least one record."""
+    log.fill(4)
+    found = batches(log, **options)
+    assert [one for batch in found for one in batch] == list(log.written.values())
+    assert {len(batch) for batch in found} == sizes
+
+
+def test_a_stream_goes_on_behind_what_it_has(log):
+    """Offsets stay the same while nothing new is durable, across restarts of the writer and growth of the tail."""
+    log.fill(1)
+    made = log.source()
+    reader = made.streamReader(schema=made.schema())
+    at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert reader.latestOffset(at, ReadAllAvailable()) == at
+    assert reader.reportLatestOffset() == at
+    with AofManager.open(str(log.root), background=False) as manager:
+        tail = manager.log("orders")
+        tail.append_record(b"not durable")
+        assert reader.latestOffset(at, ReadAllAvailable()) == at
+        tail.flush()
+        manager.maintain()
+        tail.append_record(b"again")
+    reader.prepareForTriggerAvailableNow()
+    log.fill(1)
+    end = reader.latestOffset(at, ReadAllAvailable())
+    rows = rows_of(reader, reader.partitions(at, end), made.schema())
+    assert [row["payload"] for row in rows] == [b"not durable", b"again"]
+    again = made.streamReader(schema=made.schema())
+    last = again.latestOffset(end, ReadMaxBytes(1))
+    rows = rows_of(again, again.partitions(end, last), made.schema())
+    assert [row["payload"] for row in rows] == list(log.written.values())[3:]
+    reader.commit(last)
+    reader.stop()
+
+
+def test_retired_segments_are_a_loss_only_when_they_were_not_read(log):
+    """Right behind the last record that was read nothing is missing, although its segment is gone."""
+    config = AofConfig(retention=Retention("size", max_total_bytes=1, action="expire"))
+    log.fill(2)
+    made = log.source()
+    reader = made.streamReader(schema=made.schema())
+    start = reader.initialOffset()
+    middle = reader.latestOffset(start, ReadAllAvailable())
+    log.fill(1, config=config)
+    end = reader.latestOffset(middle, ReadAllAvailable())
+    assert [row["payload"] for row in rows_of(reader, reader.partitions(middle, end), made.schema())] == list(
+        log.written.values()
+    )[6:]
+    log.fill(2, config=config)
+    with pytest.raises(DataLoss, match="are gone"):
+        reader.latestOffset(end, ReadMaxBytes(1))
+        reader.partitions(end, reader.reportLatestOffset())
+    lenient = log.source(failOnDataLoss="false")
+    other = lenient.streamReader(schema=made.schema())
+    last = other.latestOffset(end, ReadMaxBytes(1 << 30))
+    assert len(rows_of(other, other.partitions(end, last), made.schema())) == 3
+    with pytest.raises(DataLoss, match="is gone"):
+        read(log.source(startingOffsets=list(log.written)[1]))
+
+
+def test_damage_stops_a_read_or_is_passed_over(log):
+    """As the option says."""
+    log.fill(1)
+    path = next((log.path / "segments").glob("*.seg"))
+    data = bytearray(path.read_bytes())
+    data[64 + 40 + 30] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Damaged):
+        read(log.source())
+    kept = list(log.written.values())
+    assert payloads(log.source(failOnDataLoss="false")) == [kept[0], kept[2]]
+
+
+def test_a_checkpoint_of_another_log_is_refused(log, tmp_path):
+    """And what is no position at all, and a stream that would begin at latest."""
+    log.fill(1)
+    other = Log(tmp_path / "other")
+    other.fill(1)
+    made = log.source()
+    reader = made.streamReader(schema=made.schema())
+    theirs = other.source().streamReader(schema=made.schema()).initialOffset()
+    with pytest.raises(DataLoss, match="belongs to log"):
+        reader.latestOffset(theirs, ReadAllAvailable())
+    for wrong in ({"v": 2}, {**theirs, "record_id": "x"}):
+        with pytest.raises(WrongUse, match="no position"):
+            reader.latestOffset(wrong, ReadAllAvailable())
+    with pytest.raises(WrongUse, match="cannot begin at latest"):
+        log.source(startingOffsets="latest").streamReader(schema=made.schema())
+
+
+def test_tasks_share_the_bytes(log):
+    """At least as many as asked for, none twice, in order."""
+    log.fill(2, records=60, size=500)
+    made = log.source(minPartitions=7)
+    reader = made.reader(schema=made.schema())
+    partitions = reader.partitions()
+    assert len(partitions) >= 7
+    assert [row["payload"] for row in rows_of(reader, partitions, made.schema())] == list(log.written.values())
+
+
+def test_with_spark(log, spark, tmp_path):
+    """A count and a sum, and a stream that goes on from its checkpoint."""
+    register_aof(spark)
+    log.fill(3)
+    frame = spark.read.format("quiver-aof").option("path", str(log.path)).load()
+    assert frame.columns == FIELDS
+    assert (frame.count(), frame.selectExpr("sum(ext_id)").first()[0]) == (9, 63)
+    out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
+    for expected in (9, 12):
+        query = (
+            spark.readStream.format("quiver-aof")
+            .option("path", str(log.path))
+            .option("maxRowsPerTrigger", 4)
+            .load()
+            .writeStream.format("parquet")
+            .option("path", out)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        rows = spark.read.parquet(out).orderBy("record_id").collect()
+        assert [bytes(row.payload) for row in rows] == list(log.written.values())
+        assert len(rows) == expected
+        log.fill(1)
