@@ -24,6 +24,8 @@ __all__ = [
     "OTLP_FINGERPRINT",
     "OTLP_SCHEMA",
     "OTLP_SLOTS",
+    "QWP_SLOT",
+    "QWP_TABLE_KEY",
     "SLOT_MAX",
     "Adapter",
     "Bundle",
@@ -135,6 +137,11 @@ class Adapter:
 
 OTLP_SLOTS = MappingProxyType({"logs": 60, "traces": 61, "metrics": 62})
 """Signal → the slot that holds whole OTLP export requests of it, one row a request."""
+
+QWP_SLOT = 50
+"""The slot of all tables that came over QWP."""
+QWP_TABLE_KEY = b"qwp.table"
+"""Schema metadata: the name of such a table."""
 
 OTLP_SCHEMA = pa.schema([pa.field("data", pa.binary(), nullable=False)])
 OTLP_FINGERPRINT = blake3(b"otlp_binary_v1").digest()

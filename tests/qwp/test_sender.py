@@ -326,9 +326,10 @@ def test_a_closed_sender_refuses(server):
 
 def test_from_the_environment(server, monkeypatch):
     """The variable of the official clients, or a mapping."""
-    Sender.from_env({"QDB_CLIENT_CONF": f"ws::addr={server.address};"}).close()
     monkeypatch.setenv("QDB_CLIENT_CONF", f"ws::addr={server.address};")
-    Sender.from_env().close()
+    for sender in (Sender.from_env({"QDB_CLIENT_CONF": f"ws::addr={server.address};"}), Sender.from_env()):
+        with sender:
+            sender.row("t", columns={"v": 1})  # what is drained before `close` returns was sent over a connection
     assert len(server.lives) == 2
     with pytest.raises(SettingsInvalid, match="QDB_CLIENT_CONF"):
         Sender.from_env({})

@@ -3,7 +3,6 @@ What several tests of receivers stand on.
 """
 
 import pytest
-
 from certificates import Authority
 
 

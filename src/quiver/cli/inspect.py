@@ -22,10 +22,11 @@ __all__ = ["inspect"]
 FILE_BYTES_MAX = 2 * 1024**3
 FINGERPRINT_DIGITS = 12
 SUFFIXES_OF_OTHERS = (".tmp", ".lock")
+NAMES_OF_SLOTS = (".ack-watermark", ".dead-letters")
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A file of a store, or a store's directory.")],
+    path: Annotated[Path, typer.Argument(help="A file of a store or of a QWP slot, or their directory.")],
     rows: Annotated[int, typer.Option(min=0, help="Rows to show of each table.")] = 20,
     as_json: JsonFlag = False,
 ) -> None:
@@ -37,7 +38,7 @@ def inspect(
     if path.is_dir():
         found = _directory(path)
         if not found:
-            raise WrongUse(f"{path}: there is no file of a store in it")
+            raise WrongUse(f"{path}: there is no file of a store or of a slot in it")
         if as_json:
             print_json([one.as_dict() for one in found])
         else:
@@ -95,6 +96,10 @@ def _describe(path: Path, rows: int) -> Description | None:
         data = REAL_FILES.read_all(str(path), size_max=FILE_BYTES_MAX)
     except FileNotFoundError:
         return None
+    if path.suffix == ".sfa" or path.name in NAMES_OF_SLOTS:
+        from quiver.qwp.format.describe import describe as describe_of_slot  # noqa: PLC0415 - needs an extra
+
+        return describe_of_slot(str(path), memoryview(data), rows_max=rows)
     return describe(str(path), memoryview(data), rows_max=rows)
 
 

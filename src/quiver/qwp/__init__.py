@@ -26,6 +26,8 @@ file or room         purpose, in the order in which data passes
 `transport.py`       one WebSocket connection
 `drainers.py`        slots that other senders left behind
 `inbox.py`           errors on their way to the caller
+`groups.py`          groups of messages, each once: for tasks that may be repeated
+`inspection.py`      what lies in slots, for people
 ===================  =======================================================================
 """
 

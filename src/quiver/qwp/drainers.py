@@ -29,6 +29,7 @@ from quiver.qwp.wire_loop import Counters, WireLoop
 __all__ = ["DrainerEvent", "DrainerListener", "Drainers"]
 
 _STOP_S = 5.0
+_log = logging.getLogger("quiver.qwp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,17 @@ class Drainers:
         for loop in loops:
             loop.stop(0)
         for thread in self._threads:
-            thread.join(_STOP_S)
+            if thread is not threading.current_thread():  # a listener may close the sender
+                thread.join(_STOP_S)
+
+    def drain(self, sender_id: str) -> DrainerEvent:
+        """
+        Empty one slot in this thread, because a person asked for it: failure leaves no mark.
+        """
+        try:
+            return self._drain(sender_id, mark=False)
+        except (OSError, StoreFailed) as error:
+            return DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
 
     def _run(self) -> None:
         while True:
@@ -123,23 +134,30 @@ class Drainers:
                     return
                 sender_id = self._waiting.pop(0)
                 self.active += 1
+            event = DrainerEvent(sender_id, "failed", "a fault of the drainer")
             try:
-                event = self._drain(sender_id)
+                event = self._drain(sender_id, mark=True)
             except (OSError, StoreFailed) as error:
                 event = DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
-            with self._guard:
-                self.active -= 1
-                self.succeeded += event.kind == "drained"
-                self.failed += event.kind == "failed"
-            self._tell(event)
+            finally:
+                with self._guard:
+                    self.active -= 1
+                    self.succeeded += event.kind == "drained"
+                    self.failed += event.kind == "failed"
+                self._tell(event)
 
     def _tell(self, event: DrainerEvent) -> None:
         level = logging.ERROR if event.kind == "failed" else logging.INFO
         self._observer.event("qwp.drainer", level=level, slot=event.sender_id, kind=event.kind, reason=event.reason)
-        if self._listener is not None:
+        if self._listener is None:
+            return
+        try:
             self._listener(event)
+        except Exception:  # noqa: BLE001
+            # The caller's code: its failure must neither end the thread nor leave the slot locked.
+            _log.exception("the drainer listener failed on: %s", event)
 
-    def _drain(self, sender_id: str) -> DrainerEvent:
+    def _drain(self, sender_id: str, *, mark: bool) -> DrainerEvent:
         settings = self._settings
         try:
             slot = open_slot(
@@ -149,13 +167,13 @@ class Drainers:
                 settings.ring,
                 observer=self._observer,
                 clock=self._clock,
-                is_adopted=True,
+                is_adopted=mark,
             )
         except (DirectoryInUse, SettingsInvalid) as error:
             return DrainerEvent(sender_id, "skipped", str(error))
         except Damaged as error:
-            is_marked = any(name == sender_id for name in find_orphans(self._fs, settings.sf_dir or "", ""))
-            return DrainerEvent(sender_id, "skipped" if is_marked else "failed", str(error))
+            is_unmarked = any(name == sender_id for name in find_orphans(self._fs, settings.sf_dir or "", ""))
+            return DrainerEvent(sender_id, "skipped" if is_unmarked else "failed", str(error))
         self._tell(DrainerEvent(sender_id, "started"))
         loop = WireLoop(
             slot,
@@ -174,16 +192,17 @@ class Drainers:
                 loop.stop(0)
         try:
             loop.run()
-            return self._finish(sender_id, slot, loop)
+            return self._finish(sender_id, slot, loop, mark=mark)
         finally:
             with self._guard:
                 self._loops.discard(loop)
             loop.release()
             slot.close()
 
-    def _finish(self, sender_id: str, slot: Slot, loop: WireLoop) -> DrainerEvent:
+    def _finish(self, sender_id: str, slot: Slot, loop: WireLoop, *, mark: bool) -> DrainerEvent:
         if loop.halted is not None:
-            mark_failed(self._fs, slot.directory, str(loop.halted))
+            if mark:
+                mark_failed(self._fs, slot.directory, str(loop.halted))
             return DrainerEvent(sender_id, "failed", str(loop.halted))
         if slot.ring.acked_fsn < slot.ring.published_fsn:
             return DrainerEvent(sender_id, "stopped")

@@ -42,7 +42,7 @@ from quiver.qwp.segment_files import Segment
 from quiver.qwp.wire.decoder import SymbolDelta, SymbolDictionary, decode_symbol_delta
 from quiver.qwp.wire.message import MESSAGE_HEADER, MESSAGE_MAGIC, Flags
 
-__all__ = ["RecoveredSlot", "Scanned", "recover_slot", "scan_slot"]
+__all__ = ["RecoveredSlot", "Scanned", "read_watermark", "recover_slot", "scan_slot"]
 
 _SIDE_FILE_BYTES_MAX = 512 << 20
 _FLAGS_OFFSET = 5
@@ -75,6 +75,13 @@ class Scanned:
         The sequence number of its first frame.
         """
         return self.scan.header.base if self.scan is not None else 0
+
+    @property
+    def is_used(self) -> bool:
+        """
+        Say whether a frame was ever written to it, whole or not.
+        """
+        return self.scan is not None and (self.count > 0 or self.scan.torn or self.scan.later is not None)
 
     @property
     def next_fsn(self) -> int:
@@ -150,14 +157,18 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
     """
     found = scan_slot(fs, directory)
     head = _manifest_head(fs, directory)
-    watermark = _read_watermark(fs, directory)
+    watermark = read_watermark(fs, directory)
     generations = [number for one in found if (number := generation_of(one.path.rpartition("/")[2])) is not None]
-    filled = sorted((one for one in found if one.count), key=lambda one: one.base)
+    filled = sorted((one for one in found if one.is_used), key=lambda one: one.base)
+    while filled and not filled[-1].count:
+        filled.pop()  # torn at its first frame, and nothing follows
     # Without any frame the spares still tell how far numbers were given out.
     next_fsn = filled[-1].next_fsn if filled else max((one.base for one in found), default=0)
     if watermark >= next_fsn:
         watermark = -1  # higher than any frame that was ever written: not the watermark of these frames
-    kept = [one for one in filled if one.next_fsn > max(watermark + 1, head) or one is filled[-1]]
+    # How far a segment reached is what the next one says: behind damage its own frames cannot be counted.
+    done = max(watermark + 1, head)
+    kept = [one for one, after in itertools.pairwise(filled) if after.base > done] + filled[-1:]
     for before, after in itertools.pairwise(kept):
         if before.next_fsn != after.base:
             raise Damaged(
@@ -193,7 +204,10 @@ def _manifest_head(fs: FileSystem, directory: str) -> int:
     return 0  # what it would say can be seen from the segments
 
 
-def _read_watermark(fs: FileSystem, directory: str) -> int:
+def read_watermark(fs: FileSystem, directory: str) -> int:
+    """
+    Return the last number that is confirmed, as the watermark in *directory* says; -1 when it says none.
+    """
     try:
         data = memoryview(fs.read_all(f"{directory}/{WATERMARK_NAME}", size_max=_SIDE_FILE_BYTES_MAX))
     except FileNotFoundError:

@@ -114,7 +114,6 @@ class Ring:
         self._closed = False
         self._waiting = 0
         self._trimmed_at = clock.monotonic()
-        self._pending_sync: list[Segment] = []
 
     # ---- what is known
 
@@ -131,6 +130,13 @@ class Ring:
         The highest number that the server has confirmed, -1 for none.
         """
         return self._acked
+
+    @property
+    def is_drained(self) -> bool:
+        """
+        Say whether everything is confirmed, and nothing failed.
+        """
+        return self._failed is None and self._acked >= self._published
 
     @property
     def backlog(self) -> int:
@@ -184,17 +190,19 @@ class Ring:
 
     def sync(self) -> None:
         """
-        Make every frame that was appended durable, whatever the setting.
+        Make every frame that was appended durable.
 
         Raises:
+            WrongUse: the durability is `memory`: full segments were never synced.
             StoreFailed: that failed, now or earlier.
             StoreClosed: the ring was closed.
         """
         with self._appending:
             self._require_usable()
+            if self.settings.durability == "memory":
+                raise WrongUse("with the durability `memory` nothing is made durable")
             with self._changed:
-                segments = [*self._pending_sync, *self._segments[-1:]]
-                self._pending_sync.clear()
+                segments = self._segments[-1:]
             for segment in segments:
                 self._sync(segment)
 
@@ -245,8 +253,6 @@ class Ring:
                 raise AtCapacity(f"the disk of {fresh.path} is full") from error
             raise self._fail(f"{fresh.path}: write failed: {error}") from error
         with self._changed:
-            if active is not None and active.unsynced:
-                self._pending_sync.append(active)
             self._segments.append(fresh)
         return fresh
 
@@ -383,7 +389,10 @@ class Ring:
             if self._closed or self._failed is not None:
                 return
             due = force or self._waiting > 0 or now - self._trimmed_at >= _TRIM_INTERVAL_S
-            gone = [one for one in self._segments[:-1] if one.next_fsn - 1 <= self._acked] if due else []
+            # Who waits for room does not write to the newest: it may go, too, or one that is larger than all that may
+            # be allocated (smaller settings than in an earlier life) would never make room.
+            full = self._segments if self._waiting else self._segments[:-1]
+            gone = [one for one in full if one.next_fsn - 1 <= self._acked] if due else []
         if gone:
             self._trim(gone)
             self._trimmed_at = now
@@ -398,7 +407,6 @@ class Ring:
                 self._watermark.sync_data()
             with self._changed:
                 del self._segments[: len(gone)]
-                self._pending_sync = [one for one in self._pending_sync if one not in gone]
             self._storage.remove(gone)
         except OSError as error:
             raise self._fail(f"segments could not be removed: {error}") from error
@@ -451,7 +459,7 @@ class Ring:
                     segments.append(self._spare)
                     self._spare = None
                 self._changed.notify_all()
-            self._let_go(segments, remove_all=remove_all and self._failed is None and self._acked >= self._published)
+            self._let_go(segments, remove_all=remove_all and self.is_drained)
 
     def _let_go(self, segments: list[Segment], *, remove_all: bool) -> None:
         try:

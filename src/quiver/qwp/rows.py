@@ -43,6 +43,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _NO_ZONE = "at: a datetime without a time zone says no instant"
 _EXACT = Context(prec=200)
+_DIGITS_MAX = 76
 _FORBIDDEN = frozenset("\r\n?,'\"\\/:)(+*%~\ufeff\0")
 
 _TYPES: dict[type, ColumnType] = {
@@ -300,7 +301,10 @@ def _type_of(name: str, value: Any) -> ColumnType:
     if kind is not None:
         return kind
     if isinstance(value, np.ndarray | list):
-        dtype = np.asarray(value).dtype
+        try:
+            dtype = np.asarray(value).dtype
+        except ValueError as error:
+            raise WrongUse(f"column {name}: {error}") from None
         if dtype.kind == "f":
             return ColumnType.DOUBLE_ARRAY
         if dtype.kind in "iu" and dtype != np.uint64:
@@ -417,11 +421,14 @@ def _pack_decimals(name: str, kind: ColumnType, values: Sequence[Decimal], nulls
         if not value.is_finite():
             raise WrongUse(f"column {name}: {value} is no number")
         scale = max(scale, -int(value.as_tuple().exponent))
+    if scale > _DIGITS_MAX or any(value and value.adjusted() + scale > _DIGITS_MAX for value in values):
+        # Before any of them becomes an integer: an exponent is a few bytes, its zeros may be a million.
+        raise WrongUse(f"column {name}: a decimal with more than {_DIGITS_MAX} digits at scale {scale}")
     width = DECIMAL_BYTES[kind]
     try:
         data = b"".join(int(value.scaleb(scale, _EXACT)).to_bytes(width, "little", signed=True) for value in values)
     except OverflowError:
-        raise WrongUse(f"column {name}: a decimal with more than 76 digits at scale {scale}") from None
+        raise WrongUse(f"column {name}: a decimal with more than {_DIGITS_MAX} digits at scale {scale}") from None
     return decimal_column(name, kind, scale, np.frombuffer(data, np.uint8), nulls)
 
 

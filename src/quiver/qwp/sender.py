@@ -239,7 +239,7 @@ class Sender:
 
         Raises:
             WrongUse: a name, type or value cannot be sent. Nothing was kept.
-            PartlyKept: there was no room for all rows.
+            PartlyKept: there was no room for all rows, or one behind the first messages cannot be sent.
             SenderHalted, StoreFailed, StoreClosed: see there.
         """
         check_name("table", name, self.settings.name_bytes_max)
@@ -263,6 +263,10 @@ class Sender:
                     kept += rows
             except AtCapacity as full:
                 raise PartlyKept(kept, str(full)) from full
+            except WrongUse as refused:
+                if not kept:
+                    raise
+                raise PartlyKept(kept, str(refused)) from refused
             if self.settings.durability == "flush":
                 self._slot.ring.sync()
             return kept

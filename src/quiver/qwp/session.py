@@ -47,6 +47,7 @@ __all__ = [
 
 WRITE_PATH = "/write/v4"
 VERSION_MAX = 1
+_DIGITS_MAX = 18
 
 
 class Category(Enum):
@@ -218,14 +219,18 @@ def judge_answer(status: int, headers: Mapping[str, str], *, durable_ack: bool) 
         return Refused(kind, f"the server takes no writes, its role is {role}")
     if status != 101:
         return Refused("transient", f"the server does not upgrade (HTTP {status})")
-    version = headers.get("X-QWP-Version", "1").strip()
-    if not version.isdecimal() or not 1 <= int(version) <= VERSION_MAX:
-        return Refused("transient", f"the server speaks version {version!r}, not 1")
+    version = _number(headers.get("X-QWP-Version", "1"))
+    if not 1 <= version <= VERSION_MAX:
+        return Refused("transient", f"the server speaks version {headers.get('X-QWP-Version', '1')[:20]!r}, not 1")
     enabled = headers.get("X-QWP-Durable-Ack", "").strip().lower() == "enabled"
     if durable_ack and not enabled:
         return Refused("durable", "the server does not confirm X-QWP-Durable-Ack; it cannot tell what is durable")
-    limit = headers.get("X-QWP-Max-Batch-Size", "").strip()
-    return Accepted(durable_ack and enabled, int(limit) if limit.isdecimal() else 0, int(version))
+    return Accepted(durable_ack and enabled, _number(headers.get("X-QWP-Max-Batch-Size", "")), version)
+
+
+def _number(text: str) -> int:
+    text = text.strip()
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else 0
 
 
 # ---- what is to be done
@@ -277,12 +282,12 @@ class Session:
     The accounts of one sender over all of its connections.
     """
 
-    def __init__(self, settings: SessionSettings) -> None:
+    def __init__(self, settings: SessionSettings, *, acked_fsn: int = -1) -> None:
         self._settings = settings
         self._durable = False
         self._first_fsn = 0  # of this connection: fsn of its message 0, before left-out frames are counted
         self._sent = 0
-        self._confirmed = -1
+        self._confirmed = acked_fsn
         self._pending: deque[tuple[int, Mapping[str, int]]] = deque()  # (fsn, table → transaction), in order
         self._watermarks: dict[str, int] = {}
         self._dropped: list[int] = []  # given up, and something before them is not durable yet; in order
@@ -329,12 +334,11 @@ class Session:
         """
         return bool(self._pending)
 
-    @property
-    def unanswered(self) -> int:
+    def resumed(self) -> None:
         """
-        Messages of this connection that are not confirmed.
+        Begin to count failures anew: whoever resumes after a halt has mended something.
         """
-        return max(0, self.next_fsn - 1 - self._confirmed)
+        self._strikes = 0
 
     def sent(self, now: float) -> None:
         """
@@ -431,6 +435,15 @@ class Session:
         if policy is Policy.RETRY:
             struck = self._struck(f"the server refused frame {fsn}: {text}", now, published_fsn)
             return [struck if isinstance(struck, Halt) else Reconnect(struck.reason, paced=True, error=error)]
+        if not 0 <= refusal.sequence < self._sent or fsn <= self._confirmed:
+            return [
+                Halt(
+                    self._violation(
+                        f"the server refused message {refusal.sequence}, which does not wait for it: {text}",
+                        published_fsn,
+                    )
+                )
+            ]
         actions: list[Action] = [Drop(error)]
         if not self._durable or self._confirmed >= fsn - 1:
             actions += self._confirm(fsn)

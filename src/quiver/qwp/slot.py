@@ -17,6 +17,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SettingsInvalid
 from quiver.observe import Observer
 from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.copying import keep_damaged
 from quiver.primitives.files import File, FileSystem, Lock
 from quiver.primitives.scan import Frame
 from quiver.qwp.format.dead_letters import (
@@ -117,7 +118,11 @@ class Slot:
             replace_file(self._fs, path, encode_dead_letters_header() + record, mode=0o600)
             return
         try:
-            end = _end_of_dead_letters(file)
+            data = file.pread(file.size(), 0)
+            end = _end_of_dead_letters(memoryview(data))
+            if end < len(data):
+                # Cut short by a crash, or damaged with whole letters behind it.
+                keep_damaged(self._fs, self.directory, DEAD_LETTERS_NAME, data[end:])
             file.pwrite(record, end)
             file.sync_data()
         finally:
@@ -131,10 +136,9 @@ class Slot:
             StoreFailed: what was appended could not be made durable, or confirmed files could not be removed.
             OSError: the same, of the small files.
         """
-        drained = self.ring.acked_fsn >= self.ring.published_fsn
         try:
             self.ring.close(remove_all=True)
-            if drained:
+            if self.ring.is_drained:
                 names = (SYMBOLS_NAME, WATERMARK_NAME)
                 # The watermark last: without segments it says nothing, and the next start sees that.
                 remove_durably(self._fs, [f"{self.directory}/{name}" for name in names])
@@ -260,8 +264,7 @@ def find_orphans(fs: FileSystem, sf_dir: str, own_id: str) -> list[str]:
     return found
 
 
-def _end_of_dead_letters(file: File) -> int:
-    view = memoryview(file.pread(file.size(), 0))
+def _end_of_dead_letters(view: memoryview) -> int:
     header = decode_dead_letters_header(view)
     end = header.end if isinstance(header, Frame) else len(view)
     while isinstance(letter := decode_dead_letter(view, end), Frame):

@@ -32,6 +32,10 @@ _ANSWER_BYTES_MAX = 16 << 20
 _NO_WORD = 1006
 _PING = b"qw"
 
+# A host that lost its power says no more, and an answer that never comes is no error by itself: without these the
+# frames would wait for it for ever. Pings of the protocol are only for those who wait for durability.
+_LIVENESS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+
 
 class ConnectionLost(QuiverError):
     """
@@ -126,9 +130,13 @@ def open_connection(
         OSError: it did not answer.
     """
     deadline = clock.monotonic() + timeout_s
-    sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    try:
+        sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    except UnicodeError as error:
+        raise OSError(f"{address.host} is no name of a host: {error}") from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _watch(sock)
         if tls is not None:
             sock = tls.wrap_socket(sock, server_hostname=address.host)
         scheme = "ws" if tls is None else "wss"
@@ -153,6 +161,14 @@ def open_connection(
         sock.close()
         raise
     return Connection(sock, protocol), accepted
+
+
+def _watch(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _LIVENESS.items():
+        option = getattr(socket, name, None)  # not every system has all of them
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _judge(protocol: ClientProtocol, *, durable_ack: bool) -> Accepted:
@@ -198,6 +214,7 @@ class Connection:
         self._selector = selectors.DefaultSelector()  # `select` alone fails in programs with a thousand open files
         self._selector.register(sock, selectors.EVENT_READ)
         self._wake: WakeUp | None = None
+        self._broken: str | None = None
         self.queued_bytes = 0
 
     def send(self, message: bytes) -> None:
@@ -231,13 +248,11 @@ class Connection:
 
     def flush(self) -> None:
         """
-        Hand over as much as the socket takes now.
-
-        Raises:
-            ConnectionLost: it takes nothing any more.
+        Hand over as much as the socket takes now. One that takes nothing any more is told of by `receive`, behind what
+        the server said before it went: a refusal is the reason, and must not be lost for a broken pipe.
         """
         try:
-            while self._out:
+            while self._out and self._broken is None:
                 sent = self._sock.send(self._out[0])
                 self.queued_bytes -= sent
                 if sent == len(self._out[0]):
@@ -247,8 +262,9 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
         except OSError as error:
-            # What the server said before it went is still to be read.
-            self._raise_close(f"sending failed: {error}")
+            self._broken = f"sending failed: {error}"
+            self._out.clear()
+            self.queued_bytes = 0
 
     def receive(self, wake: WakeUp, timeout_s: float | None) -> list[bytes | str]:
         """
@@ -258,7 +274,7 @@ class Connection:
         Raises:
             ConnectionLost: the connection is over, and every message before that was returned.
         """
-        pending = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        pending = self._broken is not None or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
         if self._wake is not wake:
             self._selector.register(wake.reader, selectors.EVENT_READ)
             self._wake = wake
@@ -276,6 +292,8 @@ class Connection:
         if not messages and self._protocol.close_rcvd is not None:
             self.flush()
             raise ConnectionLost(self._protocol.close_rcvd.code, self._protocol.close_rcvd.reason)
+        if not messages and self._broken is not None:
+            self._raise_close(self._broken)
         return messages
 
     def _read(self) -> list[bytes | str]:

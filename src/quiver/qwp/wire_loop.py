@@ -118,7 +118,8 @@ class WireLoop:
                 settings.policies,
                 settings.rejections_max,
                 settings.poison_window_s,
-            )
+            ),
+            acked_fsn=slot.ring.acked_fsn,
         )
         self._backoff = Backoff(settings.first_backoff_s, settings.backoff_s_max, settings.outage_s_max, random)
         self._tls: ssl.SSLContext | None = None
@@ -430,6 +431,8 @@ class WireLoop:
 
     def _reconnect(self, action: Reconnect) -> None:
         self._disconnect()
+        # Nothing is trimmed during an outage, and a producer must not wait for room that is there already.
+        self._ring.upkeep(force=True, provision=False)
         self._observer.event("qwp.reconnect", level=logging.WARNING, reason=action.reason)
         if action.error is not None:
             self._counters.server_errors += 1
@@ -450,4 +453,5 @@ class WireLoop:
         self.halted = None
         self._stopping = False
         self._previous = None
+        self._session.resumed()
         self._tracker.begin_round(forget=True)

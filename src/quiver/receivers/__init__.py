@@ -1,5 +1,5 @@
 """
-What listens: OTLP over gRPC and HTTP, OTAP over gRPC, into one store.
+What listens: OTLP over gRPC and HTTP, OTAP over gRPC, QWP over WebSocket, into one store.
 
 ======================  ==========================================================================
 file                    purpose
@@ -13,10 +13,15 @@ file                    purpose
 `inflate.py`            gzip within bounds, `zstd_frames.py` zstd         (pure)
 `rpc_status.py`         Status, RetryInfo, partial success as bytes       (pure)
 `otlp_grpc.py`          OTLP/gRPC
-`otlp_http.py`          OTLP/HTTP; `http_listener.py` its connections within bounds
+`otlp_http.py`          OTLP/HTTP; `http_listener.py` connections within bounds
 `otap_settings.py`      limits of OTAP streams
 `otap_intake.py`        messages of OTAP streams: decode, check, store, answer
 `otap_grpc.py`          OTAP/gRPC, with OTLP/gRPC on the same port
+`qwp_settings.py`       where to listen for QWP, sizes, ack, window
+`qwp_window.py`         tables stored a short while ago
+`qwp_intake.py`         messages of QWP connections: decode, recognise, store
+`qwp_connection.py`     one WebSocket: messages in, answers out
+`qwp.py`                QWP, listening
 `loop_thread.py`        the thread on which a receiver waits for the network
 ======================  ==========================================================================
 """

@@ -1,6 +1,6 @@
 """
-A listening socket in front of an aiohttp server, which bounds what aiohttp does not: how many connections there are,
-how long a TLS handshake may take, how long the head of a request, and how long nothing may be said.
+A listening socket in front of a server, which bounds what the server does not: how many connections there are, how
+long a TLS handshake may take, how long the head of a request, and how long nothing may be said.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
-
-__all__ = ["ConnectionLimits", "HttpListener"]
+__all__ = ["ConnectionLimits", "HttpListener", "HttpServer"]
 
 _BACKLOG = 128
 _NO_SUCH_FAMILY = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
@@ -40,6 +37,23 @@ class ConnectionLimits:
         self.idle_timeout_s = idle_timeout_s
 
 
+class HttpServer(Protocol):
+    """
+    What a listener stands in front of: `aiohttp.web.Server`, or what looks like it.
+    """
+
+    def __call__(self) -> Any:
+        """
+        Return the asyncio protocol of a new connection.
+        """
+
+    @property
+    def connections(self) -> Iterable[Any]:
+        """
+        The protocols that are through with their handshake and open.
+        """
+
+
 class HttpListener:
     """
     Accepts connections for *server*. Everything happens in the running event loop.
@@ -54,7 +68,7 @@ class HttpListener:
 
     def __init__(
         self,
-        server: web.Server,
+        server: HttpServer,
         limits: ConnectionLimits,
         context: ssl.SSLContext | None,
         refused: Callable[[], None],
@@ -73,6 +87,7 @@ class HttpListener:
         self._busy: set[Any] = set()  # protocols with a request in hand; one at a time on each
         self._silent_since: dict[Any, float] = {}
         self._spoke: set[Any] = set()
+        self._released: set[Any] = set()
 
     async def listen(self, host: str, port: int) -> int:
         """
@@ -114,7 +129,7 @@ class HttpListener:
             bound.close()
         self._sockets.clear()
 
-    def is_old(self, request: web.BaseRequest) -> bool:
+    def is_old(self, request: Any) -> bool:
         """
         Say whether the connection of *request* is as old as one may get: its client is to make a new one.
         """
@@ -123,7 +138,7 @@ class HttpListener:
         return self._limits.age_s is not None and now - born >= self._limits.age_s
 
     @contextlib.contextmanager
-    def handling(self, request: web.BaseRequest) -> Iterator[None]:
+    def handling(self, request: Any) -> Iterator[None]:
         """
         A request is being handled inside; its connection is not silent.
         """
@@ -135,6 +150,12 @@ class HttpListener:
             self._busy.discard(protocol)
             self._spoke.add(protocol)
             self._silent_since[protocol] = asyncio.get_running_loop().time()
+
+    def release(self, protocol: Any) -> None:
+        """
+        Let a connection that speaks another protocol from now on look after itself.
+        """
+        self._released.add(protocol)
 
     # ── accepting ────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,7 +190,7 @@ class HttpListener:
         return len(known) + sum(protocol not in known for protocol in self._greeting.values())
 
     async def _greet(self, connection: socket.socket) -> None:
-        def protocol() -> RequestHandler:
+        def protocol() -> Any:
             made = self._greeting[connection] = self._server()
             return made
 
@@ -197,15 +218,17 @@ class HttpListener:
             now = loop.time()
             live = set(self._server.connections)
             self._spoke &= live
+            self._released &= live
             self._born = {protocol: born for protocol, born in self._born.items() if protocol in live}
             self._silent_since = {protocol: self._silent_since.get(protocol, now) for protocol in live}
             for protocol, since in self._silent_since.items():
                 allowed = limits.idle_timeout_s if protocol in self._spoke else limits.head_timeout_s
-                if protocol not in self._busy and now - since > allowed:
+                looked_after = protocol in self._busy or protocol in self._released
+                if not looked_after and now - since > allowed:
                     _drop(protocol)
 
 
-def _drop(protocol: RequestHandler) -> None:
+def _drop(protocol: Any) -> None:
     transport = protocol.transport
     if transport is not None:
         transport.abort()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from quiver.bundle import QWP_TABLE_KEY
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, SENTINELS, ColumnType
 
 __all__ = ["DESIGNATED_NAME", "SCALE_KEY", "TABLE_KEY", "TYPE_KEY", "Column", "Table", "fits_decimal"]
@@ -23,7 +24,7 @@ TYPE_KEY = b"qwp.type"
 """Field metadata: the column's type by name."""
 SCALE_KEY = b"qwp.bits"
 """Field metadata: the bits of a geohash."""
-TABLE_KEY = b"qwp.table"
+TABLE_KEY = QWP_TABLE_KEY
 """Schema metadata: the table's name."""
 DESIGNATED_NAME = "timestamp"
 """What the designated timestamp, which has no name on the wire, is called where it needs one."""

@@ -347,4 +347,9 @@ class _TableReader:
             size *= length
             if length < 0 or size * dtype.itemsize > cursor.remaining:
                 raise _Unreadable(at, f"an array of shape {shape}")
-        return np.frombuffer(cursor.view(size * dtype.itemsize), dtype).reshape(shape)
+        values = np.frombuffer(cursor.view(size * dtype.itemsize), dtype)
+        try:
+            return values.reshape(shape)
+        except ValueError:
+            # It holds nothing, so no byte is missing; its other dimensions are beyond what an array may have.
+            raise _Unreadable(at, f"an array of shape {shape}") from None

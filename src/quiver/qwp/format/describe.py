@@ -1,0 +1,91 @@
+"""
+What a file of a slot holds, for people. Bytes only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quiver.primitives.findings import Description, Problem
+from quiver.primitives.scan import Frame
+from quiver.qwp.format.dead_letters import decode_dead_letter, decode_dead_letters_header
+from quiver.qwp.format.names import DEAD_LETTERS_NAME, WATERMARK_NAME
+from quiver.qwp.format.newer import decode_dual_record
+from quiver.qwp.format.segment import SEGMENT_VERSION, scan_segment
+from quiver.qwp.format.watermark import WATERMARK, WATERMARK_MAGIC, decode_watermark
+
+__all__ = ["describe"]
+
+
+def describe(name: str, data: memoryview, *, rows_max: int) -> Description:
+    """
+    Say what the bytes *data* of the file *name* hold; of each table at most *rows_max* rows.
+    """
+    last = name.rpartition("/")[2]
+    if last == WATERMARK_NAME:
+        return _describe_watermark(Description(name, "qwp watermark", len(data)), data)
+    if last == DEAD_LETTERS_NAME:
+        return _describe_dead_letters(Description(name, "qwp dead letters", len(data)), data, rows_max)
+    return _describe_segment(Description(name, "qwp segment", len(data)), data, rows_max)
+
+
+def _describe_segment(to: Description, data: memoryview, rows_max: int) -> Description:
+    scan = to.accept(scan_segment(data))
+    if scan is None:
+        return to
+    to.version = SEGMENT_VERSION
+    base = scan.header.base
+    to.fields = {
+        "flags": scan.header.flags,
+        "first_frame": base,
+        "next_frame": base + len(scan.payloads),
+        "created_us": scan.header.created_us,
+        "frames": len(scan.payloads),
+        "written_bytes": scan.tail,
+    }
+    to.tables["frames"] = [
+        {"frame": base + index, "offset": start, "bytes": end - start}
+        for index, (start, end) in enumerate(scan.payloads[:rows_max])
+    ]
+    if scan.later is not None:
+        to.problems.append(Problem(scan.tail, f"bytes that are no frame, and a whole frame at {scan.later}"))
+    elif scan.torn:
+        to.problems.append(Problem(scan.tail, "a torn tail", "warning"))
+    return to
+
+
+def _describe_watermark(to: Description, data: memoryview) -> Description:
+    if len(data) > WATERMARK.size:
+        record = to.accept(decode_dual_record(data, WATERMARK_MAGIC))
+        if record is not None:
+            to.version, to.fields = 2, {"confirmed": record.first}
+        return to
+    to.version = 1
+    if not any(data):
+        to.fields = {"confirmed": None}  # made, and nothing was confirmed yet
+        return to
+    confirmed = to.accept(decode_watermark(data))
+    if confirmed is not None:
+        to.fields = {"confirmed": confirmed}
+    return to
+
+
+def _describe_dead_letters(to: Description, data: memoryview, rows_max: int) -> Description:
+    header = decode_dead_letters_header(data)
+    if not isinstance(header, Frame):
+        to.accept(header)
+        return to
+    to.version = 1
+    end, rows = header.end, list[dict[str, Any]]()
+    while isinstance(answer := decode_dead_letter(data, end), Frame):
+        letter = answer.value
+        rows.append({
+            "frame": letter.fsn, "at_ns": letter.at_ns, "status": letter.status, "reason": letter.reason,
+            "bytes": len(letter.message),
+        })  # fmt: skip
+        end = answer.end
+    to.fields = {"letters": len(rows)}
+    to.tables["letters"] = rows[:rows_max]
+    if end < len(data):
+        to.problems.append(Problem(end, "a torn tail", "warning"))
+    return to

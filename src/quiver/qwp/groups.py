@@ -1,0 +1,251 @@
+"""
+Groups of messages, each into its slot once: for a caller that may do all of its work again, like a task of Spark.
+
+::
+
+    take the slot ─▶ note "begun, from frame n" ─▶ append all ─▶ sync ─▶ note "published" ─▶ send ─▶ let go
+
+A group that was published is recognised by its writer, its number and a digest of its messages, and not appended again.
+Of one that was only begun, the frames that the slot still has and that say the same are not. What cannot be recognised
+is sent again: rows are repeated rather than lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from random import Random
+
+from blake3 import blake3
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import DirectoryInUse, SenderHalted, WrongUse
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.qwp.drainers import Drainers
+from quiver.qwp.failover import HostTracker
+from quiver.qwp.session import SenderError
+from quiver.qwp.settings import SenderSettings
+from quiver.qwp.slot import Slot, open_slot
+from quiver.qwp.wire_loop import Counters, WireLoop
+
+__all__ = ["GROUP_NAME", "Group", "GroupSent", "message_bytes_max", "send_group"]
+
+GROUP_NAME = ".quiver-group"
+_NOTE_BYTES_MAX = 1 << 16
+_MESSAGE_BYTES_MAX = 2_097_138
+"""What servers take when they say nothing; a constant, so that the same rows are always the same messages."""
+_STOP_S = 5.0
+_LOOK_S = 0.1
+
+_log = logging.getLogger("quiver.qwp")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """
+    Whose messages these are, and which of its groups.
+    """
+
+    writer: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSent:
+    """
+    What became of a group: messages it has, how many were there before, and whether the server has confirmed all.
+    """
+
+    messages: int
+    known: int
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    writer: str
+    number: int
+    first_fsn: int
+    digest: str = ""  # empty: begun, and not published
+
+
+def message_bytes_max(settings: SenderSettings) -> int:
+    """
+    Return the most that a message of a group may take.
+    """
+    return min(settings.ring.payload_bytes_max, settings.message_bytes_max, _MESSAGE_BYTES_MAX)
+
+
+def send_group(
+    settings: SenderSettings,
+    group: Group,
+    messages: Iterable[bytes],
+    *,
+    lock_wait_s: float = 30.0,
+    fs: FileSystem = REAL_FILES,
+    clock: Clock = SYSTEM_CLOCK,
+    observer: Observer | None = None,
+) -> GroupSent:
+    """
+    Put *messages* into the slot that *settings* name, once, and send what is in it.
+
+    On return they survive a power loss. Waits for the server as long as `close_flush_timeout_millis` says; what is not
+    confirmed by then stays in the slot. Slots of others are emptied meanwhile when ``drain_orphans=on``.
+
+    Raises:
+        WrongUse: there is no ``sf_dir``.
+        DirectoryInUse: somebody held the slot all the time.
+        AtCapacity: there is no room; call again, with the same group.
+        SenderHalted: the server does not take it. It is in the slot.
+        Damaged, StoreFailed, OSError: the slot is damaged, or the disk refused.
+    """
+    if settings.sf_dir is None:
+        raise WrongUse("sf_dir is missing in the connect string: what is not confirmed is kept below it")
+    observer = observer or InMemoryObserver()
+    settings = replace(
+        settings,
+        durability="append" if settings.durability == "append" else "flush",
+        initial_connect="async",
+    )
+    with ExitStack() as release:
+        slot = _take_slot(settings, lock_wait_s, fs, clock, observer)
+        release.callback(slot.close)
+        known, fresh = _fresh(fs, slot, group, messages)
+        tracker, random = HostTracker(len(settings.addresses)), Random()  # noqa: S311
+        loop = WireLoop(
+            slot,
+            settings,
+            tracker,
+            counters=Counters(),
+            on_error=_tell,
+            clock=clock,
+            observer=observer,
+            random=random,
+        )
+        release.callback(loop.release)
+        release.callback(loop.stop, _STOP_S)
+        drainers = Drainers(
+            settings, tracker, listener=None, on_error=_tell, fs=fs, clock=clock, observer=observer, random=random
+        )
+        release.callback(drainers.stop)
+        if settings.drain_orphans:
+            drainers.start()
+        loop.start(f"quiver-qwp-{settings.sender_id}")
+        appended = _append(fs, slot, loop, group, known, fresh)
+        return GroupSent(len(known) + appended, len(known), _drain(slot, loop, settings.close_flush_s, clock))
+
+
+def _take_slot(settings: SenderSettings, lock_wait_s: float, fs: FileSystem, clock: Clock, observer: Observer) -> Slot:
+    deadline = clock.monotonic() + lock_wait_s
+    pause = threading.Condition()
+    while True:
+        try:
+            return open_slot(
+                fs, settings.sf_dir or "", settings.sender_id, settings.ring, observer=observer, clock=clock
+            )
+        except DirectoryInUse:
+            # An attempt that is given up and not yet gone, or a sibling that empties the slot.
+            if clock.monotonic() >= deadline:
+                raise
+            with pause:
+                clock.wait(pause, _LOOK_S)
+
+
+def _fresh(fs: FileSystem, slot: Slot, group: Group, messages: Iterable[bytes]) -> tuple[list[bytes], Iterable[bytes]]:
+    """
+    Return the messages that the slot has, or had, already, and those that it has not.
+    """
+    note = _read_note(fs, slot)
+    if note is None or (note.writer, note.number) != (group.writer, group.number):
+        return [], messages
+    all_messages = list(messages)
+    if note.digest:
+        known = all_messages if _digest(all_messages) == note.digest else []
+    else:
+        known = list(_still_there(slot, note.first_fsn, all_messages))
+    return known, all_messages[len(known) :]
+
+
+def _still_there(slot: Slot, first_fsn: int, messages: list[bytes]) -> Iterator[bytes]:
+    for fsn, message in enumerate(messages, first_fsn):
+        if fsn > slot.ring.published_fsn:
+            return
+        with suppress(WrongUse):  # trimmed: whoever emptied the slot has sent it, and what it said is not known
+            if slot.ring.read(fsn) == message:
+                yield message
+                continue
+        return
+
+
+def _append(
+    fs: FileSystem, slot: Slot, loop: WireLoop, group: Group, known: list[bytes], fresh: Iterable[bytes]
+) -> int:
+    first_fsn = slot.ring.published_fsn + 1 - len(known)
+    digest, appended, is_begun = blake3(), 0, False
+    for message in known:
+        _add(digest, message)
+    for message in fresh:
+        if not is_begun:
+            is_begun = True
+            _write_note(fs, slot, _Note(group.writer, group.number, first_fsn))
+        slot.ring.append(message)
+        loop.wake()
+        _add(digest, message)
+        appended += 1
+    if known or appended:
+        # In this order: the note must not say of a message that it is there when a power loss took it.
+        slot.ring.sync()
+        _write_note(fs, slot, _Note(group.writer, group.number, first_fsn, digest.hexdigest(length=16)))
+    return appended
+
+
+def _drain(slot: Slot, loop: WireLoop, timeout_s: float, clock: Clock) -> bool:
+    ring = slot.ring
+    deadline = clock.monotonic() + timeout_s
+    while True:
+        left_s = deadline - clock.monotonic()
+        if ring.wait_until_confirmed(ring.published_fsn, max(0.0, min(_LOOK_S, left_s))):
+            return True
+        if loop.halted is not None:
+            raise SenderHalted(loop.halted)
+        if left_s <= 0:
+            return False
+
+
+def _tell(error: SenderError) -> None:
+    _log.warning("quiver.qwp.group %s", error)
+
+
+def _add(digest: blake3, message: bytes) -> None:
+    digest.update(len(message).to_bytes(4, "little"))
+    digest.update(message)
+
+
+def _digest(messages: list[bytes]) -> str:
+    digest = blake3()
+    for message in messages:
+        _add(digest, message)
+    return str(digest.hexdigest(length=16))
+
+
+def _write_note(fs: FileSystem, slot: Slot, note: _Note) -> None:
+    said = {"writer": note.writer, "number": note.number, "first_frame": note.first_fsn, "digest": note.digest}
+    replace_file(fs, f"{slot.directory}/{GROUP_NAME}", json.dumps(said).encode() + b"\n", mode=0o644)
+
+
+def _read_note(fs: FileSystem, slot: Slot) -> _Note | None:
+    """
+    Return the note in the slot; None when there is none, or it says nothing that we would write.
+    """
+    try:
+        said = json.loads(fs.read_all(f"{slot.directory}/{GROUP_NAME}", size_max=_NOTE_BYTES_MAX))
+        return _Note(str(said["writer"]), int(said["number"]), int(said["first_frame"]), str(said["digest"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

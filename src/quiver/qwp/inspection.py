@@ -1,0 +1,202 @@
+"""
+What lies in slots, for people. Reads only; safe beside a sender.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from quiver.errors import Damaged
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.qwp.format.names import FAILED_NAME, SYMBOLS_NAME, is_segment_name
+from quiver.qwp.format.newer import decode_symbol_file
+from quiver.qwp.recovery import Scanned, read_watermark, scan_slot
+from quiver.qwp.slot import holder_of_slot, read_dead_letters
+from quiver.qwp.wire.decoded import Table
+from quiver.qwp.wire.decoder import SymbolDictionary, decode_message
+
+__all__ = [
+    "FrameReport",
+    "SlotReport",
+    "frames_of_slot",
+    "look_at_slot",
+    "rows_by_table",
+    "rows_of",
+    "slots_below",
+]
+
+_FAILED_BYTES_MAX = 1 << 20
+_SYMBOLS_BYTES_MAX = 512 << 20
+
+
+@dataclass(slots=True)
+class SlotReport:
+    """
+    One slot. Frames are counted by number; `confirmed` is -1 when nothing is.
+
+    Attributes:
+        sender_id: its name.
+        segments: path → frames in it.
+        size_bytes: of the segments on disk, what is reserved included.
+        first_fsn: number of the oldest frame that is there.
+        next_fsn: number behind the newest.
+        confirmed: the last number that the server has confirmed, as the watermark says.
+        backlog_bytes: of the messages that are not confirmed.
+        oldest_us: when the oldest segment with unconfirmed frames was made, microseconds since the epoch.
+        holder: the pid that last held it; it may have let go.
+        failed: why nobody adopts it; None when somebody may.
+        dead_letters: messages that were given up.
+        problem: why it cannot be read; None when it can.
+    """
+
+    sender_id: str
+    segments: dict[str, int] = field(default_factory=dict)
+    size_bytes: int = 0
+    first_fsn: int = 0
+    next_fsn: int = 0
+    confirmed: int = -1
+    backlog_bytes: int = 0
+    oldest_us: int | None = None
+    holder: str | None = None
+    failed: str | None = None
+    dead_letters: int = 0
+    problem: str | None = None
+
+    @property
+    def backlog(self) -> int:
+        """
+        How many frames are not confirmed.
+        """
+        return max(0, self.next_fsn - max(self.first_fsn, self.confirmed + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReport:
+    """
+    One message of a slot: its tables, or why it cannot be read.
+    """
+
+    fsn: int
+    size_bytes: int
+    tables: tuple[Table, ...] = ()
+    problem: str | None = None
+
+
+def slots_below(fs: FileSystem, sf_dir: str) -> list[str]:
+    """
+    Return the names of all directories below *sf_dir* that a sender has used.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    found = []
+    for name in fs.list_dir(sf_dir):
+        with suppress(NotADirectoryError):
+            names = fs.list_dir(f"{sf_dir}/{name}")
+            if FAILED_NAME in names or ".lock" in names or any(is_segment_name(one) for one in names):
+                found.append(name)
+    return found
+
+
+def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
+    """
+    Say what is in the slot *sender_id*. What cannot be read is said, not raised.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    directory = f"{sf_dir}/{sender_id}"
+    report = SlotReport(sender_id, holder=holder_of_slot(fs, directory))
+    with suppress(FileNotFoundError):
+        failed = fs.read_all(f"{directory}/{FAILED_NAME}", size_max=_FAILED_BYTES_MAX)
+        report.failed = failed.decode("utf-8", "replace").strip() or "no reason given"
+    report.dead_letters = len(read_dead_letters(fs, directory))
+    try:
+        found = scan_slot(fs, directory)
+    except Damaged as damage:
+        report.problem = str(damage)
+        return report
+    report.confirmed = read_watermark(fs, directory)
+    report.segments = {one.path: one.count for one in found}
+    report.size_bytes = sum(one.size_bytes for one in found)
+    kept = sorted((one for one in found if one.count), key=lambda one: one.base)
+    if kept:
+        report.first_fsn, report.next_fsn = kept[0].base, kept[-1].next_fsn
+        report.problem = _gap(kept)
+    for one in kept:
+        left = _unconfirmed(one, report.confirmed)
+        report.backlog_bytes += sum(end - start for start, end in left)
+        if left and one.scan is not None and report.oldest_us is None:
+            report.oldest_us = one.scan.header.created_us
+    return report
+
+
+def _unconfirmed(one: Scanned, confirmed: int) -> tuple[tuple[int, int], ...]:
+    return () if one.scan is None else one.scan.payloads[max(0, confirmed + 1 - one.base) :]
+
+
+def _gap(kept: list[Scanned]) -> str | None:
+    for before, after in itertools.pairwise(kept):
+        if before.next_fsn != after.base:
+            return f"{after.path}: begins with frame {after.base}, and the one before ends with {before.next_fsn - 1}"
+    return None
+
+
+def frames_of_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> Iterator[FrameReport]:
+    """
+    Yield every message of the slot in order, those that are confirmed included.
+
+    Raises:
+        Damaged: a segment cannot be read.
+        OSError: the disk refused.
+    """
+    directory = f"{sf_dir}/{sender_id}"
+    dictionary = SymbolDictionary()
+    with suppress(FileNotFoundError):
+        symbols = decode_symbol_file(
+            memoryview(fs.read_all(f"{directory}/{SYMBOLS_NAME}", size_max=_SYMBOLS_BYTES_MAX))
+        )
+        if isinstance(symbols, Frame):
+            dictionary.accept(0, symbols.value)
+    for one in sorted(scan_slot(fs, directory), key=lambda one: one.base):
+        if one.scan is None:
+            continue
+        file = fs.open_read(one.path)
+        try:
+            view = memoryview(file.pread(one.size_bytes, 0))
+        finally:
+            file.close()
+        for index, (start, end) in enumerate(one.scan.payloads):
+            yield _frame(one.base + index, view[start:end], dictionary)
+
+
+def _frame(fsn: int, message: memoryview, dictionary: SymbolDictionary) -> FrameReport:
+    answer = decode_message(message, dictionary)
+    if isinstance(answer, Frame):
+        return FrameReport(fsn, len(message), answer.value.tables)
+    return FrameReport(fsn, len(message), problem=getattr(answer, "reason", "the message ends early"))
+
+
+def rows_by_table(frames: Iterator[FrameReport]) -> dict[str, int]:
+    """
+    Return how many rows of each table *frames* hold.
+    """
+    counts: Counter[str] = Counter()
+    for frame in frames:
+        for table in frame.tables:
+            counts[table.name] += table.rows
+    return dict(counts)
+
+
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    """
+    Return the rows of *table* as plain values.
+    """
+    batch = table.to_arrow()
+    return [] if not batch.num_columns else list(batch.to_pylist())

@@ -1,0 +1,215 @@
+"""
+QWP: clients of QuestDB send their tables here, and unmodified.
+
+::
+
+    WebSocket at /write/v4 ──▶ messages ──▶ tables ──▶ one bundle a table, in slot 50
+                                                       ──▶ OK when the log has them, durable when they are sealed
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import QuiverError, RetryLater, StoreClosed
+from quiver.observe import Observer
+from quiver.receivers.http_listener import ConnectionLimits, HttpListener
+from quiver.receivers.loop_thread import LoopThread
+from quiver.receivers.qwp_connection import QwpConnection
+from quiver.receivers.qwp_intake import QwpIntake, QwpStore
+from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.security import Authenticator, server_context, warn_of_exposure
+from quiver.receivers.settings import split_address
+
+__all__ = ["QwpReceiver", "QwpSettings"]
+
+_TICK_S = 0.1
+_HANDSHAKE_IDLE_S = 3600.0
+
+
+class QwpReceiver:
+    """
+    Listens for QWP and feeds one store. A context manager: started inside, stopped on leaving.
+
+    Args:
+        store: where tables go.
+        settings: where to listen (127.0.0.1:9000 unless told otherwise), sizes, ack, window, security.
+        clock: handed to the intake.
+        observer: handed to the intake; told when the port is open to others, and who was not let in.
+
+    Raises:
+        StoreFailed: the store could not be synced after the window was rebuilt.
+        SettingsInvalid: certificates or credentials cannot be read.
+    """
+
+    def __init__(
+        self,
+        store: QwpStore,
+        settings: QwpSettings | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
+    ) -> None:
+        self.settings = QwpSettings() if settings is None else settings
+        self.intake = QwpIntake(store, self.settings, clock=clock, observer=observer)
+        self.port = 0
+        self.pool = ThreadPoolExecutor(self.settings.workers, thread_name_prefix="quiver-qwp-worker")
+        self.receiving_bytes = 0  # of messages that arrive or wait; the loop's own
+        self.is_stopping = False
+        self._observer = self.intake.observer
+        security = self.settings.security
+        self._authenticator = None if security.auth is None else Authenticator(security.auth, self._observer)
+        self._context = None if security.tls is None else server_context(security.tls, self._observer)
+        self._loop: LoopThread | None = None
+        self._listener: HttpListener | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._connections: set[QwpConnection] = set()
+
+    def start(self) -> int:
+        """
+        Listen. Returns the bound port, which is also `port` from now on.
+
+        Raises:
+            RetryLater: the address is taken or not ours.
+            StoreClosed: the receiver was stopped; make another.
+        """
+        if self.is_stopping:
+            raise StoreClosed("this receiver was stopped; make another")
+        if self._loop is not None:
+            return self.port
+        address = self.settings.listening_addr
+        warn_of_exposure(address, split_address(address)[0], self.settings.security, self._observer)
+        self._loop = LoopThread("quiver-qwp")
+        try:
+            self.port = self._loop.run(self._listen())
+        except OSError as error:
+            self.stop(0)
+            raise RetryLater(f"cannot listen on {address}: {error}") from error
+        return self.port
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """
+        Let nobody in any more, and give messages that are being stored *grace_s* seconds. Idempotent.
+        """
+        self.is_stopping = True
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.run(self._close(grace_s))
+            loop.stop()
+        self.pool.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # ── what the listener and the connections need ───────────────────────────────────────────────────
+
+    def __call__(self) -> QwpConnection:
+        """
+        Return the protocol of a new connection.
+        """
+        return QwpConnection(self)
+
+    @property
+    def connections(self) -> Iterable[QwpConnection]:
+        """
+        The connections that are there.
+        """
+        return self._connections
+
+    @property
+    def challenge(self) -> str:
+        """
+        What `WWW-Authenticate` says.
+        """
+        return "" if self._authenticator is None else self._authenticator.challenge
+
+    def let_in(self, authorization: list[str]) -> bool:
+        """
+        Say whether these headers show a credential.
+        """
+        return self._authenticator is None or self._authenticator.check(authorization)
+
+    def joined(self, connection: QwpConnection) -> None:
+        """
+        The connection exists.
+        """
+        self._connections.add(connection)
+
+    def opened(self, connection: QwpConnection) -> None:
+        """
+        The handshake is done.
+        """
+        if self._listener is not None:
+            self._listener.release(connection)
+
+    def left(self, connection: QwpConnection) -> None:
+        """
+        The connection is gone.
+        """
+        self._connections.discard(connection)
+
+    # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
+
+    async def _listen(self) -> int:
+        limits = ConnectionLimits(
+            connections_max=self.settings.connections_max,
+            head_timeout_s=self.settings.head_timeout_s,
+            idle_timeout_s=_HANDSHAKE_IDLE_S,
+        )
+        self._listener = HttpListener(
+            self, limits, self._context, self._one_too_many, share_port=self.settings.share_port
+        )
+        port = await self._listener.listen(*split_address(self.settings.listening_addr))
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        return port
+
+    def _one_too_many(self) -> None:
+        self._observer.count("quiver.receiver.connections_refused_total", protocol="qwp")
+
+    async def _close(self, grace_s: float) -> None:
+        if self._listener is not None:
+            await self._listener.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        connections = list(self._connections)
+        working = [one.work for one in connections if one.work is not None]
+        if working:
+            await asyncio.wait(working, timeout=grace_s)
+        for one in connections:
+            one.leave()
+        # The goodbye is on its way; whoever does not hear it finds the connection gone.
+        await asyncio.sleep(0)
+        for one in connections:
+            one.drop()
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = loop.time()
+            for one in list(self._connections):
+                one.tick(now)
+            since = [one.durable_since for one in self._connections if one.durable_since is not None]
+            if since:
+                through = await loop.run_in_executor(
+                    self.pool, self._sealed_through, now - min(since) >= self.settings.durable_wait_s
+                )
+                for one in list(self._connections):
+                    one.sealed(through)
+
+    def _sealed_through(self, seal: bool) -> int:  # noqa: FBT001 - called through an executor
+        try:
+            return self.intake.sealed_through(seal=seal)
+        except (QuiverError, OSError):
+            return self.intake.sealed_before  # the next tick tries again; whoever waits goes on waiting

@@ -1,0 +1,414 @@
+"""
+One connection of the QWP receiver: the WebSocket protocol is that of `websockets`, the bytes come from the event loop.
+
+Messages wait in order; a worker takes what has come, so that one sync confirms many. What the loop's thread does never
+waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import Protocol
+
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+
+from quiver.qwp.wire.message import MESSAGE_VERSION
+from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, encode_durable_ack, encode_ok, encode_refusal
+from quiver.receivers.qwp_intake import Progress, QwpIntake
+from quiver.receivers.qwp_settings import QwpSettings
+
+__all__ = ["WRITE_PATHS", "Host", "QwpConnection"]
+
+WRITE_PATHS = frozenset({"/write/v4", "/api/v4/write"})
+_log = logging.getLogger("quiver.receiver.qwp")
+_log.setLevel(logging.ERROR)  # what strangers send is counted, not told
+_TURN_MESSAGES_MAX = 64
+_NORMAL, _GOING_AWAY, _PROTOCOL_ERROR, _UNSUPPORTED, _TRY_LATER = 1000, 1001, 1002, 1003, 1013
+_CLOSING_S = 5.0
+"""How long a client may take to say goodbye, too."""
+_REFUSED_S = 10.0
+"""How long a client that was refused may keep its connection, on which nothing is read any more."""
+
+
+class Host(Protocol):
+    """
+    What a connection needs of the receiver.
+    """
+
+    intake: QwpIntake
+    settings: QwpSettings
+    pool: ThreadPoolExecutor
+    receiving_bytes: int
+
+    def let_in(self, authorization: list[str]) -> bool:
+        """
+        Say whether these headers show a credential.
+        """
+
+    @property
+    def challenge(self) -> str:
+        """
+        What `WWW-Authenticate` says.
+        """
+
+    @property
+    def is_stopping(self) -> bool:
+        """
+        Whether nobody is let in any more.
+        """
+
+    def opened(self, connection: QwpConnection) -> None:
+        """
+        The handshake is done.
+        """
+
+    def joined(self, connection: QwpConnection) -> None:
+        """
+        The connection exists.
+        """
+
+    def left(self, connection: QwpConnection) -> None:
+        """
+        The connection is gone.
+        """
+
+
+class QwpConnection(asyncio.Protocol):
+    """
+    A connection. Everything but `QwpClient` happens in the event loop.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._settings = host.settings
+        self.transport: asyncio.Transport | None = None
+        self._websocket = ServerProtocol(max_size=host.settings.max_request_bytes, logger=_log)
+        self._client = host.intake.open()
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._partial_bytes = 0
+        self._partial_since: float | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._sequence = -1  # of the last message that was told to be stored
+        self._tables: dict[str, int] = {}  # stored, and not told yet
+        self._undurable: dict[str, int] = {}
+        self._undurable_since: float | None = None
+        self._sealed = -1
+        self._is_durable = False
+        self._refused_at: float | None = None
+        self._closing_since: float | None = None
+        self._broken = False
+        self._is_deaf = False
+        now = asyncio.get_running_loop().time()
+        self._born = self._heard = self._message_at = now
+        self._asked_at: float | None = None
+
+    # ── asyncio's side ───────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """
+        The socket is there, TLS included.
+        """
+        if isinstance(transport, asyncio.Transport):
+            self.transport = transport
+        self._host.joined(self)
+
+    def data_received(self, data: bytes) -> None:
+        """
+        Bytes came.
+        """
+        self._heard = asyncio.get_running_loop().time()
+        self._asked_at = None
+        self._websocket.receive_data(data)
+        self._react()
+        self._count_partial(len(self._websocket.reader.buffer))
+
+    def eof_received(self) -> bool:
+        """
+        The client sends nothing more.
+        """
+        self._websocket.receive_eof()
+        self._react()
+        return False
+
+    def pause_writing(self) -> None:
+        """
+        The client does not read what it is told: nothing more of it is read.
+        """
+        self._is_deaf = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """
+        The client reads again.
+        """
+        self._is_deaf = False
+        if self._waiting_bytes <= self._settings.max_request_bytes and self.transport is not None:
+            self._resume(self.transport)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """
+        It is over. What came in full is stored all the same; nobody is told.
+        """
+        self._broken = True
+        self._host.receiving_bytes -= self._partial_bytes
+        self._partial_bytes = 0
+        self._host.left(self)
+        if self._work is None:
+            self._end()
+
+    def _end(self) -> None:
+        self._forget_waiting()
+        self._client.close()
+
+    # ── the WebSocket ────────────────────────────────────────────────────────────────────────────────
+
+    def _react(self) -> None:
+        for event in self._websocket.events_received():
+            if isinstance(event, Request):
+                self._answer(event)
+            elif isinstance(event, Frame):
+                self._frame(event)
+        self._write()
+
+    def _write(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        for data in self._websocket.data_to_send():
+            if data:
+                transport.write(data)
+            elif transport.can_write_eof():
+                # Not closed yet: bytes that nobody read would take back what was just written.
+                transport.write_eof()
+            else:
+                transport.close()
+
+    def _answer(self, request: Request) -> None:
+        websocket = self._websocket
+        host = self._host
+        response: Response
+        if not host.let_in(request.headers.get_all("Authorization")):
+            response = websocket.reject(HTTPStatus.UNAUTHORIZED, "the authorization header is missing or unknown\n")
+            response.headers["WWW-Authenticate"] = host.challenge
+            host.intake.observer.count("quiver.receiver.unauthorized_total", protocol="qwp")
+        elif request.path.partition("?")[0] not in WRITE_PATHS:
+            response = websocket.reject(HTTPStatus.NOT_FOUND, f"QWP is spoken at {' and '.join(sorted(WRITE_PATHS))}\n")
+        elif host.is_stopping or not host.intake.is_available:
+            response = websocket.reject(HTTPStatus.SERVICE_UNAVAILABLE, "the store takes nothing now\n")
+            response.headers["Retry-After"] = "5"
+        else:
+            response = websocket.accept(request)
+        if response.status_code == 101:
+            self._welcome(request, response)
+        websocket.send_response(response)
+        if response.status_code == 101:
+            host.opened(self)
+
+    def _welcome(self, request: Request, response: Response) -> None:
+        response.headers["X-QWP-Version"] = str(MESSAGE_VERSION)
+        response.headers["X-QWP-Max-Batch-Size"] = str(self._settings.max_request_bytes)
+        asked = request.headers.get_all("X-QWP-Request-Durable-Ack")
+        self._is_durable = any(value.strip().lower() == "true" for value in asked)
+        if self._is_durable:
+            response.headers["X-QWP-Durable-Ack"] = "enabled"
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.TEXT:
+            self._fail(_UNSUPPORTED, "messages are binary")
+        elif frame.opcode is Opcode.CONT or (frame.opcode is Opcode.BINARY and not frame.fin):
+            self._fail(_PROTOCOL_ERROR, "a message is one frame")
+        elif frame.opcode is Opcode.BINARY:
+            self._message(bytes(frame.data))
+
+    def _message(self, data: bytes) -> None:
+        self._message_at = self._heard
+        self._partial_since = None
+        if self._refused_at is not None or self._websocket.state is not OPEN:
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        self._host.receiving_bytes += len(data)
+        if self._waiting_bytes > self._settings.max_request_bytes and self.transport is not None:
+            self.transport.pause_reading()
+        self._go_on()
+
+    def _count_partial(self, size: int) -> None:
+        """
+        Count what has come of a message that is not whole yet.
+        """
+        self._host.receiving_bytes += size - self._partial_bytes
+        self._partial_bytes = size
+        if not size:
+            self._partial_since = None
+        elif self._partial_since is None:
+            self._partial_since = self._heard
+        if self._host.receiving_bytes > self._settings.receiving_bytes_max:
+            self._fail(_TRY_LATER, "all messages that are arriving take too much together")
+
+    def _fail(self, code: int, reason: str) -> None:
+        if self._websocket.state is OPEN:
+            self._websocket.fail(code, reason)
+            self._write()
+        elif self.transport is not None:
+            self.transport.abort()
+
+    # ── storing ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _go_on(self) -> None:
+        if self._work is None and self._waiting:
+            self._work = asyncio.get_running_loop().create_task(self._store())
+            self._work.add_done_callback(self._worked)
+
+    def _worked(self, work: asyncio.Task[None]) -> None:
+        self._work = None
+        if self._broken or work.cancelled():
+            self._end()
+        else:
+            self._go_on()
+
+    async def _store(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting and self._refused_at is None:
+            turn = [message for message, _ in zip(self._waiting, range(_TURN_MESSAGES_MAX), strict=False)]
+            progress = await loop.run_in_executor(self._host.pool, self._client.take, turn)
+            for _ in range(progress.taken):
+                self._forget(self._waiting.popleft())
+            if self._broken and progress.outcome == "full":
+                return  # nobody waits for it, and it will be sent again
+            self._tell(progress)
+            if progress.outcome == "full":
+                await asyncio.sleep(progress.retry_after_s)
+            elif progress.outcome != "going":
+                self._forget_waiting()
+                return
+
+    def _forget(self, message: bytes) -> None:
+        self._waiting_bytes -= len(message)
+        self._host.receiving_bytes -= len(message)
+        if self._waiting_bytes <= self._settings.max_request_bytes and self.transport is not None:
+            self._resume(self.transport)
+
+    def _resume(self, transport: asyncio.Transport) -> None:
+        if not transport.is_closing() and not transport.is_reading() and not self._is_deaf:
+            transport.resume_reading()
+
+    def _forget_waiting(self) -> None:
+        while self._waiting:
+            self._forget(self._waiting.popleft())
+
+    def _tell(self, progress: Progress) -> None:
+        if self._broken or self._websocket.state is not OPEN:
+            return
+        for table, transaction in progress.tables.items():
+            self._tables[table] = max(transaction, self._tables.get(table, transaction))
+        if progress.confirmed - 1 > self._sequence:
+            self._sequence = progress.confirmed - 1
+            if progress.confirmed == progress.done:
+                self._client.told()
+            self._websocket.send_binary(encode_ok(Ok(self._sequence, self._tables)))
+            if self._is_durable:
+                self._await_sealing(self._tables)
+            self._tables = {}
+        if progress.outcome == "refused":
+            self._refused_at = asyncio.get_running_loop().time()
+            refusal = Refusal(progress.status, progress.done, progress.message)
+            self._websocket.send_binary(encode_refusal(refusal))
+        elif progress.outcome == "unavailable":
+            self._websocket.fail(_GOING_AWAY, "the store failed")
+        elif progress.outcome == "crowded":
+            self._websocket.fail(_TRY_LATER, progress.message)
+        self._write()
+
+    # ── durable ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _await_sealing(self, tables: dict[str, int]) -> None:
+        for table, newest in tables.items():
+            self._undurable[table] = max(newest, self._undurable.get(table, newest))
+        if self._undurable and self._undurable_since is None:
+            self._undurable_since = asyncio.get_running_loop().time()
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def durable_since(self) -> float | None:
+        """
+        Since when, in the loop's time, the client has waited for a durable acknowledgement; None when it does not.
+        """
+        return self._undurable_since
+
+    def sealed(self, through: int) -> None:
+        """
+        Tell the client what cannot be lost any more.
+        """
+        covered = {table for table, newest in self._undurable.items() if newest <= through}
+        if self._websocket.state is not OPEN or not (covered or (self._undurable and through > self._sealed)):
+            return
+        told = {table: min(newest, through) for table, newest in self._undurable.items()}
+        self._websocket.send_binary(encode_durable_ack(DurableAck(told)))
+        self._sealed = through
+        self._undurable = {table: newest for table, newest in self._undurable.items() if table not in covered}
+        self._undurable_since = asyncio.get_running_loop().time() if self._undurable else None
+        self._write()
+
+    def tick(self, now: float) -> None:
+        """
+        Look at the time: end what is too slow, too old or gone; ask the silent.
+        """
+        settings, keepalive = self._settings, self._settings.keepalive
+        if self._websocket.state is not OPEN:
+            self._closing_since = self._closing_since or now
+            if now - self._closing_since > _CLOSING_S and self.transport is not None:
+                self.transport.abort()
+            return
+        quiet = self._work is None and not self._waiting
+        idle, age = keepalive.max_connection_idle_s, keepalive.max_connection_age_s
+        grace = keepalive.max_connection_age_grace_s
+        if self._partial_since is not None and now - self._partial_since > settings.body_timeout_s and quiet:
+            self._fail(_TRY_LATER, "the message did not arrive in time")
+        elif self._refused_at is not None and now - self._refused_at > _REFUSED_S:
+            self.leave(_NORMAL, "nothing is read after a refusal")
+        elif idle is not None and quiet and now - self._message_at > idle:
+            self.leave(_GOING_AWAY, "idle")
+        elif age is not None and now - self._born > age and (quiet or (grace and now - self._born > age + grace)):
+            self.leave(_GOING_AWAY, "as old as a connection may get")
+        elif self._asked_at is not None and now - self._asked_at > keepalive.ping_timeout_s:
+            self._fail(_GOING_AWAY, "no answer to a ping")
+            if self.transport is not None:
+                self.transport.abort()
+        elif self._asked_at is None and quiet and now - self._heard > keepalive.ping_interval_s:
+            self._asked_at = now
+            self._websocket.send_ping(b"quiver")
+            self._write()
+
+    def leave(self, code: int = _GOING_AWAY, reason: str = "shutting down") -> None:
+        """
+        Say goodbye.
+        """
+        if self._websocket.state is OPEN:
+            self._websocket.send_close(code, reason)
+            self._write()
+        elif self.transport is not None:
+            self.transport.abort()
+
+    def drop(self) -> None:
+        """
+        Close the socket once everything written is sent.
+        """
+        if self.transport is not None:
+            self.transport.close()
+
+    @property
+    def work(self) -> asyncio.Task[None] | None:
+        """
+        What is being stored.
+        """
+        return self._work

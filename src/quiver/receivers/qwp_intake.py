@@ -1,0 +1,377 @@
+"""
+What the QWP receiver does with messages: decode, recognise, store a bundle a table, say how far the client may forget.
+
+A message that cannot be stored now is kept decoded, with what of it is stored already, and tried again: the client
+hears nothing and goes on holding it. Whatever is confirmed has been synced where `ack` says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+from quiver.bundle import QWP_SLOT, Bundle
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import AtCapacity, BundleInvalid, QuiverError
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.scan import Frame
+from quiver.qwp.wire.column_types import DECIMAL_BYTES, FIXED_BYTES, ColumnType
+from quiver.qwp.wire.decoded import Table
+from quiver.qwp.wire.decoder import Message, SymbolDictionary, decode_message, decode_symbol_delta
+from quiver.qwp.wire.message import Flags
+from quiver.qwp.wire.responses import Status
+from quiver.receivers.intake import IntakeStore
+from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp_window import Kept, ReplayWindow, is_stamped, table_digest
+
+__all__ = ["Progress", "QwpClient", "QwpIntake", "QwpStore"]
+
+_UNAVAILABLE_RETRY_S = 5.0
+_SYMBOL_OVERHEAD_BYTES = 64
+_ARRAY_BYTES = 48
+"""What an array of no elements takes, roughly."""
+
+
+class QwpStore(IntakeStore, Protocol):
+    """
+    What the receiver needs of a store; `quiver.Store` has it.
+    """
+
+    @property
+    def catalog(self) -> Any:
+        """
+        The sealed segments.
+        """
+
+    def flush(self) -> None:
+        """
+        Seal everything ingested so far.
+        """
+
+
+@dataclass(slots=True)
+class Progress:
+    """
+    How far a connection's messages got.
+
+    Attributes:
+        taken: how many of the messages that were handed over are done with; the next one is to be handed over again.
+        done: how many messages of the connection are done with, so the number of the next one.
+        confirmed: how many messages of the connection the client may be told are stored; a group counts as a whole.
+        tables: table → the highest number under which it was stored, of the messages done with.
+        outcome: `going` to be continued at once; `full` after *retry_after_s*; `refused` with *status*: nothing that
+            follows is read; `unavailable` and `crowded` end the connection.
+        message: for people.
+    """
+
+    taken: int = 0
+    done: int = 0
+    confirmed: int = 0
+    tables: dict[str, int] = field(default_factory=dict)
+    outcome: Literal["going", "full", "refused", "unavailable", "crowded"] = "going"
+    status: Status = Status.INTERNAL_ERROR
+    message: str = ""
+    retry_after_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Opened:
+    """
+    A decoded message, and how many of its tables are stored.
+    """
+
+    flags: int
+    batches: list[tuple[str, pa.RecordBatch]]
+    stored: int = 0
+
+
+class QwpIntake:
+    """
+    Takes the messages of all connections for one store. Thread-safe.
+
+    Args:
+        store: where tables go.
+        settings: sizes, ack and window.
+        clock: measures the window, and since when the store has been unavailable.
+        observer: counts messages by outcome, and rows.
+
+    Raises:
+        StoreFailed: the store could not be synced after the window was rebuilt.
+    """
+
+    def __init__(
+        self,
+        store: QwpStore,
+        settings: QwpSettings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.observer = InMemoryObserver() if observer is None else observer
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Decoded tables may be many times what came in: one message at a time may grow so.
+        self.opening = threading.Lock()
+        self._dictionary_bytes = 0
+        self._failed_at: float | None = None
+        self._sealed = -1
+        self._newest = -1
+        self.window: ReplayWindow | None = None
+        if settings.dedupe_window_s > 0:
+            self.window = ReplayWindow(settings.dedupe_window_s, entries_max=settings.dedupe_entries_max, clock=clock)
+            unread = self.window.rebuild(store.recent_wal_entries(), QWP_SLOT)
+            if unread:
+                self.observer.count("quiver.receiver.dedupe_unread_total", unread)
+            if settings.ack == "synced":
+                # What the last process logged may still be in the page cache only, and will be confirmed again.
+                store.sync()
+
+    @property
+    def is_available(self) -> bool:
+        """
+        Whether new connections make sense: the store has not failed just now.
+        """
+        failed_at = self._failed_at
+        return failed_at is None or self._clock.monotonic() - failed_at >= _UNAVAILABLE_RETRY_S
+
+    def open(self) -> QwpClient:
+        """
+        Return the state of a new connection; whoever has it calls its `close`.
+        """
+        return QwpClient(self)
+
+    @property
+    def sealed_before(self) -> int:
+        """
+        What `sealed_through` returned last.
+        """
+        return self._sealed
+
+    def sealed_through(self, *, seal: bool) -> int:
+        """
+        Return the number up to which every stored table is in a segment; *seal* brings it up to now.
+
+        Raises:
+            QuiverError: the store could not seal.
+            OSError: the disk failed.
+        """
+        if seal:
+            with self._lock:
+                newest = self._newest
+            self.store.flush()
+            self._sealed = max(self._sealed, newest)
+        found = [one.sequence_last for one in self.store.catalog.segments() if one.sequence_last is not None]
+        self._sealed = max([self._sealed, *found])
+        return self._sealed
+
+    def stored(self, sequence: int) -> None:
+        """
+        Take note of the number of a stored table.
+        """
+        with self._lock:
+            self._newest = max(self._newest, sequence)
+            self._failed_at = None
+
+    def failed(self) -> None:
+        """
+        Take note that the store took nothing.
+        """
+        self._failed_at = self._clock.monotonic()
+
+    def grow(self, size: int) -> bool:
+        """
+        Count *size* more bytes of symbols; False when all connections have too many together.
+        """
+        with self._lock:
+            self._dictionary_bytes += size
+            return self._dictionary_bytes <= self.settings.dictionaries_bytes_max
+
+
+class QwpClient:
+    """
+    One connection: its symbols, where it is, and what it may have sent before. Used by one thread at a time.
+    """
+
+    def __init__(self, intake: QwpIntake) -> None:
+        self._intake = intake
+        self._dictionary = SymbolDictionary()
+        self._dictionary_bytes = 0
+        self._waiting: _Opened | None = None
+        self._number = 0 if intake.window is None else intake.window.open_client()
+        self._replaying = intake.window is not None
+        self._done = 0
+        self._confirmed = 0
+        self._untold: list[Kept] = []
+
+    def close(self) -> None:
+        """
+        End it. Idempotent.
+        """
+        self._intake.grow(-self._dictionary_bytes)
+        self._dictionary_bytes = 0
+        if self._intake.window is not None:
+            self._intake.window.close_client(self._number)
+
+    def told(self) -> None:
+        """
+        Say that the client is about to be told how far it got.
+        """
+        for kept in self._untold:
+            kept.is_told = True
+        self._untold.clear()
+
+    def take(self, messages: Sequence[bytes]) -> Progress:
+        """
+        Store *messages*, the next ones of the connection, in order, as far as possible. Never raises for what they or
+        the store are like.
+        """
+        progress = Progress()
+        for data in messages:
+            self._take(data, progress)
+            if progress.outcome != "going":
+                break
+            progress.taken += 1
+        if progress.tables and self._intake.settings.ack == "synced":
+            try:
+                self._intake.store.sync()
+            except (QuiverError, OSError) as error:
+                self._fail(progress, error)
+                progress.tables.clear()
+                return progress
+        progress.done, progress.confirmed = self._done, self._confirmed
+        return progress
+
+    def _take(self, data: bytes, progress: Progress) -> None:
+        observer = self._intake.observer
+        opened = self._waiting or self._open(data, progress)
+        if opened is None:
+            observer.count("quiver.receiver.messages_total", protocol="qwp", outcome=progress.outcome)
+            return
+        try:
+            self._keep(opened, progress)
+        except AtCapacity as full:
+            self._waiting = opened
+            progress.outcome, progress.message, progress.retry_after_s = "full", str(full), full.retry_after_s
+        except BundleInvalid as invalid:
+            progress.outcome, progress.message, progress.status = "refused", str(invalid), Status.SCHEMA_MISMATCH
+        except (QuiverError, OSError) as error:
+            self._fail(progress, error)
+        else:
+            self._waiting = None
+            self._done += 1
+            if not opened.flags & Flags.DEFER_COMMIT:
+                self._confirmed = self._done
+        outcome = "stored" if progress.outcome == "going" else progress.outcome
+        observer.count("quiver.receiver.messages_total", protocol="qwp", outcome=outcome)
+
+    def _fail(self, progress: Progress, error: BaseException) -> None:
+        # Failed or closed: nothing of it is known to be kept, so the client must keep it.
+        self._intake.failed()
+        progress.outcome, progress.message = "unavailable", str(error)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _open(self, data: bytes, progress: Progress) -> _Opened | None:
+        view = memoryview(data)
+        with self._intake.opening:
+            known = len(self._dictionary.entries)
+            answer = decode_message(view, self._dictionary)
+            if not isinstance(answer, Frame):
+                delta = decode_symbol_delta(view)
+                gap = isinstance(delta, Frame) and delta.value.start > known
+                progress.status = Status.DICTIONARY_GAP if gap else Status.PARSE_ERROR
+                reason = getattr(answer, "reason", "the message ends early")
+                progress.outcome, progress.message = (
+                    "refused",
+                    f"offset {getattr(answer, 'offset', len(data))}: {reason}",
+                )
+                return None
+            message = answer.value
+            if answer.end != len(data):
+                progress.outcome, progress.status = "refused", Status.PARSE_ERROR
+                progress.message = f"{len(data) - answer.end} bytes behind the message"
+                return None
+            if not self._has_room(message, known, progress):
+                return None
+            return _Opened(message.flags, [(one.name, one.to_arrow()) for one in _with_rows(message)])
+
+    def _has_room(self, message: Message, known: int, progress: Progress) -> bool:
+        size = sum(_arrow_bytes(table) for table in message.tables)
+        size_max = self._intake.settings.tables_bytes_max
+        if size > size_max:
+            progress.outcome, progress.status = "refused", Status.PARSE_ERROR
+            progress.message = f"the tables of the message take {size} bytes; the most is {size_max}"
+            return False
+        fresh = message.symbols[max(known - message.symbols_start, 0) :]
+        grown = sum(len(symbol) + _SYMBOL_OVERHEAD_BYTES for symbol in fresh)
+        self._dictionary_bytes += grown
+        if not self._intake.grow(grown):
+            progress.outcome, progress.message = "crowded", "the symbols of all connections take too much"
+            return False
+        return True
+
+    # ── storing ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _keep(self, opened: _Opened, progress: Progress) -> None:
+        intake = self._intake
+        for name, batch in opened.batches[opened.stored :]:
+            sequence = self._once(batch)
+            progress.tables[name] = max(sequence, progress.tables.get(name, sequence))
+            opened.stored += 1
+            intake.observer.count("quiver.receiver.rows_total", batch.num_rows, protocol="qwp")
+
+    def _once(self, batch: pa.RecordBatch) -> int:
+        window = self._intake.window
+        if window is None:
+            return self._ingest(batch)
+        digest = table_digest(batch)
+        if self._replaying:
+            stamped = is_stamped(batch)
+            known = window.claim(digest, self._number, stamped=stamped)
+            if known is not None and known.sequence is not None:
+                self._untold.append(known)
+                self._intake.observer.count("quiver.receiver.repeated_tables_total", protocol="qwp")
+                return known.sequence
+            # What a client sends again comes first: a table that cannot be a repetition ends it.
+            self._replaying = not stamped
+        kept = window.begin(digest, self._number)
+        sequence: int | None = None
+        try:
+            sequence = self._ingest(batch)
+        finally:
+            window.finish(kept, sequence)
+        self._untold.append(kept)
+        return sequence
+
+    def _ingest(self, batch: pa.RecordBatch) -> int:
+        sequence: int = self._intake.store.ingest(Bundle({QWP_SLOT: batch})).sequence
+        self._intake.stored(sequence)
+        return sequence
+
+
+def _with_rows(message: Message) -> Iterator[Table]:
+    return (table for table in message.tables if table.rows and table.columns)
+
+
+def _arrow_bytes(table: Table) -> int:
+    """
+    Return about what the table will take in memory: a row of nulls takes a bit on the wire, and a whole value here.
+    """
+    size = 0
+    for column in table.columns:
+        width = FIXED_BYTES.get(column.type) or DECIMAL_BYTES.get(column.type) or 8
+        if column.type in {ColumnType.VARCHAR, ColumnType.BINARY}:
+            size += len(column.present[1])
+        elif column.type in {ColumnType.DOUBLE_ARRAY, ColumnType.LONG_ARRAY}:
+            size += sum(one.nbytes for one in column.present)
+            width = _ARRAY_BYTES
+        elif column.type is ColumnType.LONG256:
+            width = 32
+        size += column.rows * width
+    return size

@@ -1,0 +1,95 @@
+"""
+The exporter to QuestDB: the tables of a batch through the sink `questdb`, each (query, batch, table) once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
+
+from quiver.spark.questdb_export_settings import QuestdbSinkSettings
+from quiver.spark.questdb_sink import QuestdbDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from quiver.spark.exporters import BatchOf
+    from quiver.spark.offsets import Position
+
+__all__ = ["QuestdbExporter", "flat"]
+
+_TIMES = {
+    "logs": ("time_unix_nano", "observed_time_unix_nano"), "spans": ("start_time_unix_nano",),
+    "metrics": ("time_unix_nano",),
+}  # fmt: skip
+"""View → the columns of which the first that is there is the designated timestamp."""
+
+_AT = "_at"
+_NESTED = ("map", "struct", "array")
+
+
+class QuestdbExporter:
+    """
+    Sends every table; what was sent is in slots when `export` returns, whether the server answers or not.
+    """
+
+    def __init__(self, settings: QuestdbSinkSettings) -> None:
+        self._settings = settings
+
+    def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - the slots know, table by table
+        """
+        Return False: a batch that is repeated is recognised by the slots.
+        """
+        return False
+
+    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002
+        """
+        Return nothing.
+        """
+        return {}
+
+    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> None:
+        """
+        Send each table in turn.
+        """
+        settings = self._settings
+        for name, frame in tables.items():
+            if settings.tables and name not in settings.tables:
+                continue
+            frame.sparkSession.dataSource.register(QuestdbDataSource)
+            rows, at = flat(frame, name, at=settings.at)
+            symbols = [column for column in settings.symbols if dict(rows.dtypes).get(column) == "string"]
+            options = {
+                "conf": settings.conf, "table": settings.table_of(name), "symbols": ",".join(symbols),
+                "txnAppId": f"{batch.query}-{name}", "txnVersion": str(batch.number),
+            } | ({} if at is None else {"at": at})  # fmt: skip
+            rows.write.format("questdb").mode("append").options(**options).save()
+
+
+def flat(frame: DataFrame, name: str, *, at: str | None) -> tuple[DataFrame, str | None]:
+    """
+    Return the table as columns that QuestDB has, and which of them is the designated timestamp.
+    """
+    kinds = dict(frame.dtypes)
+    times = [column for column in _TIMES.get(name, ()) if kinds.get(column) == "bigint"]
+    dropped = {*times, *(column.removesuffix("_unix_nano") for column in times[:1])} if times else set()
+    columns: list[Column] = []
+    if kinds.get("resource_attributes", "").startswith("map<string,struct<string_value:"):
+        columns.append(F.col("resource_attributes")["service.name"]["string_value"].alias("service_name"))
+    for column, kind in kinds.items():
+        if column not in dropped:
+            columns.append(_flat(column, kind).alias(column))
+    if times:
+        return frame.select(*columns, F.coalesce(*(F.col(column) for column in times)).alias(_AT)), _AT
+    return frame.select(*columns), at if at in kinds else None
+
+
+def _flat(column: str, kind: str) -> Column:
+    value = F.col(f"`{column}`")
+    if not kind.startswith(_NESTED):
+        return value
+    as_json = F.to_json(value)
+    # A body is most often a text, and then it is that text.
+    return F.coalesce(value["string_value"], as_json) if kind.startswith("struct<string_value:") else as_json

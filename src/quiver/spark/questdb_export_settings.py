@@ -1,0 +1,61 @@
+"""
+What the exporter to QuestDB is told. Frozen, checked when made, without Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from quiver.errors import SettingsInvalid
+
+__all__ = ["SYMBOL_COLUMNS", "QuestdbSinkSettings"]
+
+SYMBOL_COLUMNS = (
+    "service_name", "severity_text", "scope_name", "kind", "status_code", "type", "temporality", "unit",
+)  # fmt: skip
+"""Texts of the views that say the same again and again."""
+
+_PLACEHOLDER = re.compile(r"\{(\w*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class QuestdbSinkSettings:
+    """
+    Tables of QuestDB, or of anything that speaks QWP, through store and forward.
+
+    Logs, spans and metrics get the column `service_name`; attributes and other nested values become JSON texts. Their
+    designated timestamp is when the record was made, the span began, the point was taken, in nanoseconds.
+
+    Attributes:
+        conf: a connect string with ``sf_dir``.
+        table: the name over there; ``{table}`` is the name here.
+        tables: which are sent; all when empty.
+        symbols: text columns that are sent as symbols; those of a table that has them.
+        at: the designated timestamp of tables that are none of the three views.
+
+    Raises:
+        SettingsInvalid: no connect string or one without ``sf_dir``, or no name of a table.
+    """
+
+    conf: str = field(repr=False)  # may hold a password
+    table: str = "{table}"
+    tables: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = SYMBOL_COLUMNS
+    at: str | None = None
+
+    def __post_init__(self) -> None:
+        scheme, colons, keys = self.conf.partition("::")
+        if not colons or scheme not in {"ws", "wss"}:
+            raise SettingsInvalid("conf: a connect string begins with ws:: or wss::")
+        if not any(pair.strip().startswith("sf_dir=") for pair in keys.split(";")):
+            raise SettingsInvalid("conf: sf_dir is missing; what the server has not confirmed is kept below it")
+        unknown = [word for word in _PLACEHOLDER.findall(self.table) if word != "table"]
+        if not self.table or unknown:
+            raise SettingsInvalid("table: a name, in which {table} may stand for the name here")
+
+    def table_of(self, name: str) -> str:
+        """
+        Return what the table *name* is called over there.
+        """
+        return self.table.replace("{table}", name)

@@ -1,0 +1,84 @@
+"""
+The options of the `questdb` sink, read once and refused early. Pure.
+
+==================  =========  =========================================================================
+option              default    meaning
+==================  =========  =========================================================================
+``conf``            required   a connect string: ``ws::addr=host:9000;sf_dir=sf;…``
+``table``           required   the table that rows go into
+``symbols``                    comma-separated names of text columns that are sent as symbols
+``at``                         the column that is the designated timestamp; without it the server's clock
+``txnAppId``                   batch writes: who writes; together with
+``txnVersion``                 batch writes: a number that only grows; a write that is repeated is not
+==================  =========  =========================================================================
+
+The connect string needs `sf_dir`, a directory that each executor may write to. Its `sender_id` is the beginning of the
+names of slots; other slots below `sf_dir` are emptied, too, unless it says ``drain_orphans=off``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quiver.errors import WrongUse
+
+__all__ = ["QuestdbOptions", "parse_questdb_options"]
+
+_NAMES = ("conf", "table", "symbols", "at", "txnAppId", "txnVersion")
+_KNOWN = {name.lower(): name for name in _NAMES}
+_OF_SPARK = ("checkpointlocation", "path")
+
+
+@dataclass(frozen=True, slots=True)
+class QuestdbOptions:
+    """
+    Where rows go. See the table above.
+    """
+
+    conf: str
+    table: str
+    symbols: tuple[str, ...] = ()
+    at: str | None = None
+    transaction: tuple[str, int] | None = None
+    sf_dir: str | None = None
+    """Of the connect string, absolute: tasks may run with another working directory."""
+
+    def __repr__(self) -> str:
+        # The connect string may hold a password.
+        return f"QuestdbOptions(table={self.table!r}, symbols={self.symbols!r}, at={self.at!r})"
+
+
+def parse_questdb_options(options: Mapping[str, str]) -> QuestdbOptions:
+    """
+    Read the options of one write. Keys may come in any case.
+
+    Raises:
+        WrongUse: an option is unknown (the nearest known one is named), missing, or has a bad value.
+    """
+    given = {key.lower(): str(value) for key, value in options.items() if key.lower() not in _OF_SPARK}
+    for key in given:
+        if key not in _KNOWN:
+            near = difflib.get_close_matches(key, _KNOWN, n=1)
+            hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
+            raise WrongUse(f"unknown option {key} of the questdb sink; {hint}")
+    if not given.get("conf"):
+        raise WrongUse('the questdb sink needs a connect string: .option("conf", "ws::addr=host:9000;sf_dir=sf;")')
+    if not given.get("table"):
+        raise WrongUse('the questdb sink needs a table: .option("table", "trades")')
+    symbols = tuple(name.strip() for name in given["symbols"].split(",")) if given.get("symbols") else ()
+    if "" in symbols or len(set(symbols)) != len(symbols):
+        raise WrongUse("symbols is a comma-separated list of different names")
+    return QuestdbOptions(given["conf"], given["table"], symbols, given.get("at") or None, _transaction(given))
+
+
+def _transaction(given: Mapping[str, str]) -> tuple[str, int] | None:
+    writer, version = given.get("txnappid"), given.get("txnversion")
+    if writer is None and version is None:
+        return None
+    if not writer or version is None:
+        raise WrongUse("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
+    if not version.isdecimal():
+        raise WrongUse(f"txnVersion: {version!r} is not a whole number from 0 on")
+    return writer, int(version)

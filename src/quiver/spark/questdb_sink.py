@@ -1,0 +1,167 @@
+"""
+The Spark sink `questdb`: each partition goes through store and forward, in a slot that belongs to the partition.
+
+A task puts its rows into the slot and syncs it; then they are safe, whether the server is there or not. What the server
+has not confirmed when the task ends is sent by the next one of the partition, or by any other that empties the slot. A
+batch that Spark repeats is recognised by query, batch and content, as long as its tasks find the same slots.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from quiver.errors import WrongUse
+from quiver.spark.questdb_options import QuestdbOptions, parse_questdb_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["QuestdbBatchWriter", "QuestdbDataSource", "QuestdbStreamWriter"]
+
+_WRITER_DIGITS = 8
+
+
+class QuestdbDataSource(DataSource):
+    """
+    ``format("questdb")`` of `df.write` and `df.writeStream`. Options: see `quiver.spark.questdb_options`.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._given = dict(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """
+        The name of the format.
+        """
+        return "questdb"
+
+    def writer(self, schema: StructType, overwrite: bool) -> QuestdbBatchWriter:  # noqa: FBT001 - Spark's signature
+        """
+        Return the batch writer.
+
+        Raises:
+            WrongUse: an option is wrong, a column of it is not there, or what is there is to be overwritten.
+            SettingsInvalid: the connect string is wrong.
+        """
+        return QuestdbBatchWriter(self._checked(schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> QuestdbStreamWriter:  # noqa: FBT001, N802
+        """
+        Return the streaming writer.
+
+        Raises:
+            WrongUse: an option is wrong, a column of it is not there, or the output mode is not append.
+            SettingsInvalid: the connect string is wrong.
+        """
+        options = self._checked(schema, overwrite=overwrite)
+        if options.transaction is not None:
+            raise WrongUse("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
+        return QuestdbStreamWriter(options)
+
+    def _checked(self, schema: StructType, *, overwrite: bool) -> QuestdbOptions:
+        if overwrite:
+            raise WrongUse('rows are only ever added: write with mode("append"), a stream with outputMode("append")')
+        options = parse_questdb_options(self._given)
+        for name in (*options.symbols, *([] if options.at is None else [options.at])):
+            if name not in schema.names:
+                raise WrongUse(f"there is no column {name}; there are {', '.join(schema.names)}")
+        checked = _task().settings_of(options, "check", 0)
+        return replace(options, sf_dir=os.path.abspath(checked.sf_dir))  # noqa: PTH100 - kept as text
+
+
+class _Sent(WriterCommitMessage):
+    """
+    What a task sent.
+    """
+
+    def __init__(self, messages: int, known: int) -> None:
+        self.messages = messages
+        self.known = known
+
+
+class QuestdbBatchWriter(DataSourceArrowWriter):
+    """
+    ``df.write.format("questdb")``. With `txnAppId` and `txnVersion` a write that is repeated sends nothing again.
+    """
+
+    def __init__(self, options: QuestdbOptions) -> None:
+        self._options = options
+        once = f"once-{uuid.uuid4()}", 0  # noqa: TID251 - one write, told apart from all others
+        self._writer, self._batch = once if options.transaction is None else options.transaction
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> _Sent:
+        """
+        Send one partition, in a task.
+        """
+        # A slot stays for ever: a write that nobody repeats shares those of all others.
+        slots = "batch" if self._options.transaction is None else _digits(self._writer)
+        return _send(self._options, slots, (self._writer, self._batch), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """
+        Nothing is left to do: the rows are in slots.
+        """
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """
+        What was sent stays sent.
+        """
+
+
+class QuestdbStreamWriter(DataSourceStreamArrowWriter):
+    """
+    ``df.writeStream.format("questdb")``. Batches are counted per query, whose id its checkpoint keeps.
+    """
+
+    def __init__(self, options: QuestdbOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> _Sent:
+        """
+        Send one partition of a batch, in a task.
+        """
+        context = TaskContext.get()
+        writer = context.getLocalProperty("sql.streaming.queryId")
+        batch = int(context.getLocalProperty("streaming.sql.batchId"))
+        return _send(self._options, _digits(writer), (writer, batch), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """
+        Nothing is left to do: the rows are in slots.
+        """
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """
+        What was sent stays sent, and is recognised when the batch is repeated.
+        """
+
+
+def _digits(writer: str) -> str:
+    return str(blake3(writer.encode()).hexdigest()[:_WRITER_DIGITS])
+
+
+def _task() -> Any:
+    # By name: a session registers the format also where the extra `qwp` is not installed.
+    return import_module("quiver.spark.questdb_task")
+
+
+def _send(options: QuestdbOptions, slots: str, group: tuple[str, int], batches: Iterator[pa.RecordBatch]) -> _Sent:
+    sent = _task().send_partition(options, slots, TaskContext.get().partitionId(), group, batches)
+    return _Sent(sent.messages, sent.known)

@@ -1,0 +1,66 @@
+"""
+In a task: the rows of a partition into its slot, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quiver.errors import WrongUse
+from quiver.qwp.groups import Group, GroupSent, message_bytes_max, send_group
+from quiver.qwp.settings import SenderSettings
+from quiver.qwp.tables import encode_slices
+from quiver.qwp.wire.message import SymbolIds
+from quiver.spark.questdb_options import QuestdbOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["send_partition", "settings_of"]
+
+
+def settings_of(options: QuestdbOptions, slots: str, partition: int) -> SenderSettings:
+    """
+    Return what the sender of one partition is told; *slots* is common to the slots of all partitions.
+
+    Raises:
+        WrongUse: there is no ``sf_dir``.
+        SettingsInvalid: the connect string is wrong.
+    """
+    settings = SenderSettings.from_conf(options.conf)
+    if settings.sf_dir is None:
+        raise WrongUse("conf: sf_dir is missing; what the server has not confirmed is kept below it")
+    keys = {pair.partition("=")[0].strip() for pair in options.conf.partition("::")[2].split(";")}
+    base = settings.sender_id if "sender_id" in keys else "spark"
+    return replace(
+        settings,
+        sf_dir=options.sf_dir or settings.sf_dir,
+        sender_id=f"{base}-{slots}-p{partition}",
+        drain_orphans=settings.drain_orphans or "drain_orphans" not in keys,
+    )
+
+
+def send_partition(
+    options: QuestdbOptions, slots: str, partition: int, group: tuple[str, int], batches: Iterator[pa.RecordBatch]
+) -> GroupSent:
+    """
+    Send the rows of *batches* as the *group* (writer, number) of the partition; see `send_group`.
+    """
+    settings = settings_of(options, slots, partition)
+    ids = SymbolIds()
+    messages = (
+        message
+        for batch in batches
+        for message, _ in encode_slices(
+            options.table,
+            [batch],
+            symbols=options.symbols,
+            at=options.at,
+            message_bytes_max=message_bytes_max(settings),
+            dialect=settings.dialect,
+            shared=ids,
+        )
+    )
+    return send_group(settings, Group(*group), messages)

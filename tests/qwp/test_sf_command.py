@@ -1,0 +1,179 @@
+"""
+`quiver sf`: what waits in slots, and how it gets out. `quiver inspect` on the files of one.
+"""
+
+import json
+import os
+import time
+
+import pytest
+from qwp_server import QwpServer
+from typer.testing import CliRunner
+
+from quiver.cli.main import build_app
+from quiver.observe import InMemoryObserver
+from quiver.primitives.real_files import REAL_FILES
+from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.ring import RingSettings
+from quiver.qwp.rows import RowTable
+from quiver.qwp.slot import mark_failed, open_slot
+from quiver.qwp.wire.message import encode_message
+
+
+def message(*values, table="t"):
+    made = RowTable(table)
+    for value in values:
+        made.append({"s": f"S{value}"}, {"v": value}, 1000 + value, bytes_max=10_000)
+    return encode_message([made.pack()])
+
+
+def fill(sf_dir, name, messages, *, letter=None, confirmed=None):
+    slot = open_slot(
+        REAL_FILES,
+        str(sf_dir),
+        name,
+        RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s=1.0),
+        observer=InMemoryObserver(),
+    )
+    for one in messages:
+        slot.ring.append(one)
+    if confirmed is not None:
+        slot.ring.acknowledge(confirmed)
+        slot.ring.upkeep(force=True)
+    if letter is not None:
+        slot.keep_dead_letter(letter)
+    slot.close()
+
+
+@pytest.fixture
+def sf_dir(tmp_path):
+    """A slot with three messages, one of them confirmed; one that is marked; and a file of somebody else's."""
+    root = tmp_path / "sf"
+    root.mkdir()
+    (root / "note.txt").write_text("mine")
+    letter = DeadLetter(7, time.time_ns(), 3, "no such column", message(9, table="gone"))
+    fill(root, "edge-1", [message(1, 2), message(3), message(4, table="u")], confirmed=0, letter=letter)
+    fill(root, "edge-2", [message(5)])
+    mark_failed(REAL_FILES, str(root / "edge-2"), "no server in time")
+    return root
+
+
+def run(*arguments, code=0, env=None):
+    found = CliRunner().invoke(build_app(), [str(one) for one in arguments], env=env)
+    assert found.exit_code == code, found.output
+    return found.stdout if not code or "--json" in arguments else found.output
+
+
+def run_json(*arguments, code=0):
+    return json.loads(run(*arguments, "--json", code=code))
+
+
+def test_list_says_what_waits_and_for_whom(sf_dir):
+    """Backlog, holder, mark; and the same for programs."""
+    one, two = run_json("sf", "list", sf_dir)
+
+    assert (one["slot"], one["backlog_frames"], one["confirmed"], one["dead_letters"]) == ("edge-1", 2, 0, 1)
+    assert one["last_holder"] == str(os.getpid())
+    assert 0 <= one["waits_s"] < 3600
+    assert (two["slot"], two["failed"], two["backlog_frames"]) == ("edge-2", "no server in time", 1)
+    text = run("sf", "list", sf_dir)
+    assert "edge-1" in text
+    assert "no server in time" in text
+
+
+def test_inspect_says_which_tables_wait(sf_dir):
+    """Rows that are not confirmed, by table."""
+    assert run_json("sf", "inspect", sf_dir, "edge-1")["tables"] == {"t": 1, "u": 1}
+    assert "rows that wait" in run("sf", "inspect", sf_dir, "edge-1")
+    assert "has no slot edge-9; there are: edge-1, edge-2" in run("sf", "inspect", sf_dir, "edge-9", code=2)
+
+
+def test_tail_prints_the_newest_rows(sf_dir):
+    """A line each; of one table when asked."""
+    rows = [json.loads(line) for line in run("sf", "tail", sf_dir, "edge-1", "-n", 3).splitlines()]
+
+    assert [(one["frame"], one["table"], one["row"]["v"]) for one in rows] == [(0, "t", 2), (1, "t", 3), (2, "u", 4)]
+    (row,) = [json.loads(line) for line in run("sf", "tail", sf_dir, "edge-1", "--table", "u").splitlines()]
+    assert row["row"]["s"] == "S4"
+
+
+def test_dead_letters_say_why(sf_dir):
+    """With their rows when asked."""
+    (letter,) = run_json("sf", "dead-letters", sf_dir, "edge-1")
+    assert (letter["frame"], letter["reason"], letter["tables"]) == (7, "no such column", {"gone": 1})
+    assert json.loads(run("sf", "dead-letters", sf_dir, "edge-1", "--rows"))[0]["rows"]["gone"][0]["v"] == 9
+    assert "no such column" in run("sf", "dead-letters", sf_dir, "edge-1")
+
+
+def test_drain_empties_all_that_are_not_marked(sf_dir):
+    """What is confirmed is not sent again."""
+    with QwpServer() as server:
+        conf = f"ws::addr={server.address};"
+        assert run_json("sf", "drain", sf_dir, "--conf", conf) == [
+            {"slot": "edge-1", "outcome": "drained", "reason": ""}
+        ]
+        assert server.frames == [message(3), message(4, table="u")]
+        run("sf", "drain", sf_dir, "edge-2", env={"QDB_CLIENT_CONF": conf})
+        assert server.frames[-1] == message(5)
+    assert [one["backlog_frames"] for one in run_json("sf", "list", sf_dir)] == [0, 0]
+
+
+def test_a_drain_that_fails_leaves_no_mark(sf_dir):
+    """Nobody answers: the slot is as it was, and the exit code says so."""
+    with QwpServer() as server:
+        address = server.address
+    conf = f"ws::addr={address};reconnect_max_duration_millis=50;reconnect_initial_backoff_millis=10;"
+    (outcome,) = run_json("sf", "drain", sf_dir, "edge-1", "--conf", conf, code=1)
+
+    assert outcome["outcome"] == "failed"
+    assert next((one["failed"], one["backlog_frames"]) for one in run_json("sf", "list", sf_dir)) == (None, 2)
+
+
+def test_a_slot_that_somebody_holds_is_passed_over(sf_dir):
+    """Its sender sends."""
+    settings = RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s=1.0)
+    slot = open_slot(REAL_FILES, str(sf_dir), "edge-1", settings, observer=InMemoryObserver())
+    try:
+        (outcome,) = run_json("sf", "drain", sf_dir, "edge-1", "--conf", "ws::addr=127.0.0.1:1;", code=1)
+    finally:
+        slot.close()
+    assert (outcome["outcome"], str(os.getpid()) in outcome["reason"]) == ("skipped", True)
+
+
+def test_clear_failed_takes_the_mark(sf_dir):
+    """Of those named, or of all."""
+    assert run_json("sf", "clear-failed", sf_dir, "edge-1") == {"cleared": []}
+    assert run_json("sf", "clear-failed", sf_dir) == {"cleared": ["edge-2"]}
+    assert not (sf_dir / "edge-2" / ".failed").exists()
+
+
+def test_a_slot_that_cannot_be_read_is_said_and_left_alone(sf_dir):
+    """Exit code 1, and the others are listed all the same."""
+    (segment,) = (sf_dir / "edge-2").glob("*.sfa")
+    data = bytearray(segment.read_bytes())
+    data[4] = 9
+    segment.write_bytes(data)
+
+    one, two = run_json("sf", "list", sf_dir, code=1)
+    assert (one["problem"], "version 9" in two["problem"]) == (None, True)
+    assert segment.read_bytes() == data
+
+
+def test_quiver_inspect_knows_the_files_of_a_slot(sf_dir):
+    """Segments, watermark, dead letters; a torn tail is a warning, another version is damage."""
+    slot = sf_dir / "edge-1"
+    segment = min(slot.glob("*.sfa"))
+    found = run_json("inspect", segment)
+    assert (found["kind"], found["fields"]["frames"], found["fields"]["first_frame"]) == ("qwp segment", 3, 0)
+    assert len(run_json("inspect", segment, "--rows", 2)["tables"]["frames"]) == 2
+    assert run_json("inspect", slot / ".ack-watermark")["fields"] == {"confirmed": 0}
+    assert run_json("inspect", slot / ".dead-letters")["tables"]["letters"][0]["reason"] == "no such column"
+
+    data = bytearray(segment.read_bytes())
+    end = found["fields"]["written_bytes"]
+    data[end : end + 6] = b"\x01" * 6
+    segment.write_bytes(data)
+    assert run_json("inspect", segment)["problems"][0]["level"] == "warning"
+    data[4] = 9
+    segment.write_bytes(data)
+    assert not run_json("inspect", segment, code=1)["sound"]

@@ -1,0 +1,100 @@
+"""
+The official client 5.0, in a process of its own, beside the newer one that the other tests use.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import quiver
+from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
+from quiver.cli.main import build_app
+from quiver.qwp import Sender
+from quiver.receivers.qwp import QwpReceiver, QwpSettings
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from questdb.ingress import Sender, TimestampNanos
+import pandas as pd
+conf, rows, frame = json.loads(sys.argv[1])
+with Sender.from_conf(conf) as sender:
+    for n in range(rows):
+        sender.row("t", symbols={"s": f"S{n % 7}"}, columns={"v": n}, at=TimestampNanos(10 + n))
+        if n % 9 == 0:
+            sender.flush()
+    if frame:
+        at = pd.date_range("2025", periods=frame, freq="s")
+        sender.dataframe(pd.DataFrame({"n": range(frame), "at": at}), table_name="frame", at="at")
+"""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """Runs the program with client 5.0 in front of the installed one."""
+    target = tmp_path_factory.mktemp("questdb5")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), "questdb==5.0.0"]
+    if subprocess.run(pip, capture_output=True, check=False, timeout=120).returncode:
+        pytest.skip("client 5.0 cannot be installed here")
+
+    def run(conf, rows=0, frame=0):
+        command = [sys.executable, "-c", PROGRAM, json.dumps([conf, rows, frame])]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=60, env={"PYTHONPATH": str(target)}
+        )
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def receiver(tmp_path):
+    here = QwpSettings(listening_addr="127.0.0.1:0")
+    with quiver.open(str(tmp_path / "buffer")) as store, QwpReceiver(store, here) as receiver:
+        yield receiver
+
+
+def values(receiver, table="t", column="v"):
+    return sorted(
+        value
+        for _, bundle in quiver.read(receiver.intake.store.path).bundles()
+        if bundle[QWP_SLOT].schema.metadata[QWP_TABLE_KEY].decode() == table
+        for value in bundle[QWP_SLOT].column(column).to_pylist()
+    )
+
+
+def test_it_sends_to_us(client, receiver, tmp_path):
+    """Rows through its slot, a frame beside it."""
+    client(f"ws::addr=127.0.0.1:{receiver.port};sf_dir={tmp_path}/sf;sender_id=a;", rows=50)
+    client(f"ws::addr=127.0.0.1:{receiver.port};", frame=1000)
+
+    assert values(receiver) == list(range(50))
+    assert values(receiver, "frame", "n") == list(range(1000))
+
+
+def test_it_drains_our_slot(client, receiver, tmp_path):
+    """What our sender left behind comes before what it sends itself."""
+    nowhere = "ws::addr=127.0.0.1:1;initial_connect_retry=async;close_flush_timeout_millis=0;"
+    with Sender.from_conf(f"{nowhere}sf_dir={tmp_path}/sf;sender_id=a;") as sender:
+        for number in range(100, 120):
+            sender.row("t", symbols={"s": f"S{number}"}, columns={"v": number}, at=number)
+    client(f"ws::addr=127.0.0.1:{receiver.port};sf_dir={tmp_path}/sf;sender_id=a;", rows=5)
+
+    assert values(receiver) == [*range(5), *range(100, 120)]
+
+
+def test_we_drain_its_slot(client, receiver, tmp_path):
+    """With the symbols that it keeps beside its frames."""
+    from typer.testing import CliRunner
+
+    nowhere = "ws::addr=127.0.0.1:1;initial_connect_retry=async;close_flush_timeout_millis=0;"
+    client(f"{nowhere}sf_dir={tmp_path}/sf;sender_id=a;", rows=50)
+    conf = f"ws::addr=127.0.0.1:{receiver.port};"
+    done = CliRunner().invoke(build_app(), ["sf", "drain", f"{tmp_path}/sf", "--conf", conf])
+
+    assert done.exit_code == 0, done.output
+    assert values(receiver) == list(range(50))

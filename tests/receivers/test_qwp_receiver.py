@@ -1,0 +1,440 @@
+"""
+QuestDB clients, ours and the official one, on a real socket in front of a real store.
+"""
+
+import logging
+import socket
+import ssl
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.sync.client import connect
+
+import quiver
+from quiver.bundle import QWP_SLOT
+from quiver.errors import SettingsInvalid
+from quiver.observe import InMemoryObserver
+from quiver.primitives.scan import Frame
+from quiver.qwp import Sender
+from quiver.qwp.rows import RowTable
+from quiver.qwp.wire.decoded import TABLE_KEY
+from quiver.qwp.wire.message import MESSAGE_HEADER, Flags, encode_message
+from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, Status, decode_response
+from quiver.receivers.qwp import QwpReceiver
+from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings
+from quiver.settings import Settings
+
+HERE = QwpSettings(listening_addr="127.0.0.1:0")
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with quiver.open(str(tmp_path / "buffer"), settings=Settings(segment_open_s_max=600)) as opened:
+        yield opened
+
+
+@contextmanager
+def receiving(store, settings=HERE):
+    with QwpReceiver(store, settings, observer=InMemoryObserver()) as receiver:
+        yield receiver
+
+
+def rows_of(store):
+    """(table, row) of all that is stored, in order."""
+    return [
+        (bundle[QWP_SLOT].schema.metadata[TABLE_KEY].decode(), row)
+        for _, bundle in quiver.read(store.path).bundles()
+        for row in bundle[QWP_SLOT].to_pylist()
+    ]
+
+
+def message(*values, table="t", at=1000, flags=0):
+    """A message of one table; *at* None leaves the time to the server."""
+    made = RowTable(table)
+    for number, value in enumerate(values):
+        made.append({"s": f"S{value}"}, {"v": value}, None if at is None else at + number, bytes_max=10_000)
+    data = bytearray(encode_message([made.pack()]))
+    data[5] |= flags
+    return bytes(data)
+
+
+COMMIT = MESSAGE_HEADER.pack(b"QWP1", 1, Flags.DELTA_SYMBOLS, 0, 2) + b"\0\0"
+
+
+@contextmanager
+def client(receiver, path="/write/v4", **options):
+    with connect(
+        f"ws://127.0.0.1:{receiver.port}{path}", compression=None, max_size=None, close_timeout=2, **options
+    ) as connection:
+        yield connection
+
+
+def answer(connection):
+    found = decode_response(memoryview(connection.recv(10)))
+    assert isinstance(found, Frame)
+    return found.value
+
+
+def send(connection, data):
+    connection.send(data)
+    return answer(connection)
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_of_our_sender_are_in_the_log_when_they_are_confirmed(store):
+    """Tables by name, in one slot, without anything sealed."""
+    with receiving(store) as receiver:
+        with Sender.from_conf(f"ws::addr=127.0.0.1:{receiver.port};") as sender:
+            for number in range(20):
+                sender.row("trades", symbols={"sym": f"S{number % 3}"}, columns={"price": number / 2}, at=number + 1)
+            sender.row("other", columns={"x": 1}, at=5)
+        found = rows_of(store)
+    assert [row["price"] for table, row in found if table == "trades"] == [number / 2 for number in range(20)]
+    assert [row["sym"] for table, row in found if table == "trades"] == [f"S{number % 3}" for number in range(20)]
+    assert [row["x"] for table, row in found if table == "other"] == [1]
+
+
+def test_the_official_client_needs_no_change(store, tmp_path):
+    """Rows and frames, through its own store and forward or not; its symbols come in pieces."""
+    questdb = pytest.importorskip("questdb")
+    pandas = pytest.importorskip("pandas")
+    with receiving(store) as receiver:
+        address = f"ws::addr=127.0.0.1:{receiver.port};"
+        for conf in (address, f"{address}sf_dir={tmp_path}/sf;sender_id=a;"):
+            with questdb.Sender.from_conf(conf) as sender:
+                for number in range(50):
+                    sender.row(
+                        "t",
+                        symbols={"s": f"S{number % 7}"},
+                        columns={"v": number},
+                        at=questdb.TimestampNanos(10 + number),
+                    )
+                    if number % 9 == 0:
+                        sender.flush()
+        with questdb.Sender.from_conf(address) as sender:
+            frame = pandas.DataFrame({"n": range(1000), "at": pandas.date_range("2025", periods=1000, freq="s")})
+            sender.dataframe(frame, table_name="frame", at="at")
+        found = rows_of(store)
+    # The second sender says what the first has said, and is another one: its first rows count as sent again.
+    assert sorted({row["v"] for table, row in found if table == "t"}) == list(range(50))
+    assert {row["s"] for table, row in found if table == "t"} == {f"S{number}" for number in range(7)}
+    assert sorted(row["n"] for table, row in found if table == "frame") == list(range(1000))
+
+
+def test_one_ok_is_for_all_messages_before_it(store):
+    """A sequence from 0; each table with the number of its newest bundle."""
+    with receiving(store) as receiver, client(receiver) as connection:
+        for number in range(5):
+            connection.send(message(number))
+        last = -1
+        while last < 4:
+            ok = answer(connection)
+            assert isinstance(ok, Ok)
+            assert ok.sequence > last
+            assert ok.tables == {"t": ok.sequence}
+            last = ok.sequence
+    assert [row["v"] for _, row in rows_of(store)] == list(range(5))
+
+
+def test_a_group_is_confirmed_as_a_whole(store):
+    """What is deferred is stored, and waits for its commit to be confirmed."""
+    with receiving(store) as receiver, client(receiver) as connection:
+        assert send(connection, message(0)) == Ok(0, {"t": 0})
+        connection.send(message(1, flags=Flags.DEFER_COMMIT))
+        connection.send(message(2, flags=Flags.DEFER_COMMIT))
+        with pytest.raises(TimeoutError):
+            connection.recv(0.3)
+        assert send(connection, COMMIT) == Ok(3, {"t": 2})
+
+
+def test_durable_means_sealed(store):
+    """The acknowledgement of the log comes first; the other one when a segment has the rows."""
+    headers = {"X-QWP-Request-Durable-Ack": "true"}
+    with receiving(store) as receiver, client(receiver, additional_headers=headers) as connection:
+        assert connection.response.headers["X-QWP-Durable-Ack"] == "enabled"
+        assert send(connection, message(1)) == Ok(0, {"t": 0})
+        with pytest.raises(TimeoutError):
+            connection.recv(0.3)
+        store.flush()
+        assert answer(connection) == DurableAck({"t": 0})
+        store.ingest(quiver.Bundle({QWP_SLOT: store_batch()}))
+        assert send(connection, message(2)) == Ok(1, {"t": 2})
+
+
+def store_batch():
+    import pyarrow as pa
+
+    return pa.record_batch([pa.array([1])], names=["a"])
+
+
+def test_who_waits_for_durable_waits_no_longer_than_was_said(store):
+    """Then the open segment is sealed for it: our sender drains, too."""
+    settings = replace(HERE, durable_wait_s=0.05)
+    with receiving(store, settings) as receiver:
+        conf = f"ws::addr=127.0.0.1:{receiver.port};request_durable_ack=on;close_flush_timeout_millis=20000;"
+        with Sender.from_conf(conf) as sender:
+            sender.row("t", columns={"v": 1}, at=1)
+        assert len(store.catalog) == 1
+
+
+# ── what is sent again ───────────────────────────────────────────────────────────────────────────────
+
+
+def drop(connection):
+    connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_what_is_sent_again_first_on_another_connection_is_not_stored_twice(store):
+    """In order, up to the first table that is new; afterwards everything is."""
+    with receiving(store) as receiver:
+        with client(receiver) as connection:
+            for number in range(4):
+                assert isinstance(send(connection, message(number)), Ok)
+            drop(connection)
+        with client(receiver) as connection:
+            for number in (2, 3, 4, 0):
+                assert isinstance(send(connection, message(number)), Ok)
+    assert [row["v"] for _, row in rows_of(store)] == [0, 1, 2, 3, 4, 0]
+
+
+def test_the_same_rows_on_one_connection_are_other_rows(store):
+    """Nobody sends again where the first was not lost."""
+    with receiving(store) as receiver, client(receiver) as connection:
+        for _ in range(3):
+            assert isinstance(send(connection, message(7)), Ok)
+    assert len(rows_of(store)) == 3
+
+
+def test_rows_without_a_time_that_were_confirmed_are_never_taken_for_repetitions(store):
+    """Two heartbeats may say the same."""
+    with receiving(store) as receiver:
+        for _ in range(3):
+            with client(receiver) as connection:
+                assert isinstance(send(connection, message(1, at=None)), Ok)
+    assert len(rows_of(store)) == 3
+
+
+def test_the_window_is_read_from_the_log_at_a_start(tmp_path):
+    """The receiver died between storing and answering."""
+    path = str(tmp_path / "buffer")
+    with quiver.open(path) as store, receiving(store) as receiver, client(receiver) as connection:
+        assert isinstance(send(connection, message(1, 2)), Ok)
+    with quiver.open(path) as store:
+        with receiving(store) as receiver, client(receiver) as connection:
+            assert isinstance(send(connection, message(1, 2)), Ok)
+            assert isinstance(send(connection, message(3)), Ok)
+        assert [row["v"] for _, row in rows_of(store)] == [1, 2, 3]
+
+
+def test_without_a_window_everything_is_stored(store):
+    """Off by 0."""
+    with receiving(store, replace(HERE, dedupe_window_s=0)) as receiver:
+        for _ in range(2):
+            with client(receiver) as connection:
+                assert isinstance(send(connection, message(1)), Ok)
+    assert len(rows_of(store)) == 2
+
+
+def test_a_connection_that_breaks_again_and_again_stores_each_row_once(store):
+    """Our sender, through a receiver that is stopped and started on the same port."""
+    with receiving(store) as receiver:
+        settings = replace(HERE, listening_addr=f"127.0.0.1:{receiver.port}")
+        sender = Sender.from_conf(
+            f"ws::addr=127.0.0.1:{receiver.port};auto_flush_rows=1;reconnect_initial_backoff_millis=10;"
+            "reconnect_max_backoff_millis=50;close_flush_timeout_millis=20000;"
+        )
+        for number in range(30):
+            sender.row("t", columns={"v": number}, at=number + 1)
+    for turn in range(1, 4):
+        with receiving(store, settings):
+            for number in range(turn * 30, turn * 30 + 30):
+                sender.row("t", columns={"v": number}, at=number + 1)
+    with receiving(store, settings):
+        sender.close()
+    assert [row["v"] for _, row in rows_of(store)] == list(range(120))
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_message_that_cannot_be_read_is_refused_and_nothing_behind_it_is_stored(store):
+    """With its number; what came before is stored."""
+    with receiving(store) as receiver, client(receiver) as connection:
+        assert isinstance(send(connection, message(1)), Ok)
+        refusal = send(connection, message(2)[:-1])
+        assert isinstance(refusal, Refusal)
+        assert (refusal.status, refusal.sequence) == (Status.PARSE_ERROR, 1)
+        connection.send(message(3))
+        with pytest.raises(TimeoutError):
+            connection.recv(0.2)
+    assert [row["v"] for _, row in rows_of(store)] == [1]
+
+
+def test_a_gap_in_the_symbols_has_a_status_of_its_own(store):
+    """A client may send the whole dictionary and go on."""
+    data = bytearray(message(2))
+    data[12] = 9
+    with receiving(store) as receiver, client(receiver) as connection:
+        assert send(connection, bytes(data)).status == Status.DICTIONARY_GAP
+
+
+def test_a_few_bytes_never_become_gigabytes(store):
+    """A row of nulls takes a bit on the wire."""
+    rows, columns = 1_000_000, 60
+    body = bytearray(b"\x01t" + b"\xc0\x84\x3d" + bytes([columns]))
+    for number in range(columns):
+        body += b"\x02" + f"{number:02d}".encode() + b"\x0d"
+    body += (b"\x01" + b"\xff" * (rows // 8)) * columns
+    data = MESSAGE_HEADER.pack(b"QWP1", 1, 0, 1, len(body)) + body
+    with receiving(store) as receiver, client(receiver) as connection:
+        refusal = send(connection, bytes(data))
+    assert refusal.status == Status.PARSE_ERROR
+    assert "bytes; the most is" in refusal.text
+
+
+@pytest.mark.parametrize("data", ["a text", b"x" * 2_000_000], ids=["text", "large"])
+def test_what_is_no_message_ends_the_connection(store, data):
+    """With the code for it."""
+    settings = replace(HERE, max_request_bytes=1_000_000)
+    with receiving(store, settings) as receiver, client(receiver) as connection:
+        assert connection.response.headers["X-QWP-Max-Batch-Size"] == "1000000"
+        with suppress(ConnectionClosed):
+            connection.send(data)
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(10)
+        assert closed.value.rcvd.code == (1003 if isinstance(data, str) else 1009)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/", 404), ("/exec", 404), ("/write/v3", 404)])
+def test_other_paths_are_not_there(store, path, status):
+    """And say where it is."""
+    with receiving(store) as receiver, pytest.raises(InvalidStatus) as refused, client(receiver, path):
+        pass
+    assert refused.value.response.status_code == status
+
+
+def test_a_plain_request_is_told_to_upgrade(store):
+    """Not a WebSocket."""
+    with receiving(store) as receiver, socket.create_connection(("127.0.0.1", receiver.port)) as plain:
+        plain.sendall(b"GET /write/v4 HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain.settimeout(10)
+        assert plain.recv(100).startswith(b"HTTP/1.1 426 ")
+
+
+def test_who_shows_no_credential_is_not_let_in(store):
+    """Token or password; our sender and the plain client."""
+    security = SecuritySettings(auth=AuthSettings(tokens=("secret",), users={"ada": "lovelace"}))
+    with receiving(store, replace(HERE, security=security)) as receiver:
+        for headers in ({}, {"Authorization": "Bearer other"}):
+            with pytest.raises(InvalidStatus) as refused, client(receiver, additional_headers=headers):
+                pass
+            assert refused.value.response.status_code == 401
+            assert "Bearer" in refused.value.response.headers["WWW-Authenticate"]
+        for number, shown in enumerate(("token=secret", "username=ada;password=lovelace")):
+            with Sender.from_conf(f"ws::addr=127.0.0.1:{receiver.port};{shown};") as sender:
+                sender.row("t", columns={"v": number}, at=1)
+    assert [row["v"] for _, row in rows_of(store)] == [0, 1]
+
+
+def test_tls_with_a_client_certificate(store, authority, server_files, client_files):
+    """As every port of ours."""
+    cert, key = server_files
+    tls = TlsSettings(cert_file=str(cert), key_file=str(key), client_ca_file=str(authority.cert))
+    with receiving(store, replace(HERE, security=SecuritySettings(tls=tls))) as receiver:
+        context = ssl.create_default_context(cafile=str(authority.cert))
+        context.check_hostname = False
+        context.load_cert_chain(*map(str, client_files))
+        with connect(f"wss://127.0.0.1:{receiver.port}/write/v4", ssl=context, compression=None) as connection:
+            assert isinstance(send(connection, message(1)), Ok)
+    assert len(rows_of(store)) == 1
+
+
+def test_a_client_that_does_not_read_is_not_read_either(store):
+    """Answers do not pile up: sooner or later it cannot send any more."""
+    ping = b"\x89\xfd\0\0\0\0" + b"x" * 125
+    upgrade = b"GET /write/v4 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    upgrade += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"A" * 22 + b"==\r\n\r\n"
+    with receiving(store) as receiver, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        deaf.connect(("127.0.0.1", receiver.port))
+        deaf.sendall(upgrade)
+        deaf.settimeout(1)
+        with pytest.raises(TimeoutError):
+            for _ in range(2000):
+                deaf.sendall(ping * 500)
+        with client(receiver) as connection:
+            assert isinstance(send(connection, message(1)), Ok)
+
+
+def test_no_more_connections_than_may_be(store):
+    """One too many is closed as it comes."""
+    with receiving(store, replace(HERE, connections_max=1)) as receiver, client(receiver) as connection:
+        with pytest.raises((OSError, EOFError, WebSocketException)), client(receiver, open_timeout=2):
+            pass
+        assert isinstance(send(connection, message(1)), Ok)
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    """In words."""
+    for change in ({"max_request_bytes": 0}, {"tables_bytes_max": 1}, {"receiving_bytes_max": 1}, {"ack": "never"},
+                   {"durable_wait_s": 0}, {"listening_addr": "0.0.0.0:1"}):  # fmt: skip
+        with pytest.raises(SettingsInvalid):
+            replace(HERE, **change)
+
+
+# ── a store that does not take it ────────────────────────────────────────────────────────────────────
+
+
+def test_a_full_store_makes_the_client_wait(store):
+    """No refusal, which some clients take for the end: an answer when there is room."""
+    from quiver.errors import AtCapacity
+
+    real = store.ingest
+    refused = threading.Event()
+
+    def full(bundle, **options):
+        if not refused.is_set():
+            refused.set()
+            raise AtCapacity("full", retry_after_s=0.01)
+        return real(bundle, **options)
+
+    store.ingest = full
+    try:
+        with receiving(store) as receiver, client(receiver) as connection:
+            assert send(connection, message(1)) == Ok(0, {"t": 0})
+    finally:
+        del store.ingest
+    assert refused.is_set()
+    assert len(rows_of(store)) == 1
+
+
+def test_a_store_that_fails_ends_the_connection_and_lets_nobody_in_for_a_while(store):
+    """The client keeps what it has."""
+
+    def broken(bundle, **options):
+        raise OSError(5, "no disk")
+
+    store.ingest = broken
+    try:
+        with receiving(store) as receiver:
+            with client(receiver) as connection, pytest.raises(ConnectionClosed) as closed:
+                send(connection, message(1))
+            assert closed.value.rcvd.code == 1001
+            with pytest.raises(InvalidStatus) as refused, client(receiver):
+                pass
+            assert refused.value.response.status_code == 503
+    finally:
+        del store.ingest

@@ -1,0 +1,165 @@
+"""
+The sink `questdb`: rows of a frame in a QWP server, here our own receiver in front of a store.
+"""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+import quiver
+from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
+from quiver.cli.main import build_app
+from quiver.errors import SettingsInvalid, WrongUse
+from quiver.receivers.qwp import QwpReceiver
+from quiver.receivers.qwp_settings import QwpSettings
+from quiver.spark.export_query import TableBatches
+from quiver.spark.exporters import exporter_of
+from quiver.spark.questdb_export_settings import QuestdbSinkSettings
+from quiver.spark.questdb_options import parse_questdb_options
+
+pytestmark = pytest.mark.spark
+
+QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
+
+
+@pytest.fixture
+def far_side(tmp_path):
+    """A store that is reached over QWP, without a window that would hide repetitions."""
+    with quiver.open(str(tmp_path / "far")) as store:
+        settings = QwpSettings(listening_addr="127.0.0.1:0", dedupe_window_s=0)
+        with QwpReceiver(store, settings) as receiver:
+            yield store, receiver
+
+
+def rows_of(store, table="trades"):
+    return [
+        row
+        for _, bundle in quiver.read(store.path).bundles()
+        if bundle[QWP_SLOT].schema.metadata[QWP_TABLE_KEY].decode() == table
+        for row in bundle[QWP_SLOT].to_pylist()
+    ]
+
+
+def conf(receiver, tmp_path, more="close_flush_timeout_millis=20000;"):
+    return f"ws::addr=127.0.0.1:{receiver.port};sf_dir={tmp_path}/sf;{more}"
+
+
+@pytest.fixture
+def frame(spark):
+    import quiver.spark
+
+    quiver.spark.register(spark)
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    rows = [(f"S{number % 3}", number / 2, at) for number in range(40)]
+    return spark.createDataFrame(rows, "sym string, price double, ts timestamp")
+
+
+def write(frame, conf, **options):
+    writer = frame.write.format("questdb").mode("append").option("conf", conf).option("table", "trades")
+    for key, value in {"symbols": "sym", "at": "ts", **options}.items():
+        writer = writer.option(key, value)
+    writer.save()
+
+
+def test_a_frame_is_in_the_table_once(frame, far_side, tmp_path):
+    """Symbols as symbols, the time as the designated one; a write that is repeated adds nothing."""
+    store, receiver = far_side
+    for _ in range(2):
+        write(frame.repartition(2, "sym"), conf(receiver, tmp_path), txnAppId="job", txnVersion="1")
+
+    rows = rows_of(store)
+    assert sorted(row["price"] for row in rows) == [number / 2 for number in range(40)]
+    assert {row["sym"] for row in rows} == {"S0", "S1", "S2"}
+    assert {row["timestamp"].replace(tzinfo=UTC) for row in rows} == {datetime(2026, 1, 2, tzinfo=UTC)}
+    ((_, bundle), *_) = quiver.read(store.path).bundles()
+    assert pa.types.is_dictionary(bundle[QWP_SLOT].schema.field("sym").type)
+
+
+def test_without_a_server_rows_wait_and_come_with_the_next_write(frame, far_side, tmp_path):
+    """Also those of a partition that has no task any more: whoever writes next empties its slot."""
+    store, receiver = far_side
+    nowhere = f"ws::addr=127.0.0.1:1;sf_dir={tmp_path}/sf;close_flush_timeout_millis=0;"
+    write(frame.repartition(3), nowhere, txnAppId="lost", txnVersion="1")
+    assert rows_of(store) == []
+
+    from typer.testing import CliRunner
+
+    write(frame.coalesce(1).limit(1), conf(receiver, tmp_path), txnAppId="next", txnVersion="1")
+    # A task that ends stops what it had begun to empty for others; a person finishes it.
+    drained = CliRunner().invoke(
+        build_app(), ["sf", "drain", f"{tmp_path}/sf", "--conf", f"ws::addr=127.0.0.1:{receiver.port};"]
+    )
+    assert drained.exit_code == 0, drained.output
+    assert len(rows_of(store)) == 41
+
+
+@pytest.mark.slow
+def test_a_batch_of_a_stream_that_is_repeated_is_not_sent_twice(spark, frame, far_side, tmp_path):
+    """The query dies between its last task and its commit log."""
+    store, receiver = far_side
+    source = tmp_path / "in"
+    frame.repartition(2, "sym").write.parquet(str(source))
+
+    def run():
+        query = (
+            spark.readStream.schema(frame.schema).parquet(str(source)).writeStream.format("questdb")
+            .option("conf", conf(receiver, tmp_path)).option("table", "trades").option("symbols", "sym")
+            .option("at", "ts").option("checkpointLocation", str(tmp_path / "check")).trigger(availableNow=True)
+            .start()
+        )  # fmt: skip
+        assert query.awaitTermination(60)
+
+    run()
+    assert len(rows_of(store)) == 40
+    for name in ("0", ".0.crc"):
+        (tmp_path / "check" / "commits" / name).unlink(missing_ok=True)
+    run()
+    assert len(rows_of(store)) == 40
+
+
+def test_wrong_options_are_refused_before_anything_is_written(frame):
+    """In words; a password is in none of them."""
+    good = {"conf": "ws::addr=h:1;sf_dir=sf;username=u;password=secret;", "table": "t"}
+    assert "secret" not in repr(parse_questdb_options(good))
+    for change in ({"conf": ""}, {"table": ""}, {"symbols": "a,a"}, {"tabel": "t"}, {"txnAppId": "a"},
+                   {"txnAppId": "a", "txnVersion": "-1"}):  # fmt: skip
+        with pytest.raises(WrongUse):
+            parse_questdb_options(good | change)
+    from quiver.spark.questdb_sink import QuestdbDataSource
+
+    with pytest.raises(WrongUse, match="sf_dir is missing"):
+        QuestdbDataSource({**good, "conf": "ws::addr=h:1;"}).writer(frame.schema, overwrite=False)
+    with pytest.raises(WrongUse, match="no column nope; there are sym, price, ts"):
+        QuestdbDataSource({**good, "at": "nope"}).writer(frame.schema, overwrite=False)
+    with pytest.raises(WrongUse, match="only ever added"):
+        QuestdbDataSource(good).writer(frame.schema, overwrite=True)
+    with pytest.raises(SettingsInvalid):
+        QuestdbDataSource({**good, "conf": "ws::addr=h:1;sf_dri=x;"}).streamWriter(frame.schema, overwrite=False)
+
+
+@pytest.mark.slow
+def test_telemetry_becomes_tables_each_batch_once(spark, store, far_side, tmp_path):
+    """Logs and spans with their own times; attributes as JSON; a batch that is tried again adds nothing."""
+    far, receiver = far_side
+    store.otlp(3)
+    settings = QuestdbSinkSettings(conf(receiver, tmp_path), table="otel_{table}", tables=("logs", "spans"))
+    bundles = spark.read.format("quiver").option("mode", "bundles").load(store.root)
+    for _ in range(2):
+        exporter = exporter_of(settings, subscriber="exp")
+        TableBatches(store.root, exporter, chain=()).export(bundles, 1, query=QUERY)
+
+    logs, spans = rows_of(far, "otel_logs"), rows_of(far, "otel_spans")
+    assert (len(logs), len(spans)) == (5, 5)
+    assert "time_unix_nano" not in logs[0]
+    assert rows_of(far, "otel_metrics") == []
+
+
+def test_settings_of_the_exporter_are_checked():
+    """The connect string above all; it is not shown."""
+    good = QuestdbSinkSettings("ws::addr=h:1;sf_dir=sf;password=secret;")
+    assert (good.table_of("logs"), "secret" in repr(good)) == ("logs", False)
+    for wrong in ({"conf": "http::addr=h;"}, {"conf": "ws::addr=h;"}, {"table": ""}, {"table": "{tabel}"}):
+        with pytest.raises(SettingsInvalid):
+            replace(good, **wrong)
