@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from quiver.errors import SettingsInvalid
+from quiver.objects.location import ObjectLocation
 
 __all__ = [
     "GIB",
@@ -112,6 +113,15 @@ class Settings:
         orphan_age_s: a subscriber that nobody registers for this long is dropped; None keeps it
             (`subscriber.orphan_max_age`).
         audit_bytes_max: cap on the trail of outcomes; None keeps no trail (`subscriber.audit.max_size`).
+        cold_objects: an object tier to which sealed segments are copied: a URL, or ``backend``, ``root`` and
+            ``options`` (`cold.objects`); None has none.
+        cold_local_bytes: of the segments that the tier has, the newest stay on the disk, up to this many bytes of
+            segments there; None keeps them (`cold.local_size`).
+        cold_local_age_s: … and until they are this old; None keeps them (`cold.local_age`).
+        cold_max_age_s: a segment goes from the tier when its newest bundle is older, wanted or not; None keeps it
+            (`cold.max_age`). Where there is a tier, `retention.max_age` only says how long the disk has it.
+        cold_keep_finished_s: a finished segment stays in the tier until its newest bundle is this old
+            (`cold.keep_finished`).
         maintain_interval_s: how often the background thread runs a maintenance pass.
 
     Raises:
@@ -138,9 +148,15 @@ class Settings:
     progress_damage: DamagePolicy = "restart_earliest"
     orphan_age_s: float | None = None
     audit_bytes_max: int | None = None
+    cold_objects: ObjectLocation | None = None
+    cold_local_bytes: int | None = None
+    cold_local_age_s: float | None = None
+    cold_max_age_s: float | None = None
+    cold_keep_finished_s: float = 0.0
     maintain_interval_s: float = 0.1
 
     def __post_init__(self) -> None:
+        self._check_cold()
         self._check_words()
         self._check_log()
         self._check_segments()
@@ -212,6 +228,34 @@ class Settings:
             "subscriber.audit.max_size must be below retention.size_cap, which counts the trail too",
         )
 
+    def _check_cold(self) -> None:
+        own = (self.cold_local_bytes, self.cold_local_age_s, self.cold_max_age_s)
+        if self.cold_objects is None:
+            _require(
+                own == (None, None, None) and self.cold_keep_finished_s == 0,
+                "cold.local_size, cold.local_age, cold.max_age and cold.keep_finished need cold.objects: without it "
+                "there is no tier that they could be about",
+            )
+            return
+        _require(self.cold_objects.backend != "memory", "cold.objects must outlive the process: memory:// does not")
+        _require((self.cold_local_bytes or 0) >= 0, "cold.local_size must not be negative")
+        _require((self.cold_local_age_s or 0) >= 0, "cold.local_age must not be negative")
+        _require(self.cold_max_age_s is None or self.cold_max_age_s > 0, "cold.max_age must be positive")
+        _require(self.cold_keep_finished_s >= 0, "cold.keep_finished must not be negative")
+        _require(
+            self.size_cap_bytes is None or (self.cold_local_bytes or 0) < self.size_cap_bytes,
+            "cold.local_size must be below retention.size_cap, to which it yields",
+        )
+        for key, age_s in (
+            ("retention.max_age", self.max_age_s),
+            ("cold.local_age", self.cold_local_age_s),
+            ("cold.keep_finished", self.cold_keep_finished_s),
+        ):
+            _require(
+                self.cold_max_age_s is None or age_s is None or age_s <= self.cold_max_age_s,
+                f"{key} must be at most cold.max_age, after which a segment is nowhere",
+            )
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Settings:
         """
@@ -243,7 +287,7 @@ def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
     pairs: list[tuple[str, Any]] = []
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and dotted != _COLD_OBJECTS:
             pairs.extend(_flatten(value, f"{dotted}."))
         else:
             pairs.append((dotted, value))
@@ -274,11 +318,23 @@ def _optional(parse: Callable[[object, str], Any]) -> Callable[[object, str], An
     return lambda value, key: None if value is None else parse(value, key)
 
 
+def _location(value: object, key: str) -> ObjectLocation:
+    if isinstance(value, str):
+        return ObjectLocation.from_url(value)
+    if isinstance(value, Mapping):
+        return ObjectLocation.from_mapping(value)
+    if isinstance(value, ObjectLocation):
+        return value
+    raise SettingsInvalid(f"{key}: {value!r} is no URL, and no mapping of backend, root and options")
+
+
 def _hours(value: object, key: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return parse_duration_s(value, key=key) * _SECONDS["h"]
     return parse_duration_s(value, key=key)
 
+
+_COLD_OBJECTS = "cold.objects"
 
 _KEYS: dict[str, tuple[str, Callable[[object, str], Any]]] = {
     "durability": ("durability", _text),
@@ -302,5 +358,10 @@ _KEYS: dict[str, tuple[str, Callable[[object, str], Any]]] = {
     "subscriber.on_corrupt_progress": ("progress_damage", _text),
     "subscriber.orphan_max_age": ("orphan_age_s", _optional(_duration)),
     "subscriber.audit.max_size": ("audit_bytes_max", _optional(_size)),
+    _COLD_OBJECTS: ("cold_objects", _optional(_location)),
+    "cold.local_size": ("cold_local_bytes", _optional(_size)),
+    "cold.local_age": ("cold_local_age_s", _optional(_duration)),
+    "cold.max_age": ("cold_max_age_s", _optional(_duration)),
+    "cold.keep_finished": ("cold_keep_finished_s", _duration),
     "maintain_interval": ("maintain_interval_s", _duration),
 }

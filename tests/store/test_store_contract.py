@@ -73,6 +73,7 @@ class TestStore(AppendLogContract):
         return newest.path, newest.tail_offset
 
 
+@pytest.mark.slow
 class TestStoreInOneSegment(TestStore):
     """Nothing is sealed or rotated: the log alone has to keep everything."""
 

@@ -23,6 +23,7 @@ file or room               purpose
 `capacity.py`              what a size cap is held against
 `side_files.py`            what else lies in the directory; a reserve for a full disk
 `background.py`            the two threads
+`figures.py`               `Store.stats`
 `receipts.py`              what the store's calls return
 =========================  ========================================================================
 
@@ -36,6 +37,17 @@ Several stores under one cap:
 `shard_claims.py`          deleting segments that somebody else owns
 `shard_removal.py`         the directory of a core that is no more
 `instances.py`             which directories below a path are stores
+=========================  ========================================================================
+
+With an object tier:
+
+=========================  ========================================================================
+`cold_opening.py`          what is needed of it before the first segment is read
+`cold_location.py`         where the objects are, without secrets; the tier, opened when needed
+`cold_register.py`         the list of what it has: in memory, on disk
+`cold_tier.py`             sealed segments are sent and verified, finished ones removed
+`cold_window.py`           what it has leaves the disk
+`cold_files.py`            a file system that shows what only the tier has
 =========================  ========================================================================
 
 Beside an open store, from the files alone:

@@ -115,7 +115,7 @@ class Admission:
 
     def _segments_ahead(self) -> int:
         # The open one will be a file, too.
-        return len(self._parts.catalog) + (self._parts.sealing.pending is not None) + 1
+        return self._parts.catalog.local_count + (self._parts.sealing.pending is not None) + 1
 
     def _wanted(self, nbytes: int) -> int:
         # In the log now, and in a segment later; for a moment in both.
@@ -284,7 +284,7 @@ class Admission:
         """
         parts = self._parts
         held = max(parts.sealing.open.nbytes, parts.wal.disk_bytes)
-        return not len(parts.catalog) or held >= parts.settings.segment_bytes_max // 2
+        return not parts.catalog.local_count or held >= parts.settings.segment_bytes_max // 2
 
     def _seal_early(self) -> bool:
         """
@@ -305,7 +305,7 @@ class Admission:
         """
         parts = self._parts
         is_disk_full = full.cause == "disk" or parts.sealing.failure is not None
-        if not (self._drops and is_disk_full) or len(parts.catalog):
+        if not (self._drops and is_disk_full) or parts.catalog.local_count:
             return False
         with parts.lock:
             parts.sealing.swap()

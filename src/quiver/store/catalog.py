@@ -1,5 +1,5 @@
 """
-The sealed segments a store knows: which there are, how large, and a bundle of one.
+The sealed segments a store knows: which there are, how large, where, and a bundle of one.
 
 Readers are opened when first needed and kept, a bounded number of them; a batch that was handed out keeps its
 mapping alive by itself, also when its segment is closed or deleted here.
@@ -26,6 +26,9 @@ __all__ = ["Catalog"]
 
 READERS_MAX = 64
 
+COLD_BYTES_MAX = 128 * 1024 * 1024
+"""Segments of the object tier are held in memory to be read: these many bytes of them, and one at least."""
+
 
 class Catalog:
     """
@@ -46,12 +49,15 @@ class Catalog:
         self._on_damage = on_damage
         self._lock = threading.Lock()
         self._segments: dict[int, SegmentInfo] = {}
+        self._cold: set[int] = set()
+        """Known, and only the object tier has them."""
         self._leaving: set[int] = set()
         """Known still, while their files are being removed."""
         self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
         self._latest: SegmentReader | None = None
         """The one that was asked last, checked: bundles of one segment are taken one behind the other."""
         self.bytes = 0
+        """Of those that lie on the disk."""
         self.verified = VerifiedSegments()
         """Segments whose checksum was computed; whoever reads them beside the catalog need not do it again."""
 
@@ -62,6 +68,34 @@ class Catalog:
         with self._lock:
             self._segments[info.seq] = info
             self.bytes += info.size_bytes
+
+    def add_cold(self, info: SegmentInfo) -> None:
+        """
+        Make a segment known that only the object tier has.
+        """
+        with self._lock:
+            self._segments[info.seq] = info
+            self._cold.add(info.seq)
+
+    def is_local(self, seq: int) -> bool:
+        """
+        Say whether segment *seq* lies on the disk.
+        """
+        return seq in self._segments and seq not in self._cold
+
+    def local_segments(self) -> list[SegmentInfo]:
+        """
+        Return those that lie on the disk, ascending.
+        """
+        with self._lock:
+            return [self._segments[seq] for seq in sorted(self._segments.keys() - self._cold)]
+
+    @property
+    def local_count(self) -> int:
+        """
+        Number of segments that lie on the disk.
+        """
+        return len(self._segments) - len(self._cold)
 
     def segments(self) -> list[SegmentInfo]:
         """
@@ -100,7 +134,10 @@ class Catalog:
                 reader = self._reader(info)
                 reader.verify()
             except Damaged as damage:
+                was_local = self.is_local(seq)
                 self._on_damage(info, damage)
+                if was_local and seq in self._cold:
+                    return self.bundle(ref)  # the object tier has it still
                 raise
             with self._lock:
                 if seq in self._segments:
@@ -125,9 +162,14 @@ class Catalog:
             raise Damaged(info.path, 0, "the segment file is gone") from error
         with self._lock:
             self._readers[info.seq] = reader
+            # Dropped, not closed: another thread may be reading from it.
             if len(self._readers) > READERS_MAX:
-                # Dropped, not closed: another thread may be reading from it.
                 self._readers.popitem(last=False)
+            held = [seq for seq in self._readers if seq in self._cold]
+            nbytes = sum(self._readers[seq].info.size_bytes for seq in held)
+            for seq in held[:-1]:
+                if nbytes > COLD_BYTES_MAX:
+                    nbytes -= self._readers.pop(seq).info.size_bytes
         return reader
 
     def forget(self, seq: int) -> None:
@@ -135,14 +177,40 @@ class Catalog:
         Stop knowing a segment whose file went elsewhere.
         """
         with self._lock:
-            self._readers.pop(seq, None)
-            if self._latest is not None and self._latest.info.seq == seq:
-                self._latest = None
+            self._let_go(seq)
             self._leaving.discard(seq)
             info = self._segments.pop(seq, None)
             if info is not None:
-                self.bytes -= info.size_bytes
                 self.verified.forget(info.path)
+            self._cold.discard(seq)
+
+    def _let_go(self, seq: int) -> None:
+        self._readers.pop(seq, None)  # an open file holds its disk space, also when it is deleted
+        if self._latest is not None and self._latest.info.seq == seq:
+            self._latest = None
+        if seq in self._segments and seq not in self._cold:
+            self.bytes -= self._segments[seq].size_bytes
+            self._cold.add(seq)
+
+    def went_cold(self, seq: int) -> None:
+        """
+        Take note that only the object tier has segment *seq* now.
+        """
+        with self._lock:
+            self._let_go(seq)
+
+    def let_go(self, seqs: Iterable[int]) -> int:
+        """
+        Remove the files of segments that the object tier has, durably, and return the bytes freed. They stay known.
+
+        Raises:
+            OSError: a file could not be removed; it counts as there, and can be tried again.
+        """
+        infos = [self._segments[seq] for seq in seqs if self.is_local(seq)]
+        remove_durably(self._files, [info.path for info in infos])
+        for info in infos:
+            self.went_cold(info.seq)
+        return sum(info.size_bytes for info in infos)
 
     def keep_floor(self, floor: int) -> None:
         """
@@ -169,10 +237,12 @@ class Catalog:
         with self._lock:
             gone = [self._segments[seq] for seq in seqs if seq in self._segments]
             self._leaving.update(info.seq for info in gone)
-        remove_durably(self._files, [info.path for info in gone])
+            local = [info for info in gone if info.seq not in self._cold]
+        if local:
+            remove_durably(self._files, [info.path for info in local])
         for info in gone:
             self.forget(info.seq)
-        return sum(info.size_bytes for info in gone)
+        return sum(info.size_bytes for info in local)
 
     def close(self) -> None:
         """

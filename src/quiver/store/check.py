@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
 from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import Finding, Kind
 from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.store.cold_files import ColdFiles
+from quiver.store.format.cold_list import decode_cold_list
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
 from quiver.store.format.floor import decode_floor
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
+    COLD_LIST,
     CURSOR_NAME,
     DROP_LEDGER,
     QUARANTINE_DIR,
@@ -138,6 +141,7 @@ def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None]
         # Read again: it has passed every log file that was deleted before the others were read.
         _check_positions(report, spans, max(_cursor_now(fs, cursor_path), segments_end))
     _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
+    _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{COLD_LIST}", decode_cold_list)
     _check_small(fs, report, f"{root}/{STORE_ID}", decode_identity)
     for name in (DROP_LEDGER, EVICTED):
         _check_small(fs, report, f"{root}/{name}", decode_drop_ledger)
@@ -293,10 +297,11 @@ def _check_tail(report: StoreReport, file: WalFileFound, scan: WalFileScan) -> N
 
 def _check_segments(fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None) -> int:
     """
-    Check every segment to its last byte; return the log position that the newest of them covers.
+    Check every segment to its last byte, those in the object tier too; return the log position that the newest covers.
     """
     directory = f"{report.root}/{SEGMENTS_DIR}"
     end = 0
+    fs = ColdFiles(fs, on_damage=lambda _: None)  # the list is a file of its own here
     for name in _names(fs, directory):
         if parse_segment_name(name) is None:
             continue
@@ -310,7 +315,10 @@ def _check_segments(fs: FileSystem, report: StoreReport, on_progress: Callable[[
             continue
         except Damaged as damage:
             report.files += 1
-            report.findings.append(Finding(path, damage.offset, "damaged", damage.reason))
+            report.findings.append(Finding(damage.path, damage.offset, "damaged", damage.reason))
+            continue
+        except (ObjectsUnavailable, AccessRefused, SettingsInvalid) as error:
+            report.findings.append(Finding(path, 0, "not reached", f"only the object tier has it: {error}"))
             continue
         except OSError as error:  # of this one file: the others are looked at all the same
             report.files += 1

@@ -3,9 +3,10 @@ What leaves the disk, and why: because everybody has finished with it, because i
 
 In this order, whoever asks:
 
+0. files of segments that the object tier has, beyond the local window: the segments stay (`cold_window`);
 1. finished segments, after their grace period and beyond the headroom;
 2. segments over age: finished ones as they are, the others through the drop ledger;
-3. when room is wanted: the oldest finished segments, grace and headroom or not;
+3. when room is wanted: files that the tier has, then the oldest finished segments, grace and headroom or not;
 4. with `drop_oldest`, and only when 3 gave too little: the oldest segments, through the drop ledger.
 
 Nothing goes that the log would bring back after a crash: its cursor has passed a segment before the file goes.
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from quiver.errors import Damaged
 from quiver.primitives.disk_full import is_full_disk
 from quiver.store import recovery
+from quiver.store.cold_window import ColdWindow
 from quiver.store.drops import DropLedger
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason
@@ -68,6 +70,7 @@ class Cleanup:
             headroom_bytes=settings.steady_state_headroom_bytes,
             age_s_max=settings.max_age_s,
         )
+        self.window = ColdWindow(parts, self.retention, self._out_of_log)
         self.side = SideFiles(parts.files, parts.path, parts.clock)
         self.reserve = Reserve(
             parts.files,
@@ -92,13 +95,15 @@ class Cleanup:
         """
         Note how old a segment is: *born_s* in monotonic seconds, or what the wall clock says of one found at open.
         """
-        if self._parts.settings.max_age_s is None:
+        parts = self._parts
+        if parts.settings.max_age_s is None and not parts.cold.location:
             return
         if born_s is None:
-            clock = self._parts.clock
+            clock = parts.clock
             newest_ns = info.ingested_max_ns
-            if newest_ns is None:  # another engine's: it goes by the file's time, too
-                newest_ns = self._parts.files.stat(info.path).modified_ns
+            if newest_ns is None:  # another engine's: it goes by the file's time, too; without one it begins now
+                there = parts.files.exists(info.path)
+                newest_ns = parts.files.stat(info.path).modified_ns if there else clock.now_ns()
             born_s = clock.monotonic() - max(0, clock.now_ns() - newest_ns) / 1e9
         self.retention.born(info.seq, born_s)
 
@@ -114,6 +119,7 @@ class Cleanup:
         for step in (
             self.write_progress,
             self._continue_drops,
+            self._tend_cold,
             lambda: self.free_finished().segments,
             lambda: self.expire().segments,
         ):
@@ -128,6 +134,12 @@ class Cleanup:
 
     def _continue_drops(self) -> int:
         self.continue_drops()
+        return 0
+
+    def _tend_cold(self) -> int:
+        with self._parts.maintenance:
+            self._parts.cold.keep()
+            self.window.shrink()
         return 0
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────
@@ -169,17 +181,26 @@ class Cleanup:
         with self._parts.maintenance:
             finished = {info.seq: info.size_bytes for info in self._finished()}
             seqs = self.retention.deletable(finished, now_s=self._parts.clock.monotonic())
-            return self._delete(self._known(seqs), "finished")
+            kept = self.window.keeps(seqs)
+            self.window.let_go(kept)
+            return self._delete(self._known(seq for seq in seqs if seq not in kept), "finished")
 
     def evict(self, bytes_wanted: int | None) -> Freed:
         """
-        Delete the oldest finished segments at once until *bytes_wanted* are free; None deletes all of them.
+        Delete the oldest finished segments at once until *bytes_wanted* are free; None deletes all of them. Before
+        that, files of segments that the object tier has.
 
         Raises:
             OSError: the disk refused; what was not removed stays known.
         """
         with self._parts.maintenance:
-            return self._delete(_oldest(self._finished(), bytes_wanted), "size")
+            copies = Freed(*self.window.make_room(bytes_wanted))
+            left = None if bytes_wanted is None else bytes_wanted - copies.size_bytes
+            gone = self._delete(_oldest(self._on_disk(self._finished()), left), "size")
+            return Freed(copies.segments + gone.segments, copies.size_bytes + gone.size_bytes)
+
+    def _on_disk(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
+        return [info for info in infos if self._parts.catalog.is_local(info.seq)]
 
     def _finished(self) -> list[SegmentInfo]:
         parts = self._parts
@@ -221,6 +242,8 @@ class Cleanup:
         freed = Freed(len(seqs), parts.catalog.delete(seqs))
         parts.registry.removed(seqs)
         self.retention.gone(seqs)
+        # A crash before the list says so: the segment is back, as finished as it was, and goes again.
+        parts.cold.leave(seqs)
         parts.sealing.try_now()
         with parts.lock:
             parts.room.notify_all()
@@ -238,7 +261,11 @@ class Cleanup:
         """
         parts = self._parts
         with parts.maintenance:
-            due = set(self.retention.expired(now_s=parts.clock.monotonic()))
+            now_s = parts.clock.monotonic()
+            # What the tier has is over age there, not here: here `ColdWindow.shrink` removes the file.
+            due = {seq for seq in self.retention.expired(now_s=now_s) if not parts.cold.is_verified(seq)}
+            if parts.settings.cold_max_age_s is not None:
+                due.update(self.retention.older_than(parts.settings.cold_max_age_s, now_s=now_s))
             if not due:
                 return NOTHING
             finished = [info for info in self._finished() if info.seq in due]
@@ -256,7 +283,7 @@ class Cleanup:
         """
         parts = self._parts
         with parts.maintenance:
-            freed = self._give_up(_oldest(parts.catalog.segments(), bytes_wanted), "size")
+            freed = self._give_up(_oldest(self._on_disk(parts.catalog.segments()), bytes_wanted), "size")
             if freed.segments:
                 parts.observer.count("quiver.retention.size_emergency_total")
             return freed
@@ -458,8 +485,22 @@ class Cleanup:
             if info.seq not in parts.catalog:
                 return
             parts.catalog.keep_floor(info.seq + 1)
-            with contextlib.suppress(FileNotFoundError):
-                recovery.quarantine_file(parts.files, parts.path, info.path)
+            is_local = parts.catalog.is_local(info.seq)
+            if is_local:
+                with contextlib.suppress(FileNotFoundError):
+                    recovery.quarantine_file(parts.files, parts.path, info.path)
+            if is_local and parts.cold.is_verified(info.seq):
+                parts.catalog.went_cold(info.seq)
+                parts.observer.event(
+                    "quiver.segment.quarantined",
+                    level=logging.ERROR,
+                    path=info.path,
+                    bundles=0,
+                    reason=f"{damage.reason}; the object tier has it",
+                )
+                return
+            # An object that is not what was sent is copied to a quarantine of its own by the next pass.
+            parts.cold.leave([info.seq], "sent" if is_local else "damaged")
             parts.catalog.forget(info.seq)
             parts.registry.removed([info.seq])
             self.retention.gone([info.seq])
@@ -467,7 +508,7 @@ class Cleanup:
         parts.observer.event(
             "quiver.segment.quarantined",
             level=logging.ERROR,
-            path=info.path,
+            path=damage.path,
             bundles=info.bundle_count,
             reason=damage.reason,
         )

@@ -11,6 +11,7 @@ from typing import Any
 from quiver.errors import Damaged
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Frame
+from quiver.store.cold_files import ColdFiles, OpenTier
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.floor import decode_floor
 from quiver.store.format.names import (
@@ -47,6 +48,8 @@ class StoreDirectory:
         strict: raise at the first damage instead of collecting it.
         problems: where it is collected.
         verified: segments that need not be read for their checksum.
+        open_tier: how to get to the objects of segments that only the object tier has; by default as the store's own
+            list says.
 
     Attributes:
         problems: the damage met so far, each with path, offset and reason, none of them twice.
@@ -60,11 +63,12 @@ class StoreDirectory:
         strict: bool,
         problems: list[Damaged] | None = None,
         verified: VerifiedSegments | None = None,
+        open_tier: OpenTier | None = None,
     ) -> None:
         self.path = root
         self.problems: list[Damaged] = [] if problems is None else problems
         self._verified = VerifiedSegments() if verified is None else verified
-        self._fs = fs
+        self._fs: FileSystem = ColdFiles(fs, open_tier=open_tier, on_damage=self.report)
         self._strict = strict
 
     def report(self, damage: Damaged) -> None:

@@ -35,6 +35,7 @@ from quiver.primitives.scan import Damage, Frame
 from quiver.settings import Profile
 from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
 from quiver.store.closed import drain, held_closed, raise_floor
+from quiver.store.cold_files import read_cold_list
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.ipc_table import decode_table, encode_table
 from quiver.store.format.names import CURSOR_NAME, SEGMENTS_DIR, WAL_ACTIVE, WAL_DIR, parse_segment_name
@@ -102,11 +103,16 @@ def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | N
     Raises:
         DirectoryInUse: a process has the store open, or works for one of its subscribers.
         Damaged: something is not as it was written: `quiver repair` first.
-        WrongUse: *root* is not a store, or is a snapshot.
+        WrongUse: *root* is not a store, or is a snapshot, or has segments in an object tier.
         OSError: the disk refused; call it again.
     """
     require_store(fs, root)
     refuse_snapshot(fs, root)
+    if read_cold_list(fs, f"{root}/{SEGMENTS_DIR}") is not None:
+        raise WrongUse(
+            f"{root} has segments in an object tier, which would stay as they are: take a snapshot, which has them, "
+            "restore it to a new directory, and migrate that"
+        )
     with ExitStack() as held:
         # Before anything is changed: whoever works for a subscriber would write the old profile again.
         for subscriber in find_subscribers(fs, root):

@@ -9,6 +9,7 @@ import uuid
 
 from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.objects.port import ObjectTier
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
@@ -33,6 +34,7 @@ def open_store(
     adapter: Adapter = OTAP,
     background: bool = True,
     capacity: Capacity | None = None,
+    objects: ObjectTier | None = None,
 ) -> Store:
     """
     Create or recover the store in directory *path*: one writer per directory.
@@ -48,8 +50,10 @@ def open_store(
         adapter: the slot table.
         background: run the flush and maintenance threads; without them the caller drives `maintain()`.
         capacity: the size cap when others share it; that of the settings when None.
+        objects: the object tier, open; by default it is opened when `cold.objects` is needed.
 
     Raises:
+        Damaged: the list of what the object tier has cannot be read.
         DirectoryInUse: another process, or this one, has it open.
         FormatUnsupported: it was written by a newer version or under another adapter.
         WrongUse: it is a snapshot: make a store of it first.
@@ -74,6 +78,7 @@ def open_store(
             background=background,
             lock=lock,
             capacity=capacity,
+            objects=objects,
         )
     except BaseException:
         lock.release()

@@ -12,6 +12,7 @@ from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
 from quiver.settings import Settings
 from quiver.store.catalog import Catalog
+from quiver.store.cold_register import ColdRegister
 from quiver.store.sealing import Sealing
 from quiver.store.subscribers.registry import Registry
 from quiver.store.wal.writer import WalWriter
@@ -32,6 +33,7 @@ class Parts:
         lock: guards `wal` and `sealing`; ingest holds it.
         room: on `lock`; notified when something was freed.
         maintenance: one pass at a time.
+        cold: which segments the object tier has; empty where there is none.
     """
 
     path: str
@@ -46,3 +48,4 @@ class Parts:
     registry: Registry
     wal: WalWriter
     sealing: Sealing
+    cold: ColdRegister

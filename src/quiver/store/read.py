@@ -27,8 +27,12 @@ import pyarrow as pa
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.errors import Damaged, WrongUse
+from quiver.objects.location import ObjectLocation
+from quiver.objects.opening import open_objects
+from quiver.objects.port import ObjectTier
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
+from quiver.store.cold_files import OpenTier
 from quiver.store.digests import SegmentDigests
 from quiver.store.directory import StoreDirectory
 from quiver.store.format.cores import core_directory, parse_core_directory
@@ -45,7 +49,12 @@ __all__ = ["StoreReader", "read"]
 
 
 def read(
-    path: str | os.PathLike[str], *, fs: FileSystem = REAL_FILES, adapter: Adapter = OTAP, strict: bool = False
+    path: str | os.PathLike[str],
+    *,
+    fs: FileSystem = REAL_FILES,
+    adapter: Adapter = OTAP,
+    strict: bool = False,
+    objects: ObjectTier | ObjectLocation | None = None,
 ) -> StoreReader:
     """
     Open the store in directory *path* for reading. Works beside a live writer, takes no lock, changes nothing.
@@ -55,13 +64,22 @@ def read(
         fs: the file system.
         adapter: the slot table that slot names are looked up in.
         strict: raise at the first damage instead of collecting it in `StoreReader.problems`.
+        objects: the object tier, or where it is, for segments that only it has. By default the store's own list says
+            where, and credentials are looked for where the provider's own client does.
 
     Raises:
         WrongUse: the directory holds no store.
         OSError: it cannot be read.
     """
     root = os.fspath(path).rstrip("/") or "/"
-    reader = StoreReader(root, fs=fs, adapter=adapter, strict=strict)
+    open_tier: OpenTier | None = None
+    if isinstance(objects, ObjectLocation):
+        place = objects
+        open_tier = lambda _: open_objects(place, writable=False, fs=fs)  # noqa: E731
+    elif objects is not None:
+        tier = objects
+        open_tier = lambda _: tier  # noqa: E731
+    reader = StoreReader(root, fs=fs, adapter=adapter, strict=strict, open_tier=open_tier)
     if not reader.directories():
         raise WrongUse(f"{root} holds no store: it has neither {SEGMENTS_DIR}/ nor {WAL_DIR}/, nor a core's directory")
     return reader
@@ -83,12 +101,14 @@ class StoreReader:
         adapter: Adapter,
         strict: bool = False,
         verified: VerifiedSegments | None = None,
+        open_tier: OpenTier | None = None,
     ) -> None:
         self.path = root
         self._fs = fs
         self._adapter = adapter
         self._strict = strict
         self._verified = verified
+        self._open_tier = open_tier
         self._lock = threading.Lock()
         self._known: dict[str, SegmentDigests] = {}
         self.problems: list[Damaged] = []
@@ -113,7 +133,12 @@ class StoreReader:
 
     def _digests(self, root: str) -> SegmentDigests:
         directory = StoreDirectory(
-            root, fs=self._fs, strict=self._strict, problems=self.problems, verified=self._verified
+            root,
+            fs=self._fs,
+            strict=self._strict,
+            problems=self.problems,
+            verified=self._verified,
+            open_tier=self._open_tier,
         )
         return SegmentDigests(directory)
 

@@ -70,9 +70,13 @@ class Retention:
         """
         Return the segments that are over age, ascending; *now_s* in monotonic seconds.
         """
-        if self._age_s_max is None:
-            return []
-        return sorted(seq for seq, born in self._born_s.items() if now_s - born >= self._age_s_max)
+        return [] if self._age_s_max is None else self.older_than(self._age_s_max, now_s=now_s)
+
+    def older_than(self, age_s: float, *, now_s: float) -> list[int]:
+        """
+        Return the segments whose newest bundle came *age_s* ago or earlier, ascending; *now_s* in monotonic seconds.
+        """
+        return sorted(seq for seq, born in self._born_s.items() if now_s - born >= age_s)
 
     def is_over_age(self, born_s: float, *, now_s: float) -> bool:
         """

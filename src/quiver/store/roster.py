@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quiver.errors import Damaged, SubscriberUnknown, WrongUse
+from quiver.errors import Damaged, SettingsInvalid, SubscriberUnknown, WrongUse
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import holder_of, is_held
 from quiver.primitives.scan import Frame
 from quiver.settings import Profile
+from quiver.store.cold_files import read_cold_list
+from quiver.store.cold_register import info_of
 from quiver.store.format.floor import decode_floor
 from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR, parse_segment_name, subscriber_lock_name
 from quiver.store.format.progress import Progress, progress_checksum
@@ -39,11 +41,12 @@ _FLOOR_BYTES_MAX = 64 * 1024
 @dataclass(frozen=True, slots=True)
 class SealedSegments:
     """
-    The sealed segments of a directory, ascending, and what could not be read of them.
+    The sealed segments of a directory, ascending, what could not be read of them, and which only the object tier has.
     """
 
     infos: tuple[SegmentInfo, ...]
     unreadable: tuple[str, ...]
+    cold: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Rewound:
 def find_segments(fs: FileSystem, root: str) -> SealedSegments:
     """
     Read the end of every segment of the store at *root*. One that a live writer deletes meanwhile is passed over.
+    Of those that only the object tier has, the store's list says enough: nothing is asked of the tier.
 
     Raises:
         OSError: a file cannot be read.
@@ -106,7 +110,18 @@ def find_segments(fs: FileSystem, root: str) -> SealedSegments:
             continue
         infos.append(reader.info)
         reader.close()
-    return SealedSegments(tuple(sorted(infos, key=lambda info: info.seq)), tuple(unreadable))
+    cold: list[SegmentInfo] = []
+    try:
+        # After the files: what goes to the tier in between is on the list.
+        listing = read_cold_list(fs, directory)
+    except (Damaged, SettingsInvalid) as problem:
+        unreadable.append(str(problem))
+    else:
+        local = {info.seq for info in infos}
+        found = [] if listing is None else [entry for entry in listing.verified.values() if entry.seq not in local]
+        cold = [info_of(entry, directory) for entry in found]
+    every = tuple(sorted([*infos, *cold], key=lambda info: info.seq))
+    return SealedSegments(every, tuple(unreadable), frozenset(info.seq for info in cold))
 
 
 def standings(fs: FileSystem, root: str, *, now_ns: int) -> list[Standing]:

@@ -92,7 +92,7 @@ def open_path(
     Raises:
         DirectoryInUse: another process, or this one, has it open.
         FormatUnsupported: it was written by a newer version or under another adapter.
-        SettingsInvalid: the size cap is too small for so many cores.
+        SettingsInvalid: the size cap is too small for so many cores, or there is an object tier.
         WrongUse: *cores* or *core* is out of range, or the directory was made with cores and is opened without, or
             the other way round.
     """
@@ -109,6 +109,7 @@ def open_path(
             root, settings, files=files, clock=clock, observer=observer, adapter=adapter, background=background
         )
     _check_cores(files, root, cores, core)
+    _refuse_tier(settings)
     part = _divided(settings, cores, len({*found, *range(cores)}))
     # make_dirs makes each missing level durable, so no core's directory is lost behind its segments.
     files.make_dirs(root)
@@ -201,6 +202,13 @@ class _Place:
             evict=evict,
         )
         return capacity
+
+
+def _refuse_tier(settings: Settings) -> None:
+    if settings.cold_objects is not None:
+        raise SettingsInvalid(
+            "cold.objects cannot be combined with cores: other cores would take a file in the tier for one that is gone"
+        )
 
 
 def _check_cores(files: FileSystem, root: str, cores: int, core: int | None) -> None:

@@ -15,6 +15,7 @@ from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import FileSystem
 from quiver.primitives.prealloc import reserve_blocks
 from quiver.store.format.names import (
+    COLD_LIST,
     CURSOR_NAME,
     QUARANTINE_DIR,
     RESERVE,
@@ -68,7 +69,8 @@ class SideFiles:
             }
             progress = (size for name, size in sizes.items() if parse_progress_name(name) is not None)
             self.progress_bytes_max = max(progress, default=0)
-            paths = [f"{root}/{WAL_DIR}/{CURSOR_NAME}", f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"]
+            paths = [f"{root}/{WAL_DIR}/{CURSOR_NAME}"]
+            paths += [f"{root}/{SEGMENTS_DIR}/{name}" for name in (SEGMENT_FLOOR, COLD_LIST)]
             quarantine = f"{root}/{QUARANTINE_DIR}"
             kept = [f"{quarantine}/{name}" for name in self._files.list_dir(quarantine)] if self._exists() else []
             self.quarantine_bytes = sum(map(self._size, kept))

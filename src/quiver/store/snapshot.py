@@ -33,6 +33,7 @@ from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.settings import Profile
 from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store
+from quiver.store.cold_files import ColdFiles
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor, encode_cursor
 from quiver.store.format.floor import decode_floor, encode_floor
@@ -266,6 +267,7 @@ class _Copy:
 
     def __init__(self, fs: FileSystem, root: str, into: str, done: Copied) -> None:
         self._fs = fs
+        self._cold = ColdFiles(fs)
         self._root = root
         self._into = into
         self._done = done
@@ -370,7 +372,7 @@ class _Copy:
 
     def _segments(self) -> None:
         directory = f"{self._root}/{SEGMENTS_DIR}"
-        names = self._fs.list_dir(directory) if self._fs.exists(directory) else []
+        names = self._cold.list_dir(directory) if self._fs.exists(directory) else []
         seqs = {name: seq for name in names if (seq := parse_segment_name(name)) is not None}
         if seqs:
             self._next_seq = self._floor = max(seqs.values()) + 1
@@ -379,7 +381,10 @@ class _Copy:
             try:
                 linked = link_or_copy(self._fs, f"{directory}/{name}", path, mode=0o440)
             except FileNotFoundError:
-                continue  # finished by everybody, or given up by policy: step 4 or 5 says so
+                # Finished by everybody, or given up by policy: step 4 or 5 says so. Or only the object tier has it.
+                if not self._from_tier(directory, name, path):
+                    continue
+                linked = False
             size = self._fs.stat(path).size_bytes
             self._done.linked_bytes += size if linked else 0
             try:
@@ -393,6 +398,20 @@ class _Copy:
                 self._fs.remove(path)
                 continue
             self.files.append(SnapshotFile(f"{SEGMENTS_DIR}/{name}", size, None))
+
+    def _from_tier(self, directory: str, name: str, path: str) -> bool:
+        """
+        Copy a segment that only the object tier has: a snapshot stands alone. False when it is gone there, too.
+        """
+        try:
+            data = self._cold.map_read(f"{directory}/{name}").view()
+        except FileNotFoundError:
+            return False
+        except Damaged as damage:
+            self._done.notes.append(f"left out: {damage}")
+            return False
+        replace_file(self._fs, path, data, mode=0o440)
+        return True
 
     # 5. and 6.
 
@@ -421,7 +440,7 @@ class _Copy:
         if isinstance(answer, Frame):
             self._floor = max(self._floor, answer.value)
         with contextlib.suppress(FileNotFoundError):
-            found = (parse_segment_name(one) for one in self._fs.list_dir(f"{self._root}/{SEGMENTS_DIR}"))
+            found = (parse_segment_name(one) for one in self._cold.list_dir(f"{self._root}/{SEGMENTS_DIR}"))
             self._floor = max([self._floor, *(seq + 1 for seq in found if seq is not None)])
         self._write(name, encode_floor(self._floor))
 

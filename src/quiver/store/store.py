@@ -19,6 +19,7 @@ from typing import Any, Self
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
 from quiver.clock import Clock
 from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreClosed
+from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import FileSystem, Lock
@@ -29,10 +30,13 @@ from quiver.store.background import Background
 from quiver.store.capacity import AloneCapacity, Capacity, DeletionPause
 from quiver.store.catalog import Catalog
 from quiver.store.cleanup import Cleanup
+from quiver.store.cold_opening import open_cold_side
+from quiver.store.cold_tier import ColdTier
 from quiver.store.drops import DropLedger
 from quiver.store.encode import EncodedBundle, SlotEncoder, slot_pieces, write_slots
+from quiver.store.figures import figures
 from quiver.store.format.drop_ledger import DroppedSegment
-from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, WAL_DIR
+from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD, WalEntry
 from quiver.store.parts import Parts
 from quiver.store.query import By, Moment, Scan
@@ -80,6 +84,7 @@ class Store(SubscriberCalls):
         background: run the two threads of `Background`.
         lock: let go when the store is closed.
         capacity: the size cap when others share it; that of the settings when None.
+        objects: the object tier, open; by default it is opened when `cold.objects` is needed.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Store(SubscriberCalls):
         background: bool,
         lock: Lock,
         capacity: Capacity | None = None,
+        objects: ObjectTier | None = None,
     ) -> None:
         self.path = root
         self.settings = settings
@@ -117,8 +123,10 @@ class Store(SubscriberCalls):
         self._encoder = SlotEncoder()
         self._encode = self._encoder.encode
         self._segments_dir = f"{root}/{SEGMENTS_DIR}"
-        self.catalog = Catalog(files, self._segments_dir, adapter, on_damage=self._quarantine)
-        self._reader = StoreReader(root, fs=files, adapter=adapter, verified=self.catalog.verified)
+        self._cold = open_cold_side(root, settings, files=files, clock=clock, observer=observer, objects=objects)
+        self.catalog = Catalog(self._cold.files(files), self._segments_dir, adapter, on_damage=self._quarantine)
+        tier, verified = self._cold.open_tier, self.catalog.verified
+        self._reader = StoreReader(root, fs=files, adapter=adapter, verified=verified, open_tier=tier)
         self._sequence = 0
         self._background: Background | None = None
         self._recover()
@@ -135,6 +143,7 @@ class Store(SubscriberCalls):
                 observer=observer,
             )
             self._admission.wake = self._background.wake
+            self._cold_tier.start()
             self._background.start()
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────
@@ -145,6 +154,7 @@ class Store(SubscriberCalls):
         recovery.remove_leftovers(files, root)
         cursor = recovery.load_cursor(files, root, observer)
         next_seq, _ = recovery.load_segments(files, root, self.catalog, cursor=cursor, observer=observer)
+        next_seq = self._cold.restore(self.catalog, next_seq)
         segments = self.catalog.segments()
         found = recovery.scan_log(
             files, root, adapter=self.adapter, cursor=cursor, segments=segments, observer=observer
@@ -210,7 +220,7 @@ class Store(SubscriberCalls):
         )
 
     def _furnish(self, ledger: DropLedger) -> None:
-        parts = Parts(
+        parts = self._parts = Parts(
             path=self.path,
             settings=self.settings,
             files=self._files,
@@ -223,7 +233,9 @@ class Store(SubscriberCalls):
             registry=self._registry,
             wal=self._wal,
             sealing=self._sealing,
+            cold=self._cold.register,
         )
+        self._cold_tier = ColdTier(parts, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set)
         self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
         self._sealer = Sealer(parts, self._cleanup)
         self._admission = Admission(parts, self._cleanup, self._capacity, self._sealer)
@@ -412,8 +424,8 @@ class Store(SubscriberCalls):
         """
         One maintenance pass: sync, seal what is due, write progress, delete what is finished or over age.
 
-        The background thread calls it; without one, the caller does. Never waits. What a full disk refuses is
-        reported, and tried again by the next pass.
+        The background thread calls it; without one, the caller does, and waits only for an object tier. What a full
+        disk or the tier refuses is reported, and tried again by the next pass.
 
         Raises:
             StoreFailed: the disk failed; reopen to recover.
@@ -437,7 +449,9 @@ class Store(SubscriberCalls):
             gone = self._sealer.forget_log()
             cleanup.reserve.keep()
             cleanup.side.measure()
-            return MaintenanceReport(sealed, written, deleted, gone)
+        # Without the lock: nobody waits for the object store.
+        self._cold_tier.tend()
+        return MaintenanceReport(sealed, written, deleted, gone)
 
     def _is_due(self) -> bool:
         born_s = self._sealing.open_born_s()
@@ -526,23 +540,7 @@ class Store(SubscriberCalls):
         """
         Return figures of this moment: bytes, counts, and each subscriber's lag.
         """
-        with self._lock:
-            figures = {
-                "segments": len(self.catalog),
-                "segment_bytes": self.catalog.bytes,
-                **self._wal.stats(),
-                "open_bundles": self._sealing.open.bundle_count,
-                "open_bytes": self._sealing.open.nbytes,
-                "next_sequence": self._sequence,
-                "next_segment": self._sealing.next_seq,
-            }
-        quarantine = f"{self.path}/{QUARANTINE_DIR}"
-        figures |= {
-            "disk_bytes": self.disk_bytes,
-            "incomplete_segments": figures["segments"] - len(self._registry.complete_segments()),
-            "quarantined_files": len(self._files.list_dir(quarantine)) if self._files.exists(quarantine) else 0,
-        }
-        return figures | {"subscribers": self._registry.stats()}
+        return figures(self._parts, self._cold_tier, next_sequence=self._sequence, disk_bytes=self.disk_bytes)
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -567,6 +565,8 @@ class Store(SubscriberCalls):
             self._room.notify_all()
         if self._background is not None:
             self._background.stop()
+        self._cold.tier.close()
+        self._cold_tier.stop()
         # Whoever still maintains finishes first; after that nobody of this store touches the directory any more.
         with self._maintenance, contextlib.ExitStack() as last_to_first:
             last_to_first.callback(self._directory_lock.release)
@@ -584,6 +584,7 @@ class Store(SubscriberCalls):
             self._cleanup.write_progress()
             self._cleanup.continue_drops()
             self._cleanup.free_finished()
+            self._cold.register.keep()
         except AtCapacity:
             if not self._logging:
                 raise

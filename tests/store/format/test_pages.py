@@ -30,7 +30,7 @@ from quiver.store.format.manifest import INGESTED_AT_KEY
 from quiver.store.format.segment_file import DIRECTORY_SCHEMA, decode_segment_footer
 
 PAGES = Path(__file__).parents[3] / "docs" / "formats"
-KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores", "retry-set"]
+KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores", "retry-set", "cold-list"]
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 STRUCTS = {
     "wal": ["WAL_HEADER", "ENTRY_HEAD", "SLOT_HEAD", "CRC"],
@@ -41,9 +41,30 @@ STRUCTS = {
     "drops": ["DROP_HEADER", "DROP_ENTRY"],
     "cores": ["SIDECAR"],
     "retry-set": ["RETRY_HEADER", "RETRY_ENTRY"],
+    "cold-list": ["COLD_HEADER", "COLD_ENTRY"],
 }
-LIMITS = {"wal": 2, "cursor": 0, "segment": 5, "progress": 2, "floor": 0, "drops": 2, "cores": 1, "retry-set": 4}
-EXAMPLES = {"wal": 1, "cursor": 1, "segment": 0, "progress": 2, "floor": 1, "drops": 0, "cores": 1, "retry-set": 1}
+LIMITS = {
+    "wal": 2,
+    "cursor": 0,
+    "segment": 5,
+    "progress": 2,
+    "floor": 0,
+    "drops": 2,
+    "cores": 1,
+    "retry-set": 4,
+    "cold-list": 3,
+}
+EXAMPLES = {
+    "wal": 1,
+    "cursor": 1,
+    "segment": 0,
+    "progress": 2,
+    "floor": 1,
+    "drops": 0,
+    "cores": 1,
+    "retry-set": 1,
+    "cold-list": 1,
+}
 
 
 def page_of(kind: str) -> str:
@@ -169,7 +190,7 @@ def test_directory_and_manifest_columns():
 
 @pytest.mark.parametrize(("kind", "dotted"), [
     ("wal", "wal_file.WAL_MAGIC"), ("cursor", "cursor.CURSOR_MAGIC"), ("floor", "floor.FLOOR_MAGIC"),
-    ("drops", "drop_ledger.DROP_MAGIC"), ("cores", "cores.CLAIM_MAGIC"),
+    ("drops", "drop_ledger.DROP_MAGIC"), ("cold-list", "cold_list.COLD_MAGIC"), ("cores", "cores.CLAIM_MAGIC"),
     ("segment", "segment_file.SEGMENT_MAGIC"), ("progress", "progress.PROGRESS_MAGIC"),
 ])  # fmt: skip
 def test_magics(kind, dotted):

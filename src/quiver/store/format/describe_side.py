@@ -11,12 +11,14 @@ from collections.abc import Callable
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Frame
 from quiver.store.format.audit import AuditRecord, decode_audit
+from quiver.store.format.cold_list import COLD_MAGIC, decode_cold_list
 from quiver.store.format.cores import CLAIM_MAGIC, CORE_CLAIM, EVICTED, decode_claim
 from quiver.store.format.drop_ledger import DROP_MAGIC, decode_drop_ledger
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
     AUDIT_PREVIOUS,
     AUDIT_TRAIL,
+    COLD_LIST,
     DROP_LEDGER,
     RESERVE,
     STORE_ID,
@@ -30,6 +32,7 @@ __all__ = ["SIDE_DESCRIBERS", "side_kind_by_head", "side_kind_by_name"]
 
 _NAMES = {
     DROP_LEDGER: "drop ledger",
+    COLD_LIST: "cold list",
     EVICTED: "drop ledger",
     CORE_CLAIM: "claim",
     SNAPSHOT_LIST: "snapshot list",
@@ -46,7 +49,7 @@ def side_kind_by_head(head: bytes) -> str | None:
     """
     Return the kind that the first bytes of a file speak of; None when they do not.
     """
-    by_magic = {DROP_MAGIC: "drop ledger", CLAIM_MAGIC: "claim", RETRY_MAGIC: "retry set"}
+    by_magic = {DROP_MAGIC: "drop ledger", CLAIM_MAGIC: "claim", RETRY_MAGIC: "retry set", COLD_MAGIC: "cold list"}
     if head.startswith(SNAPSHOT_PREFIX):
         return "snapshot list"
     if head.startswith(COMMIT_PREFIX):
@@ -85,6 +88,30 @@ def _describe_drops(to: Description, view: memoryview, rows_max: int) -> None:
             "wal_position_end": entry.wal_position_end,
         }
         for entry in entries[:rows_max]
+    ]
+
+
+def _describe_cold(to: Description, view: memoryview, rows_max: int) -> None:
+    to.version = int.from_bytes(view[8:10], "little") if len(view) >= 10 else None
+    found = to.accept(decode_cold_list(view))
+    if found is None:
+        return
+    verified = [entry for entry in found.entries if entry.state == "verified"]
+    to.fields = {
+        "location": dict(found.location),
+        "segments": len(found.entries),
+        "verified": len(verified),
+        "verified_bytes": sum(entry.size_bytes for entry in verified),
+    }
+    to.tables["cold"] = [
+        {
+            "segment": entry.seq,
+            "state": entry.state,
+            "bundles": entry.bundle_count,
+            "size_bytes": entry.size_bytes,
+            "crc32": f"{entry.crc32:08x}",
+        }
+        for entry in found.entries[:rows_max]
     ]
 
 
@@ -187,6 +214,7 @@ def _describe_kept(to: Description, _view: memoryview, _rows_max: int) -> None:
 
 SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
     "drop ledger": _describe_drops,
+    "cold list": _describe_cold,
     "retry set": _describe_retries,
     "claim": _describe_claim,
     "sink commit": _describe_commit,

@@ -14,6 +14,7 @@ from quiver.errors import WrongUse
 __all__ = [
     "AUDIT_PREVIOUS",
     "AUDIT_TRAIL",
+    "COLD_LIST",
     "CURSOR_NAME",
     "DROP_LEDGER",
     "QUARANTINE_DIR",
@@ -49,6 +50,8 @@ CURSOR_NAME = "quiver.wal.cursor"
 SEGMENTS_DIR = "segments"
 SEGMENT_FLOOR = "quiver.segment.floor"
 """Lies in `SEGMENTS_DIR`."""
+COLD_LIST = "quiver.cold"
+"""Lies in `SEGMENTS_DIR`: which segments the object tier has."""
 QUARANTINE_DIR = "quarantine"
 STORE_LOCK = "quiver.lock"
 STORE_ID = "quiver.id"

@@ -54,6 +54,7 @@ class BundleHandle:
         Raises:
             Damaged: the bytes on disk are not what was written.
             BundleUnavailable: the segment is not on disk any more.
+            ObjectsUnavailable: only the object tier has it, and does not answer; ask again, or `defer`.
             OSError: the disk could not be read.
         """
         if self._bundle is None:

@@ -1,0 +1,342 @@
+"""
+A file system that shows the segments of the object tier where they used to lie, for whoever only reads.
+
+Local files go first. A segment whose file is gone and whose object is verified, by the cold list beside it, is read
+from the tier: pieces of it by range, the whole of it into memory, and then never without its checksum. Nothing is
+written here but what the caller writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from quiver.errors import Damaged, ObjectMissing, ObjectsUnavailable, WrongUse
+from quiver.objects.location import ObjectLocation
+from quiver.objects.opening import open_objects
+from quiver.objects.port import ObjectTier
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import Buffer, File, FileStat, FileSystem, WriteMapping
+from quiver.primitives.files import Mapping as FileMapping
+from quiver.primitives.mapping import ReadMapping
+from quiver.primitives.scan import Damage, Frame
+from quiver.store.cold_location import location_from_list, object_key
+from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list
+from quiver.store.format.names import COLD_LIST, SEGMENTS_DIR, parse_segment_name, segment_name
+
+__all__ = ["COLD_INODE", "ColdFiles", "OpenTier", "fetch_segment", "read_cold_list"]
+
+COLD_INODE = 0
+"""What `stat` says of a segment in the tier; no file has it."""
+
+_CRC_BYTES = 4
+_TRIES = 3
+"""What came back wrong may have been cut on the way: it is asked for again this often."""
+
+OpenTier = Callable[[ObjectLocation], ObjectTier]
+
+
+@dataclass(frozen=True, slots=True)
+class ColdListing:
+    """
+    A cold list as read: where the objects are, and which of them may be relied on, by segment number.
+    """
+
+    location: ObjectLocation
+    folder: str
+    verified: Mapping[int, ColdSegment]
+
+
+def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
+    """
+    Return the cold list in *directory*, where the segments are; None when there is none.
+
+    Raises:
+        Damaged: it cannot be read.
+        SettingsInvalid: another version wrote it.
+        OSError: the disk says so.
+    """
+    path = f"{directory}/{COLD_LIST}"
+    try:
+        data = fs.read_all(path, size_max=COLD_LIST_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    answer = decode_cold_list(memoryview(data))
+    if not isinstance(answer, Frame):
+        offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
+        raise Damaged(path, offset, f"{reason}: which segments the object tier has is not known")
+    location, folder = location_from_list(answer.value.location)
+    verified = {entry.seq: entry for entry in answer.value.entries if entry.state == "verified"}
+    return ColdListing(location, folder, verified)
+
+
+def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
+    """
+    Return the whole segment, every byte as it was written.
+
+    Raises:
+        Damaged: the object is another one, or is gone; names its key.
+        ObjectsUnavailable: nobody answers.
+    """
+    reason = ""
+    for _ in range(_TRIES):
+        try:
+            data = tier.get(key, size_max=entry.size_bytes)
+        except ObjectMissing:
+            raise Damaged(key, 0, "the object is gone from the tier") from None
+        except WrongUse as error:
+            raise Damaged(key, 0, str(error)) from error
+        if len(data) != entry.size_bytes:
+            reason = f"{len(data)} bytes came, the segment has {entry.size_bytes}"
+        elif crc32(memoryview(data)[:-_CRC_BYTES]) != entry.crc32 or data[-_CRC_BYTES:] != entry.crc32.to_bytes(
+            _CRC_BYTES, "little"
+        ):
+            reason = f"the object's checksum is not {entry.crc32:08x}"
+        else:
+            return data
+    raise Damaged(key, 0, reason)
+
+
+class _ColdFile:
+    """
+    A segment in the tier, opened for reading by ranges.
+    """
+
+    def __init__(self, path: str, tier: ObjectTier, key: str, entry: ColdSegment) -> None:
+        self.path = path
+        self._tier = tier
+        self._key = key
+        self._entry = entry
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """
+        Return up to *size* bytes at *offset*; fewer only at the end.
+        """
+        length = max(0, min(size, self._entry.size_bytes - offset))
+        if not length:
+            return b""
+        try:
+            data = self._tier.get_range(self._key, offset, length)
+        except ObjectMissing:
+            raise Damaged(self._key, offset, "the object is gone from the tier") from None
+        if len(data) != length:
+            raise ObjectsUnavailable("get_range", self._key, f"{len(data)} bytes came instead of {length}")
+        return data
+
+    def size(self) -> int:
+        """
+        Return the length in bytes.
+        """
+        return self._entry.size_bytes
+
+    def close(self) -> None:
+        """
+        Nothing stays open.
+        """
+
+    def _refuse(self, *_: object, **__: object) -> OSError:
+        return OSError(errno.EROFS, os.strerror(errno.EROFS), self.path)
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """
+        Refuse: the tier is only read here.
+        """
+        raise self._refuse(data, offset)
+
+    def pwritev(self, parts: object, offset: int, size: int = -1) -> None:
+        """
+        Refuse, as `pwrite` does.
+        """
+        raise self._refuse(parts, offset, size)
+
+    def truncate(self, size: int) -> None:
+        """
+        Refuse, as `pwrite` does.
+        """
+        raise self._refuse(size)
+
+    def reserve(self, start: int, length: int) -> None:
+        """
+        Refuse, as `pwrite` does.
+        """
+        raise self._refuse(start, length)
+
+    def map_write(self) -> WriteMapping:
+        """
+        Refuse, as `pwrite` does.
+        """
+        raise self._refuse()
+
+    def set_mode(self, mode: int) -> None:
+        """
+        Refuse, as `pwrite` does.
+        """
+        raise self._refuse(mode)
+
+    def sync(self) -> None:
+        """
+        There is nothing to make durable.
+        """
+
+    def sync_data(self) -> None:
+        """
+        There is nothing to make durable.
+        """
+
+
+class ColdFiles:
+    """
+    *files*, and the segments that cold lists name. Thread-safe.
+
+    Args:
+        files: the file system.
+        open_tier: how to get to a tier; by default as the list says, with credentials from where the provider's own
+            client looks for them.
+        on_damage: told of a damaged list, whose segments are not shown then; raises it by default.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        *,
+        open_tier: OpenTier | None = None,
+        on_damage: Callable[[Damaged], None] | None = None,
+    ) -> None:
+        self._files = files
+        self._open_tier = open_tier or (lambda location: open_objects(location, writable=False, fs=files))
+        self._on_damage = on_damage
+        self._lock = threading.Lock()
+        self._lists: dict[str, tuple[FileStat, ColdListing | None]] = {}
+        self._tiers: dict[str, ObjectTier] = {}
+        # All that writes, or that no segment is asked for by, is the file system's own.
+        self.open_write = files.open_write
+        self.create = files.create
+        self.create_or_truncate = files.create_or_truncate
+        self.rename = files.rename
+        self.link = files.link
+        self.remove = files.remove
+        self.remove_dir = files.remove_dir
+        self.sync_dir = files.sync_dir
+        self.make_dirs = files.make_dirs
+        self.try_lock = files.try_lock
+        self.free_bytes = files.free_bytes
+
+    def _listing(self, directory: str) -> ColdListing | None:
+        try:
+            status = self._files.stat(f"{directory}/{COLD_LIST}")
+        except FileNotFoundError:
+            return None
+        with self._lock:
+            known = self._lists.get(directory)
+        if known is not None and known[0] == status:
+            return known[1]
+        try:
+            found = read_cold_list(self._files, directory)
+        except Damaged as damage:
+            if self._on_damage is None:
+                raise
+            self._on_damage(damage)
+            found = None
+        with self._lock:
+            self._lists[directory] = status, found
+        return found
+
+    def _find(self, path: str) -> tuple[ColdListing, ColdSegment] | None:
+        directory, _, name = path.rpartition("/")
+        seq = parse_segment_name(name)
+        listing = None if seq is None else self._listing(directory)
+        entry = None if listing is None or seq is None else listing.verified.get(seq)
+        return None if listing is None or entry is None else (listing, entry)
+
+    def _tier(self, listing: ColdListing) -> ObjectTier:
+        with self._lock:
+            tier = self._tiers.get(str(listing.location))
+            if tier is None:
+                tier = self._tiers[str(listing.location)] = self._open_tier(listing.location)
+            return tier
+
+    def open_read(self, path: str) -> File:
+        """
+        Open a file, or a segment of the tier.
+        """
+        try:
+            return self._files.open_read(path)
+        except FileNotFoundError:
+            found = self._find(path)
+            if found is None:
+                raise
+            listing, entry = found
+            return _ColdFile(path, self._tier(listing), object_key(listing.folder, entry), entry)
+
+    def map_read(self, path: str) -> FileMapping:
+        """
+        Map a file, or hold a segment of the tier in memory, its checksum verified.
+
+        Raises:
+            Damaged: the object is not what was sent; names its key.
+            ObjectsUnavailable: nobody answers.
+        """
+        try:
+            return self._files.map_read(path)
+        except FileNotFoundError as missing:
+            found = self._find(path)
+            if found is None:
+                raise
+            listing, entry = found
+            try:
+                return ReadMapping(fetch_segment(self._tier(listing), object_key(listing.folder, entry), entry))
+            except Damaged:
+                again = self._find(path)
+                if again is None or again[1] != entry:
+                    raise missing from None  # deleted since the list was read: that is no damage
+                raise
+
+    def list_dir(self, path: str) -> list[str]:
+        """
+        Return the names in *path*, those of segments in the tier among them.
+        """
+        # The list first: a file that goes to the tier in between is in both, never in neither.
+        names = self._files.list_dir(path)
+        if path.rpartition("/")[2] != SEGMENTS_DIR:
+            return names
+        listing = self._listing(path)
+        if listing is None:
+            return names
+        return sorted({*names, *map(segment_name, listing.verified)})
+
+    def stat(self, path: str) -> FileStat:
+        """
+        Return size, times, inode and mode; of a segment in the tier inode 0 and the time of its newest bundle.
+        """
+        try:
+            return self._files.stat(path)
+        except FileNotFoundError:
+            found = self._find(path)
+            if found is None:
+                raise
+            entry = found[1]
+            newest_ns = 0 if entry.ingested_ns is None else entry.ingested_ns[1]
+            return FileStat(entry.size_bytes, newest_ns, COLD_INODE, 0o440)
+
+    def exists(self, path: str) -> bool:
+        """
+        Say whether *path* names a file, a directory, or a segment of the tier.
+        """
+        return self._files.exists(path) or self._find(path) is not None
+
+    def read_all(self, path: str, *, size_max: int) -> bytes:
+        """
+        Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*.
+        """
+        try:
+            return self._files.read_all(path, size_max=size_max)
+        except FileNotFoundError:
+            found = self._find(path)
+            if found is None:
+                raise
+            if found[1].size_bytes > size_max:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path) from None
+            return bytes(self.map_read(path).view())

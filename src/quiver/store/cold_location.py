@@ -1,0 +1,140 @@
+"""
+Where a store's objects lie, as the cold list says it: a location without secrets, and the folder of this store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from quiver.clock import Clock
+from quiver.errors import SettingsInvalid, StoreClosed
+from quiver.objects.location import Backend, ObjectLocation
+from quiver.objects.opening import open_objects
+from quiver.objects.port import ObjectTier
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.store.format.cold_list import ColdSegment, object_name
+
+__all__ = ["TierWhenNeeded", "folder_of", "location_from_list", "location_to_list", "object_key", "quarantine_key"]
+
+
+def folder_of(identity: str) -> str:
+    """
+    Return the folder of the store with this identity: several stores share a bucket.
+    """
+    return f"stores/{identity}"
+
+
+def object_key(folder: str, entry: ColdSegment) -> str:
+    """
+    Return the key of a segment's object.
+    """
+    return f"{folder}/segments/{object_name(entry.seq, entry.crc32)}"
+
+
+def quarantine_key(folder: str, entry: ColdSegment) -> str:
+    """
+    Return the key under which a damaged object is kept.
+    """
+    return f"{folder}/quarantine/{object_name(entry.seq, entry.crc32)}"
+
+
+def location_to_list(location: ObjectLocation, folder: str) -> dict[str, Any]:
+    """
+    Return what the cold list keeps of *location*: everything but its secrets.
+    """
+    options = {key: value for key, value in location.options.items() if str(value) not in location.secrets}
+    return {
+        "backend": location.backend,
+        "container": location.container,
+        "prefix": location.prefix,
+        "options": options,
+        "folder": folder,
+    }
+
+
+def location_from_list(kept: Mapping[str, Any]) -> tuple[ObjectLocation, str]:
+    """
+    Return location and folder as the cold list has them.
+
+    Raises:
+        SettingsInvalid: they are none: another version wrote them.
+    """
+    backend: Backend | None = next((known for known in get_args(Backend) if known == kept.get("backend")), None)
+    options = kept.get("options", {})
+    texts = [kept.get(key, "") for key in ("container", "prefix", "folder")]
+    if (
+        backend is None
+        or not isinstance(options, dict)
+        or not all(isinstance(text, str) for text in texts)
+        or not texts[2]
+    ):
+        raise SettingsInvalid("the cold list says nothing of where the objects are that this version understands")
+    return ObjectLocation(backend, texts[0], texts[1], options), texts[2]
+
+
+class TierWhenNeeded:
+    """
+    A tier that is opened by the first who needs it, and closed here. Thread-safe.
+
+    An object store that does not answer keeps no store from opening.
+
+    Args:
+        location: where it is.
+        given: one that is open already, and that somebody else closes.
+        files: the disk, for a tier in a directory.
+        clock: waits between tries.
+        observer: where they are counted.
+    """
+
+    def __init__(
+        self,
+        location: ObjectLocation | None,
+        given: ObjectTier | None,
+        *,
+        files: FileSystem,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._location = location
+        self._given = given
+        self._files = files
+        self._clock = clock
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._own: ObjectTier | None = None
+        self._closed = False
+
+    def get(self) -> ObjectTier:
+        """
+        Return the tier.
+
+        Raises:
+            AccessRefused: the credentials do not allow it.
+            ObjectsUnavailable: nobody answers.
+            StoreClosed: it was closed.
+            SettingsInvalid: there is no such place, or none is set.
+            OSError: the directory cannot be used.
+        """
+        if self._given is not None:
+            return self._given
+        with self._lock:
+            if self._own is None:
+                if self._closed:
+                    raise StoreClosed("the store that this tier belongs to is closed")
+                if self._location is None:
+                    raise SettingsInvalid("cold.objects is not set: there is no object tier")
+                self._own = open_objects(self._location, fs=self._files, clock=self._clock, observer=self._observer)
+            return self._own
+
+    def close(self) -> None:
+        """
+        Close what was opened here; calls that wait for their next try give up. Idempotent.
+        """
+        # Without the lock: whoever opens it just now may wait for the network.
+        self._closed = True
+        own = self._own
+        if own is not None:
+            own.close()

@@ -1,0 +1,118 @@
+"""
+What a store needs of the object tier before it reads its first segment: the list, and a way to the objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os.path
+
+from quiver.clock import Clock
+from quiver.errors import WrongUse
+from quiver.objects.location import ObjectLocation
+from quiver.objects.port import ObjectTier
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.settings import Settings
+from quiver.store.catalog import Catalog
+from quiver.store.cold_files import ColdFiles
+from quiver.store.cold_location import TierWhenNeeded, folder_of, location_from_list, location_to_list
+from quiver.store.cold_register import ColdRegister, info_of
+from quiver.store.format.names import SEGMENTS_DIR, STORE_ID
+
+__all__ = ["ColdSide", "open_cold_side"]
+
+_ID_BYTES_MAX = 200
+
+
+class ColdSide:
+    """
+    The tier as an open store sees it.
+
+    Attributes:
+        register: which segments it has.
+        tier: the objects, reached when they are needed.
+        is_set: whether the settings name a tier; else there may be objects of an earlier run.
+    """
+
+    def __init__(self, register: ColdRegister, tier: TierWhenNeeded, *, is_set: bool) -> None:
+        self.register = register
+        self.tier = tier
+        self.is_set = is_set
+
+    @property
+    def is_used(self) -> bool:
+        """
+        Whether there is anything to look after.
+        """
+        return self.is_set or len(self.register) > 0
+
+    def files(self, files: FileSystem) -> FileSystem:
+        """
+        Return *files* for reading, segments of the tier included.
+        """
+        return ColdFiles(files, open_tier=self.open_tier) if self.is_used else files
+
+    def open_tier(self, _location: ObjectLocation) -> ObjectTier:
+        """
+        Return the tier, wherever the list says it is: this store knows better, with its credentials.
+
+        Raises:
+            ObjectsUnavailable: nobody answers.
+        """
+        return self.tier.get()
+
+    def restore(self, catalog: Catalog, next_seq: int) -> int:
+        """
+        Make known what only the tier has; return the number above *next_seq* and all that the list names.
+
+        A segment whose file moved to quarantine a moment ago is among them: the tier has it as it was.
+        """
+        for entry in self.register.entries():
+            next_seq = max(next_seq, entry.seq + 1)
+            if entry.state == "verified" and entry.seq not in catalog:
+                catalog.add_cold(info_of(entry, self.register.directory))
+        return next_seq
+
+
+def open_cold_side(
+    root: str,
+    settings: Settings,
+    *,
+    files: FileSystem,
+    clock: Clock,
+    observer: Observer,
+    objects: ObjectTier | None,
+) -> ColdSide:
+    """
+    Read the list of the store at *root*. Nothing is asked of the object store yet.
+
+    Args:
+        root: the store's directory; it has its identity.
+        settings: `cold.objects` says where objects are to be.
+        files: the file system.
+        clock: time.
+        observer: takes counts.
+        objects: the tier, open; by default it is opened when it is needed.
+
+    Raises:
+        Damaged: the list cannot be read.
+        SettingsInvalid: there are objects elsewhere.
+        WrongUse: a tier without `cold.objects`: nobody could find the objects again.
+        OSError: the disk says so.
+    """
+    location = settings.cold_objects
+    if location is not None and location.backend == "fs":
+        # The list is read by programs that were started elsewhere.
+        location = dataclasses.replace(location, prefix=os.path.abspath(location.prefix))  # noqa: PTH100
+    if location is None and objects is not None:
+        raise WrongUse("objects needs cold.objects, too: the cold list says by it where the objects are")
+    wanted = None
+    if location is not None:
+        identity = files.read_all(f"{root}/{STORE_ID}", size_max=_ID_BYTES_MAX).decode("ascii", "replace").strip()
+        wanted = location_to_list(location, folder_of(identity))
+    register = ColdRegister.load(files, f"{root}/{SEGMENTS_DIR}", wanted)
+    if location is None and len(register):
+        location = location_from_list(register.location)[0]
+    tier = TierWhenNeeded(location, objects, files=files, clock=clock, observer=observer)
+    return ColdSide(register, tier, is_set=wanted is not None)

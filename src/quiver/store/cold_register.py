@@ -1,0 +1,220 @@
+"""
+Which segments of an open store the object tier has: the cold list, in memory and on disk.
+
+An entry is on disk before its object is made and after it is gone, so no object is ever forgotten; it says `verified`
+on disk before the local file may go, and nothing else before the object does::
+
+    sent ──▶ object made, read back ──▶ verified ──▶ local file may go
+    verified ──▶ segment finished or given up: `sent` again ──▶ object removed ──▶ entry removed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from quiver.errors import Damaged, SettingsInvalid
+from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Damage, Frame
+from quiver.store.cold_location import location_from_list
+from quiver.store.format.cold_list import (
+    COLD_LIST_BYTES_MAX,
+    ColdList,
+    ColdSegment,
+    ColdState,
+    decode_cold_list,
+    encode_cold_list,
+)
+from quiver.store.format.names import COLD_LIST, segment_name
+from quiver.store.segment.info import SegmentInfo
+
+__all__ = ["ColdRegister", "cold_segment", "info_of"]
+
+
+def cold_segment(info: SegmentInfo, checksum: int, state: ColdState) -> ColdSegment:
+    """
+    Return the entry of a segment whose file ends with *checksum*.
+    """
+    return ColdSegment(
+        info.seq,
+        info.size_bytes,
+        checksum,
+        info.bundle_count,
+        _pair(info.wal_position_start, info.wal_position_end),
+        _pair(info.sequence_first, info.sequence_last),
+        _pair(info.ingested_min_ns, info.ingested_max_ns),
+        state,
+    )
+
+
+def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
+    return None if first is None or last is None else (first, last)
+
+
+def info_of(entry: ColdSegment, directory: str) -> SegmentInfo:
+    """
+    Return what the store keeps in mind of a segment that only the tier has; its path is where it would lie.
+    """
+    wal, sequences, times = (pair or (None, None) for pair in (entry.wal, entry.sequences, entry.ingested_ns))
+    return SegmentInfo(
+        seq=entry.seq,
+        path=f"{directory}/{segment_name(entry.seq)}",
+        bundle_count=entry.bundle_count,
+        size_bytes=entry.size_bytes,
+        wal_position_start=wal[0],
+        wal_position_end=wal[1],
+        sequence_first=sequences[0],
+        sequence_last=sequences[1],
+        ingested_min_ns=times[0],
+        ingested_max_ns=times[1],
+    )
+
+
+class ColdRegister:
+    """
+    The cold list of one store. It is changed under the store's maintenance lock, and may be asked without.
+
+    Args:
+        files: the file system.
+        directory: where the segments are, and the list.
+        location: what the list says of where the objects are; empty where no tier is set, and none was.
+        entries: what it says of them.
+    """
+
+    def __init__(
+        self, files: FileSystem, directory: str, location: Mapping[str, Any], entries: Iterable[ColdSegment] = ()
+    ) -> None:
+        self.location = location
+        self.directory = directory
+        self._files = files
+        self._path = f"{directory}/{COLD_LIST}"
+        self._lock = threading.Lock()
+        self._entries = {entry.seq: entry for entry in entries}
+        self._unverified = {entry.seq for entry in self._entries.values() if entry.state != "verified"}
+        self._is_dirty = False
+
+    @classmethod
+    def load(cls, files: FileSystem, directory: str, location: Mapping[str, Any] | None) -> ColdRegister:
+        """
+        Return what the list in *directory* says.
+
+        Args:
+            files: the file system.
+            directory: where the segments are.
+            location: where objects are to be; None as the list says.
+
+        Raises:
+            Damaged: it cannot be read. Segments may lie in the tier that nobody knows of: nothing may be opened.
+            SettingsInvalid: its objects lie elsewhere than *location*.
+            OSError: the disk says so.
+        """
+        path = f"{directory}/{COLD_LIST}"
+        try:
+            data = files.read_all(path, size_max=COLD_LIST_BYTES_MAX)
+        except FileNotFoundError:
+            return cls(files, directory, location or {})
+        answer = decode_cold_list(memoryview(data))
+        if not isinstance(answer, Frame):
+            offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
+            reason += (
+                "; it says which segments only the object tier has. Put a copy of the file back, or move it away to go "
+                "on without those segments"
+            )
+            raise Damaged(path, offset, reason)
+        found = answer.value
+        before, folder = location_from_list(found.location)
+        if location is not None and found.entries:
+            wanted, folder_wanted = location_from_list(location)
+            if (str(before), folder) != (str(wanted), folder_wanted):
+                raise SettingsInvalid(
+                    f"cold.objects is {wanted}, but objects of this store are in {before} below {folder}: "
+                    "give that location until they are gone"
+                )
+        return cls(files, directory, location or found.location, found.entries)
+
+    def get(self, seq: int) -> ColdSegment | None:
+        """
+        Return the entry of segment *seq*, or None.
+        """
+        return self._entries.get(seq)
+
+    def is_verified(self, seq: int) -> bool:
+        """
+        Say whether the tier has segment *seq*, read back and found right.
+        """
+        entry = self._entries.get(seq)
+        return entry is not None and entry.state == "verified"
+
+    def entries(self) -> list[ColdSegment]:
+        """
+        Return all entries, ascending.
+        """
+        with self._lock:
+            return [self._entries[seq] for seq in sorted(self._entries)]
+
+    def unverified(self) -> list[ColdSegment]:
+        """
+        Return the entries that nobody may rely on, ascending.
+        """
+        with self._lock:
+            return [self._entries[seq] for seq in sorted(self._unverified)]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, entry: ColdSegment) -> None:
+        """
+        Add or replace an entry. Durable on return.
+
+        Raises:
+            OSError: the disk refused; the register is as it was.
+        """
+        with self._lock:
+            self._write(self._entries | {entry.seq: entry})
+
+    def drop(self, seqs: Iterable[int]) -> None:
+        """
+        Remove entries whose objects are gone. Durable on return.
+
+        Raises:
+            OSError: the disk refused; the register is as it was.
+        """
+        gone = set(seqs)
+        with self._lock:
+            self._write({seq: entry for seq, entry in self._entries.items() if seq not in gone})
+
+    def leave(self, seqs: Iterable[int], state: ColdState = "sent") -> None:
+        """
+        Say of segments that are no more that nobody relies on their objects. Durable after the next `keep`.
+        """
+        with self._lock:
+            for seq in seqs:
+                entry = self._entries.get(seq)
+                if entry is not None and entry.state != state:
+                    self._entries[seq] = dataclasses.replace(entry, state=state)
+                    self._unverified.add(seq)
+                    self._is_dirty = True
+
+    def keep(self) -> None:
+        """
+        Make everything durable that was said. Costs nothing when there was nothing.
+
+        Raises:
+            OSError: the disk refused; call again.
+        """
+        with self._lock:
+            if self._is_dirty:
+                self._write(self._entries)
+
+    def _write(self, entries: dict[int, ColdSegment]) -> None:
+        if entries:
+            data = encode_cold_list(ColdList(self.location, tuple(entries.values())))
+            replace_file(self._files, self._path, data)
+        else:
+            remove_durably(self._files, [self._path])
+        self._entries = entries
+        self._unverified = {seq for seq, entry in entries.items() if entry.state != "verified"}
+        self._is_dirty = False

@@ -1,0 +1,112 @@
+"""
+What the object tier has leaves the disk: beyond the window that stays there, over age, or when room is wanted.
+
+Nothing is lost by it and no subscriber notices but by the time that a read takes. A file goes only when the list on
+disk says that its object was verified, and when the log would not bring its bundles back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from quiver.primitives.disk_full import is_full_disk
+from quiver.store.parts import Parts
+from quiver.store.retention import Retention
+from quiver.store.segment.info import SegmentInfo
+
+__all__ = ["ColdWindow"]
+
+
+class ColdWindow:
+    """
+    Lets local files go. Called under the maintenance lock.
+
+    Args:
+        parts: the store.
+        retention: knows how old segments are.
+        out_of_log: returns those segments that the log would not bring back.
+    """
+
+    def __init__(
+        self, parts: Parts, retention: Retention, out_of_log: Callable[[list[SegmentInfo]], list[SegmentInfo]]
+    ) -> None:
+        self._parts = parts
+        self._retention = retention
+        self._out_of_log = out_of_log
+
+    def keeps(self, seqs: Iterable[int]) -> set[int]:
+        """
+        Return which of the finished segments *seqs* the tier is to keep for a while yet (`cold.keep_finished`).
+        """
+        keep_s = self._parts.settings.cold_keep_finished_s
+        if keep_s <= 0:
+            return set()
+        old = set(self._retention.older_than(keep_s, now_s=self._parts.clock.monotonic()))
+        return set(seqs) - old
+
+    def shrink(self) -> tuple[int, int]:
+        """
+        Let go of what lies beyond the window; segments and bytes.
+
+        Raises:
+            OSError: the disk refused; the next call goes on.
+        """
+        settings = self._parts.settings
+        beyond: set[int] = set()
+        if settings.cold_local_bytes is not None:
+            left = settings.cold_local_bytes
+            for info in reversed(self._parts.catalog.local_segments()):
+                left -= info.size_bytes
+                if left < 0:
+                    beyond.add(info.seq)
+        now_s = self._parts.clock.monotonic()
+        for age_s in (settings.cold_local_age_s, settings.max_age_s):
+            if age_s is not None:
+                beyond.update(self._retention.older_than(age_s, now_s=now_s))
+        return self.let_go(beyond)
+
+    def make_room(self, bytes_wanted: int | None) -> tuple[int, int]:
+        """
+        Let go of the oldest that the tier has until *bytes_wanted* are free, None of all; segments and bytes.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        chosen = []
+        for info in self._verified(info.seq for info in self._parts.catalog.local_segments()):
+            if bytes_wanted is not None:
+                if bytes_wanted <= 0:
+                    break
+                bytes_wanted -= info.size_bytes
+            chosen.append(info.seq)
+        return self.let_go(chosen)
+
+    def _verified(self, seqs: Iterable[int]) -> Sequence[SegmentInfo]:
+        parts = self._parts
+        wanted = [seq for seq in sorted(seqs) if parts.cold.is_verified(seq) and parts.catalog.is_local(seq)]
+        found = (parts.catalog.get(seq) for seq in wanted)
+        return self._out_of_log([info for info in found if info is not None]) if wanted else []
+
+    def let_go(self, seqs: Iterable[int]) -> tuple[int, int]:
+        """
+        Remove the files of those of *seqs* that the tier has; how many, and their bytes.
+
+        Raises:
+            OSError: the disk refused; the next call goes on.
+        """
+        parts = self._parts
+        gone = [info.seq for info in self._verified(seqs)]
+        if not gone:
+            return 0, 0
+        try:
+            # Other programs look for the highest name to know the next number.
+            parts.catalog.keep_floor(max(gone) + 1)
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            gone.remove(max(gone))  # until there is room to write it down
+        freed = parts.catalog.let_go(gone)
+        with parts.lock:
+            parts.room.notify_all()
+        parts.observer.count("quiver.cold.let_go_total", len(gone))
+        return len(gone), freed

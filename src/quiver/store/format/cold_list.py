@@ -1,0 +1,220 @@
+r"""
+The cold list: which sealed segments have a copy in the object tier, and where that is. Bytes only.
+
+::
+
+    0   8   magic          b"QUIVER\0O"
+    8   u16 version        1
+    10  u16 header_size    24; more in a future that only adds fields: they are skipped
+    12  u16 entry_size     80; as above, for each entry
+    14  u16 location_size
+    16  u32 entry_count
+    20  4   reserved       zeros
+    from header_size on:
+        location           UTF-8 text of JSON: backend, container, prefix, options; no secrets
+    for every entry, ascending by number:
+        u64 seg_seq
+        u64 size_bytes
+        u64 wal_start      log positions of its first bundle and behind its last
+        u64 wal_end
+        u64 sequence_first
+        u64 sequence_last
+        i64 ingested_min   nanoseconds since the epoch
+        i64 ingested_max
+        u32 bundle_count
+        u32 crc32          the checksum in the file's own last four bytes
+        u8  state          0 sent, 1 verified, 2 damaged
+        u8  known          bits: 1 log positions, 2 sequences, 4 times of ingestion; what is not known is 0
+        6   reserved       zeros
+    the last four bytes of the file:
+        u32 crc32          IEEE, over all bytes before it
+
+An entry is durable before its object is made, and leaves the list when there is none any more. Only a verified one
+may be relied on. The file is an addition of ours: engines that do not know it see the segments that lie here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quiver.errors import WrongUse
+from quiver.primitives.checksum import crc32
+from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+from quiver.store.format.names import U64_MAX, segment_name
+
+__all__ = [
+    "COLD_ENTRIES_MAX",
+    "COLD_ENTRY",
+    "COLD_HEADER",
+    "COLD_LIST_BYTES_MAX",
+    "COLD_LOCATION_BYTES_MAX",
+    "COLD_MAGIC",
+    "COLD_VERSION",
+    "ColdList",
+    "ColdSegment",
+    "ColdState",
+    "decode_cold_list",
+    "encode_cold_list",
+    "object_name",
+]
+
+ColdState = Literal["sent", "verified", "damaged"]
+
+COLD_MAGIC = b"QUIVER\0O"
+COLD_VERSION = 1
+COLD_HEADER = struct.Struct("<8sHHHHI4x")
+COLD_ENTRY = struct.Struct("<QQQQQQqqIIBB6x")
+COLD_ENTRIES_MAX = 1_000_000
+COLD_LOCATION_BYTES_MAX = 16_384
+COLD_LIST_BYTES_MAX = 256 * 1024 * 1024
+"""Far above what a lawful list takes, also with fields added: a larger file is not read."""
+
+_PREFIX = struct.Struct("<8sHH")
+_CRC = struct.Struct("<I")
+_ENTRY_SIZE_MAX = 512
+_STATES: tuple[ColdState, ...] = ("sent", "verified", "damaged")
+_POSITIONS, _SEQUENCES, _TIMES = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class ColdSegment:
+    """
+    One segment that has, or may have, an object in the tier.
+
+    Attributes:
+        seq: its number.
+        size_bytes: length of the file, and of the object.
+        crc32: the checksum that the file ends with.
+        bundle_count: bundles it has.
+        wal: log positions of its first bundle and behind its last; None where they are not known.
+        sequences: of its first and its last bundle.
+        ingested_ns: earliest and latest time of ingestion.
+        state: `sent` may or may not be there, whole, and nobody relies on it; `verified` was read back and is the
+            segment, byte for byte; `damaged` was it once.
+    """
+
+    seq: int
+    size_bytes: int
+    crc32: int
+    bundle_count: int
+    wal: tuple[int, int] | None
+    sequences: tuple[int, int] | None
+    ingested_ns: tuple[int, int] | None
+    state: ColdState
+
+
+@dataclass(frozen=True, slots=True)
+class ColdList:
+    """
+    The whole list. *location* is what `quiver.objects` needs to find the objects, without secrets; entries ascend.
+    """
+
+    location: Mapping[str, Any]
+    entries: tuple[ColdSegment, ...]
+
+
+def object_name(seq: int, checksum: int) -> str:
+    """
+    Return the last part of the key of a segment's object: number and checksum, so that no two contents share a name.
+    """
+    return f"{segment_name(seq).removesuffix('.qseg')}-{checksum:08x}.qseg"
+
+
+def encode_cold_list(found: ColdList) -> bytes:
+    """
+    Return the whole file.
+
+    Raises:
+        WrongUse: more than 1,000,000 entries, one segment twice, or a location that takes more than 16 KiB. Such a
+            file could not be read again.
+    """
+    ordered = sorted(found.entries, key=lambda entry: entry.seq)
+    if len(ordered) > COLD_ENTRIES_MAX or len({entry.seq for entry in ordered}) < len(ordered):
+        raise WrongUse(f"{len(ordered)} cold segments: at most {COLD_ENTRIES_MAX}, each once")
+    location = json.dumps(dict(found.location), sort_keys=True, separators=(",", ":")).encode()
+    if len(location) > COLD_LOCATION_BYTES_MAX:
+        raise WrongUse(f"the location of the object tier takes {len(location)} bytes; {COLD_LOCATION_BYTES_MAX} fit")
+    header = COLD_HEADER.pack(COLD_MAGIC, COLD_VERSION, COLD_HEADER.size, COLD_ENTRY.size, len(location), len(ordered))
+    body = b"".join((header, location, *map(_encode_entry, ordered)))
+    return body + _CRC.pack(crc32(body))
+
+
+def _encode_entry(entry: ColdSegment) -> bytes:
+    pairs = (entry.wal, entry.sequences, entry.ingested_ns)
+    known = sum(bit for bit, pair in zip((_POSITIONS, _SEQUENCES, _TIMES), pairs, strict=True) if pair is not None)
+    numbers = [number for pair in pairs for number in pair or (0, 0)]
+    return COLD_ENTRY.pack(
+        entry.seq, entry.size_bytes, *numbers, entry.bundle_count, entry.crc32, _STATES.index(entry.state), known
+    )
+
+
+def decode_cold_list(view: memoryview) -> Answer[ColdList]:
+    """
+    Decode a cold list. What follows the file is left alone.
+    """
+    if not COLD_MAGIC.startswith(bytes(view[: len(COLD_MAGIC)])):
+        return Damage(0, "not a cold list: the magic does not match")
+    if len(view) < _PREFIX.size:
+        return NeedMore(_PREFIX.size - len(view))
+    _, version, header_size = _PREFIX.unpack_from(view)
+    if version != COLD_VERSION:
+        return Damage(8, f"unsupported version {version} of a cold list; this reads {COLD_VERSION}")
+    if header_size < COLD_HEADER.size:
+        return Damage(10, f"header_size {header_size} is below {COLD_HEADER.size}")
+    if len(view) < header_size:
+        return NeedMore(header_size - len(view))
+    _, _, _, entry_size, location_size, count = COLD_HEADER.unpack_from(view)
+    if not COLD_ENTRY.size <= entry_size <= _ENTRY_SIZE_MAX:
+        return Damage(12, f"entry_size {entry_size} is not {COLD_ENTRY.size} to {_ENTRY_SIZE_MAX}")
+    if location_size > COLD_LOCATION_BYTES_MAX:
+        return Damage(14, f"location_size {location_size} is above the limit of {COLD_LOCATION_BYTES_MAX}")
+    if count > COLD_ENTRIES_MAX:
+        return Damage(16, f"entry_count {count} is above the limit of {COLD_ENTRIES_MAX}")
+    start = header_size + location_size
+    end = start + count * entry_size
+    if len(view) < end + _CRC.size:
+        return NeedMore(end + _CRC.size - len(view))
+    if _CRC.unpack_from(view, end)[0] != crc32(view[:end]):
+        return Damage(end, "checksum mismatch in the cold list")
+    location = _decode_location(bytes(view[header_size:start]))
+    if location is None:
+        return Damage(header_size, "the location is no JSON object")
+    entries = _decode_entries(view[:end], start, entry_size)
+    return entries if isinstance(entries, Damage) else Frame(ColdList(location, entries), end + _CRC.size)
+
+
+def _decode_location(data: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _decode_entries(view: memoryview, start: int, entry_size: int) -> tuple[ColdSegment, ...] | Damage:
+    entries: list[ColdSegment] = []
+    for at in range(start, len(view), entry_size):
+        seq, size_bytes, *numbers, bundle_count, checksum, state, known = COLD_ENTRY.unpack_from(view, at)
+        if state >= len(_STATES):
+            return Damage(at, f"segment {seq}: unsupported state {state}")
+        if entries and seq <= entries[-1].seq:
+            return Damage(at, f"segment {seq} comes after {entries[-1].seq}")
+        if seq > U64_MAX - 1:
+            return Damage(at, f"segment {seq} is above every number that a store gives")
+        entries.append(
+            ColdSegment(
+                seq,
+                size_bytes,
+                checksum,
+                bundle_count,
+                (numbers[0], numbers[1]) if known & _POSITIONS else None,
+                (numbers[2], numbers[3]) if known & _SEQUENCES else None,
+                (numbers[4], numbers[5]) if known & _TIMES else None,
+                _STATES[state],
+            )
+        )
+    return tuple(entries)

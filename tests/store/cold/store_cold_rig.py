@@ -1,0 +1,124 @@
+"""
+A store on the crash file system with its objects beside it, bundles that say their number, and who reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from quiver.bundle import Bundle
+from quiver.objects.directory import DirectoryObjects
+from quiver.objects.location import ObjectLocation
+from quiver.observe import InMemoryObserver
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.settings import Settings
+from quiver.store.format.cold_list import ColdList, decode_cold_list
+from quiver.store.format.names import parse_segment_name
+from quiver.store.opening import open_store
+from quiver.store.read import read
+from quiver.store.store import Store
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultobjects import FaultObjects
+
+ROOT = "/buffer"
+COLD = "/cold"
+LIST = f"{ROOT}/segments/quiver.cold"
+WHERE = ObjectLocation.from_url(COLD)
+SETTINGS = Settings(
+    segment_bytes_max=2_000,
+    wal_rotate_bytes=2_500,
+    wal_bytes_max=40_000,
+    wal_files_max=8,
+    delete_grace_s=0.0,
+    cold_objects=WHERE,
+)
+
+
+class Rig:
+    """One disk, one clock, one tier that fails when told; the store is opened on them again and again."""
+
+    def __init__(self, files: FileSystem | None = None, **settings: object) -> None:
+        self.files = files or CrashFileSystem()
+        self.clock = ManualClock()
+        self.observer = InMemoryObserver()
+        self.tier = FaultObjects(DirectoryObjects(self.files, COLD, clock=self.clock), clock=self.clock)
+        self.settings = replace(SETTINGS, **settings)
+        self.taken = 0
+
+    def open(self, **settings: object) -> Store:
+        chosen = replace(self.settings, **settings)
+        return open_store(
+            ROOT,
+            chosen,
+            files=self.files,
+            clock=self.clock,
+            observer=self.observer,
+            background=False,
+            objects=self.tier if chosen.cold_objects is not None else None,
+        )
+
+    def fill(self, store: Store, segments: int, *, each: int = 3) -> None:
+        """So many sealed segments of so many bundles, numbered through."""
+        for _ in range(segments):
+            for _ in range(each):
+                store.ingest(bundle_of(self.taken), durable=True)
+                self.taken += 1
+            store.flush()
+
+    def local(self) -> list[int]:
+        """The numbers of the segment files on the disk."""
+        found = (parse_segment_name(name) for name in self.files.list_dir(f"{ROOT}/segments"))
+        return sorted(seq for seq in found if seq is not None)
+
+    def objects(self) -> list[int]:
+        """The numbers of the segments whose objects are there."""
+        return [int(key.rpartition("/")[2][:16]) for key in self.names() if "/segments/" in key]
+
+    def names(self) -> list[str]:
+        """All keys."""
+        return [info.key for info in self.tier.list_below("stores")]
+
+
+def bundle_of(number: int) -> Bundle:
+    """Each bundle carries its number."""
+    slots = {30: pa.record_batch({"n": pa.array([number, number]), "text": pa.array(["x" * 20, f"row {number}"])})}
+    return Bundle(slots)
+
+
+def number_of(bundle: Bundle) -> int:
+    """And comes back with it, unchanged."""
+    number = bundle[30]["n"][0].as_py()
+    assert bundle == bundle_of(number), "a bundle came back changed"
+    return number
+
+
+def listed(files: FileSystem) -> dict[int, str]:
+    """Segment → state, as the list on disk says."""
+    if not files.exists(LIST):
+        return {}
+    answer = decode_cold_list(memoryview(files.read_all(LIST, size_max=1 << 20)))
+    assert isinstance(answer, Frame)
+    assert isinstance(answer.value, ColdList)
+    return {entry.seq: entry.state for entry in answer.value.entries}
+
+
+def drain(store: Store, name: str, most: int = 1000) -> list[int]:
+    """What a subscriber gets, acknowledged."""
+    subscriber = store.register(name, start="earliest")
+    got: list[int] = []
+    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(number_of(handle.bundle))
+        handle.ack()
+    return got
+
+
+def seen(files: FileSystem) -> list[int]:
+    """What a reader beside the store sees."""
+    reader = read(ROOT, fs=files)
+    found = [number_of(bundle) for _, bundle in reader.bundles()]
+    assert not reader.problems, reader.problems
+    return found

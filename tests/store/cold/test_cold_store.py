@@ -1,0 +1,510 @@
+"""
+Sealed segments in the object tier: copied, verified, let go of, read back, deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from store_cold_rig import COLD, LIST, ROOT, SETTINGS, WHERE, Rig, bundle_of, drain, listed, number_of, seen
+
+import quiver
+from quiver.bundle import BundleRef
+from quiver.errors import AtCapacity, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
+from quiver.objects.directory import DirectoryObjects
+from quiver.objects.location import ObjectLocation
+from quiver.objects.port import ObjectInfo, Parts
+from quiver.primitives.scan import Frame
+from quiver.settings import Settings
+from quiver.store.format.floor import decode_floor
+from quiver.store.opening import open_store
+from quiver.store.read import read
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_what_is_sealed_is_copied_and_listed() -> None:
+    """Byte for byte, and the list says so; the files stay where no window is set."""
+    rig = Rig()
+    with rig.open() as store:
+        rig.fill(store, 3)
+        store.maintain()
+        assert rig.objects() == rig.local() == [0, 1, 2]
+        assert listed(rig.files) == {0: "verified", 1: "verified", 2: "verified"}
+        assert store.stats()["cold"] == {
+            "segments": 3,
+            "segment_bytes": store.stats()["segment_bytes"],
+            "only_there": 0,
+            "waiting": 0,
+            "leaving": 0,
+            "problem": None,
+        }
+        for key, seq in zip(rig.names(), rig.local(), strict=True):
+            path = f"{ROOT}/segments/{seq:016}.qseg"
+            assert rig.tier.get(key, size_max=1 << 20) == rig.files.read_all(path, size_max=1 << 20)
+
+
+@pytest.mark.parametrize("window", [{"cold_local_bytes": 0}, {"cold_local_age_s": 60.0}, {"max_age_s": 60.0}])
+def test_beyond_the_window_the_disk_has_nothing_and_everybody_reads_on(window: dict[str, object]) -> None:
+    """By bytes, by age, and by the age that without a tier would give the data up."""
+    rig = Rig(**window)
+    with rig.open() as store:
+        rig.fill(store, 3)
+        store.maintain()
+        rig.clock.advance(61)
+        rig.fill(store, 1)
+        for _ in range(2):
+            store.maintain()
+        gone = [0, 1, 2] if "cold_local_bytes" not in window else [0, 1, 2, 3]
+        assert rig.local() == [seq for seq in range(4) if seq not in gone]
+        assert store.stats()["cold"]["only_there"] == len(gone)
+        assert store.stats()["segments"] == 4
+        assert seen(rig.files) == list(range(12))
+        table = pa.table(store.scan(30))
+        assert table["n"].to_pylist() == [number for number in range(12) for _ in range(2)]
+        assert drain(store, "one") == list(range(12))
+    with rig.open() as store:
+        assert store.stats()["segments"] == 0, "finished segments are gone for good"
+
+
+def test_only_the_newest_stay_in_a_window_of_bytes() -> None:
+    """The oldest go first."""
+    rig = Rig()
+    with rig.open() as store:
+        rig.fill(store, 4)
+        nbytes = store.catalog.bytes // 4
+    with rig.open(cold_local_bytes=2 * nbytes + nbytes // 2) as store:
+        for _ in range(2):
+            store.maintain()
+        assert rig.local() == [2, 3]
+        assert store.catalog.bytes == store.stats()["segment_bytes"] <= 2 * nbytes + nbytes // 2
+
+
+def test_a_store_opens_with_what_only_the_tier_has_while_the_tier_is_down() -> None:
+    """It takes bundles in, knows all segments, and numbers go on; only reading waits."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+    assert rig.local() == []
+    for operation in ("get", "get_range", "get_ranges", "head", "put", "put_parts", "list"):
+        rig.tier.fail_on(operation, times=100)
+    with rig.open() as store:
+        assert [info.seq for info in store.catalog.segments()] == [0, 1]
+        subscriber = store.register("one", start="earliest")
+        with pytest.raises(ObjectsUnavailable):
+            _ = subscriber.next_bundle(timeout=0).bundle
+        rig.fill(store, 1)
+        store.maintain()
+        assert rig.local() == [2]
+        assert store.stats()["cold"]["problem"]
+        rig.tier.heal()
+        assert drain(store, "one") == list(range(9))
+
+
+def test_finished_segments_leave_the_tier_too() -> None:
+    """Objects and list; nothing is left behind."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 3)
+        for _ in range(2):
+            store.maintain()
+        assert rig.objects() == [0, 1, 2]
+        assert drain(store, "one", 6) == list(range(6))
+        for _ in range(2):
+            store.maintain()
+        assert rig.objects() == [2]
+        assert listed(rig.files) == {2: "verified"}
+        assert drain(store, "one") == [6, 7, 8]
+        for _ in range(2):
+            store.maintain()
+        assert rig.names() == []
+        assert not rig.files.exists(LIST)
+
+
+def test_finished_segments_stay_as_long_as_asked() -> None:
+    """`cold.keep_finished`: the file goes, the object stays for later subscribers until it is that old."""
+    rig = Rig(cold_keep_finished_s=3600.0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 2)
+        store.maintain()
+        assert drain(store, "one") == list(range(6))
+        for _ in range(3):
+            store.maintain()
+        assert (rig.local(), rig.objects()) == ([], [0, 1])
+        assert drain(store, "late") == list(range(6))
+    with rig.open() as store:
+        rig.clock.advance(3601)
+        for _ in range(3):
+            store.maintain()
+        assert (rig.local(), rig.names()) == ([], [])
+
+
+def test_over_age_in_the_tier_is_given_up_by_the_ledger() -> None:
+    """`cold.max_age`: a subscriber that wanted it is told, and goes on behind it."""
+    rig = Rig(cold_local_bytes=0, cold_max_age_s=100.0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+        rig.clock.advance(101)
+        rig.fill(store, 1)
+        for _ in range(3):
+            store.maintain()
+        assert rig.objects() == [2]
+        assert drain(store, "one") == [6, 7, 8]
+        assert rig.observer.total("quiver.segment.dropped_total") == 2
+
+
+@pytest.mark.parametrize("floor", ["there", "lost"])
+def test_numbers_go_on_when_only_the_tier_has_segments(floor: str) -> None:
+    """No segment gets a number that an object has: the floor says so to other programs, the list to the store."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+    path = f"{ROOT}/segments/quiver.segment.floor"
+    assert decode_floor(memoryview(rig.files.read_all(path, size_max=100))) == Frame(2, 24)
+    if floor == "lost":
+        rig.files.remove(path)
+    with rig.open() as store:
+        rig.fill(store, 1)
+        assert [info.seq for info in store.catalog.segments()] == [0, 1, 2]
+        assert drain(store, "one") == list(range(9))
+
+
+def test_at_the_cap_copies_go_before_anything_is_refused_or_lost() -> None:
+    """The disk's cap is the disk's: with the tier up, more goes through than it holds. Down, the policy decides."""
+    rig = Rig(size_cap_bytes=20_000, size_cap_policy="backpressure")
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 1)
+        segment_bytes = store.catalog.bytes  # what the files of such small segments take beyond what was reckoned
+        for _ in range(29):
+            rig.fill(store, 1)
+            store.maintain()
+        store.maintain()
+        assert len(rig.objects()) == 30
+        assert store.disk_bytes <= 20_000 + segment_bytes
+        rig.tier.fail_on("put_parts", times=10_000)
+        with pytest.raises(AtCapacity):
+            for _ in range(100):
+                rig.fill(store, 1)
+                store.maintain()
+        assert store.disk_bytes <= 20_000 + segment_bytes
+        rig.tier.heal()
+        rig.clock.advance(120)
+        store.maintain()
+        rig.fill(store, 1)
+        assert drain(store, "one") == list(range(rig.taken))
+
+
+def test_drop_oldest_gives_up_only_what_lies_on_the_disk() -> None:
+    """What the tier has takes no room here."""
+    rig = Rig(size_cap_bytes=20_000, size_cap_policy="drop_oldest", cold_local_bytes=0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 3)
+        for _ in range(2):
+            store.maintain()
+        rig.tier.fail_on("put_parts", times=10_000)
+        for _ in range(40):
+            rig.fill(store, 1)
+            store.maintain()
+        rig.tier.heal()
+        got = drain(store, "one")
+        assert got[:9] == list(range(9))
+        assert len(got) < rig.taken
+        assert got[-1] == rig.taken - 1
+
+
+def damage(rig: Rig, path: str, at: int) -> None:
+    """Four bytes of a file change, *at* from its beginning, or from its end."""
+    file = rig.files.open_read(path)
+    file.set_mode(0o600)
+    file = rig.files.open_write(path)
+    file.pwrite(b"\xff\xff\xff\xff", at if at >= 0 else file.size() + at)
+    file.close()
+
+
+def test_a_damaged_file_is_replaced_by_its_object() -> None:
+    """Found when it is read, or when the store is opened: the file is kept aside, nothing is lost."""
+    rig = Rig()
+    with rig.open() as store:
+        rig.fill(store, 2)
+        store.maintain()
+        first, second = (info.path for info in store.catalog.segments())
+        damage(rig, first, 100)
+        assert number_of(store.catalog.bundle(BundleRef(0, 1))) == 1
+    damage(rig, second, -20)  # at open the end of a file is looked at
+    with rig.open() as store:
+        assert rig.local() == []
+        assert rig.files.list_dir(f"{ROOT}/quarantine") == ["0000000000000000.qseg", "0000000000000001.qseg"]
+        assert seen(rig.files) == list(range(6))
+        assert drain(store, "one") == list(range(6))
+        assert rig.observer.total("quiver.segment.damaged_bundles_total") == 0
+
+
+def test_a_file_that_is_damaged_before_it_is_sent_is_never_verified() -> None:
+    """Its object goes again; the file is kept aside, as without a tier."""
+    rig = Rig()
+    with rig.open() as store:
+        rig.fill(store, 2)
+        damage(rig, store.catalog.segments()[0].path, 100)
+        for _ in range(2):
+            store.maintain()
+        assert listed(rig.files) == {1: "verified"}
+        assert rig.objects() == [1]
+        assert rig.observer.total("quiver.segment.damaged_bundles_total") == 3
+        assert drain(store, "one") == [3, 4, 5]
+
+
+def test_an_object_that_came_out_wrong_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read back decides, not that the write returned."""
+    rig = Rig(cold_local_bytes=0)
+    put_parts = DirectoryObjects.put_parts
+    wrong = [2]
+
+    def put_wrong(tier: DirectoryObjects, key: str, parts: Parts, **more: int) -> ObjectInfo:
+        if not wrong[0]:
+            return put_parts(tier, key, parts, **more)
+        wrong[0] -= 1
+        return put_parts(tier, key, lambda: [bytes(part)[:-1] + b"\0" for part in parts()], **more)
+
+    monkeypatch.setattr(DirectoryObjects, "put_parts", put_wrong)
+    with rig.open() as store:
+        rig.fill(store, 1)
+        for left in (1, 0):
+            store.maintain()
+            assert (wrong[0], listed(rig.files), rig.local()) == (left, {0: "sent"}, [0])
+            rig.clock.advance(60)
+        for _ in range(2):
+            store.maintain()
+        assert (listed(rig.files), rig.local()) == ({0: "verified"}, [])
+        assert drain(store, "one") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("how", ["changed", "short", "gone"])
+def test_a_damaged_object_is_named_kept_and_counted(how: str) -> None:
+    """Its key is in the error; the bytes move to the tier's quarantine; the others go on."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+        key = rig.names()[0]
+        data = bytearray(rig.tier.get(key, size_max=1 << 20))
+        if how == "gone":
+            rig.tier.delete([key])
+        else:
+            data[100] ^= 1
+            rig.tier.put(key, bytes(data) if how == "changed" else bytes(data[:200]))
+        reader = read(ROOT, fs=rig.files)
+        assert [number_of(bundle) for _, bundle in reader.bundles()] == [3, 4, 5]
+        assert [problem.path for problem in reader.problems] == [key]
+        subscriber = store.register("two", start="earliest")
+        with pytest.raises(Damaged, match="stores/") as raised:
+            _ = subscriber.next_bundle(timeout=0).bundle
+        assert raised.value.path == key
+        assert drain(store, "one") == [3, 4, 5]
+        assert rig.observer.total("quiver.segment.damaged_bundles_total") == 3
+        for _ in range(2):
+            store.maintain()
+        kept = [] if how == "gone" else [key.replace("/segments/", "/quarantine/")]
+        assert [one for one in rig.names() if "quarantine" in one] == kept
+        assert 0 not in listed(rig.files)
+
+
+def test_without_the_setting_nothing_is_sent_and_what_is_there_is_read() -> None:
+    """A tool that opens a store as it is neither loses its cold segments nor makes more."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+    with rig.open(cold_objects=None, cold_local_bytes=None) as store:
+        rig.fill(store, 1)
+        store.maintain()
+        assert rig.objects() == [0, 1]
+        assert rig.local() == [2]
+        assert drain(store, "one") == list(range(9))
+        for _ in range(2):
+            store.maintain()
+        assert rig.names() == []
+
+
+def test_another_place_is_refused_while_objects_are_in_the_first() -> None:
+    """Nobody would find them any more."""
+    rig = Rig()
+    with rig.open() as store:
+        rig.fill(store, 1)
+        store.maintain()
+    with pytest.raises(SettingsInvalid, match="file:///cold"):
+        rig.open(cold_objects=ObjectLocation.from_url("/elsewhere"))
+    rig.open().close()
+
+
+def test_a_damaged_list_stops_the_store_and_is_told_by_readers() -> None:
+    """It says which segments there are: to go on without it would be to lose them unseen."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        rig.fill(store, 1)
+        for _ in range(2):
+            store.maintain()
+        rig.fill(store, 1)
+    data = bytearray(rig.files.read_all(LIST, size_max=1 << 20))
+    data[40] ^= 1
+    file = rig.files.open_write(LIST)
+    file.pwrite(bytes(data), 0)
+    file.close()
+    with pytest.raises(Damaged, match="only the object tier has"):
+        rig.open()
+    reader = read(ROOT, fs=rig.files)
+    assert [number_of(bundle) for _, bundle in reader.bundles()] == [3, 4, 5]
+    assert [problem.path for problem in reader.problems] == [LIST]
+
+
+def test_a_thread_of_its_own_sends() -> None:
+    """With background threads nobody else waits for the tier; closing ends it."""
+    files = CrashFileSystem()
+    clock = ManualClock(waits="hold")
+    rig = Rig(files)
+    store = open_store(ROOT, SETTINGS, files=files, clock=clock, observer=rig.observer, objects=rig.tier)
+    rig.fill(store, 2)
+    while store.stats()["cold"]["segments"] < 2:
+        clock.wait_for_waiters(1)
+        clock.advance(1)
+    store.close()
+    assert rig.objects() == [0, 1]
+
+
+def test_nobody_waits_for_a_tier_that_hangs() -> None:
+    """While a request does not come back: ingest, sealing, delivery and maintenance go on."""
+    files = CrashFileSystem()
+    clock = ManualClock(waits="hold")
+    rig = Rig(files)
+    gate, reached = threading.Event(), threading.Event()
+
+    def hang(operation: str, _key: str) -> None:
+        if operation == "put_parts":
+            reached.set()
+            gate.wait(60)
+
+    rig.tier.on_call = hang
+    store = open_store(ROOT, SETTINGS, files=files, clock=clock, observer=rig.observer, objects=rig.tier)
+    rig.fill(store, 1)
+    while not reached.is_set():
+        clock.wait_for_waiters(1)
+        clock.advance(1)
+    rig.fill(store, 3)
+    assert drain(store, "one") == list(range(12))
+    store.maintain()
+    assert store.stats()["cold"]["segments"] == 0
+    gate.set()
+    store.close()
+
+
+@pytest.mark.parametrize(("bytes_max", "fetched"), [(1, 12), (1 << 20, 4)])
+def test_what_is_held_of_the_tier_in_memory_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, bytes_max: int, fetched: int
+) -> None:
+    """Below the bound a segment is fetched once; beyond it, each time another one was read in between."""
+    monkeypatch.setattr("quiver.store.catalog.COLD_BYTES_MAX", bytes_max)
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        rig.fill(store, 4)
+        for _ in range(2):
+            store.maintain()
+        for index in range(3):
+            for seq in range(4):
+                assert number_of(store.catalog.bundle(BundleRef(seq, index))) == 3 * seq + index
+        assert rig.tier.calls["get"] == fetched
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cold_local_bytes": 1}, "need cold.objects"),
+        ({"cold_keep_finished_s": 1.0}, "need cold.objects"),
+        ({"cold_objects": ObjectLocation.from_url("memory://")}, "must outlive"),
+        ({"cold_objects": WHERE, "cold_local_bytes": -1}, "cold.local_size"),
+        ({"cold_objects": WHERE, "cold_local_age_s": -1.0}, "cold.local_age"),
+        ({"cold_objects": WHERE, "cold_max_age_s": 0.0}, "cold.max_age must be positive"),
+        ({"cold_objects": WHERE, "cold_keep_finished_s": -1.0}, "cold.keep_finished"),
+        ({"cold_objects": WHERE, "cold_max_age_s": 5.0, "max_age_s": 6.0}, "retention.max_age must be at most"),
+        ({"cold_objects": WHERE, "cold_max_age_s": 5.0, "cold_local_age_s": 6.0}, "cold.local_age must be at most"),
+        ({"cold_objects": WHERE, "cold_max_age_s": 5.0, "cold_keep_finished_s": 6.0}, "cold.keep_finished must be at"),
+        ({"cold_objects": WHERE, "cold_local_bytes": 2**30, "size_cap_bytes": 2**30}, "cold.local_size must be below"),
+    ],
+)
+def test_settings_that_cannot_be_meant(given: dict[str, object], said: str) -> None:
+    """Each is refused with the keys that contradict each other."""
+    with pytest.raises(SettingsInvalid, match=said):
+        Settings(**given)
+
+
+def test_settings_by_their_keys() -> None:
+    """As in a file; a location may be a URL or a mapping, and its secrets stay out of sight and out of the list."""
+    found = Settings.from_mapping(
+        {
+            "cold": {
+                "objects": {"backend": "s3", "root": "s3://b/p", "region": "eu", "secret_key": "hush hush"},
+                "local_size": "1GiB",
+                "local_age": "2h",
+                "max_age": "30d",
+                "keep_finished": "1d",
+            }
+        }
+    )
+    assert found.cold_objects is not None
+    assert str(found.cold_objects) == "s3://b/p"
+    assert (found.cold_local_bytes, found.cold_local_age_s) == (2**30, 7200.0)
+    assert (found.cold_max_age_s, found.cold_keep_finished_s) == (30 * 86_400.0, 86_400.0)
+    assert "hush" not in repr(found)
+    assert Settings.from_mapping({"cold.objects": "/x"}).cold_objects == ObjectLocation.from_url("/x")
+    assert Settings.from_mapping({"cold.objects": WHERE}).cold_objects == WHERE
+    assert Settings.from_mapping({"cold.objects": None}).cold_objects is None
+    with pytest.raises(SettingsInvalid, match="no URL"):
+        Settings.from_mapping({"cold.objects": 7})
+
+
+def test_a_tier_needs_a_place_and_a_store_alone() -> None:
+    """Otherwise its objects could not be found, or other cores would miss files."""
+    rig = Rig()
+    with pytest.raises(WrongUse, match=r"cold\.objects"):
+        open_store(ROOT, files=rig.files, clock=rig.clock, background=False, objects=rig.tier)
+    with pytest.raises(SettingsInvalid, match="cores"):
+        quiver.open("/other", SETTINGS, cores=2, files=rig.files, clock=rig.clock, background=False)
+
+
+def test_a_reader_may_bring_the_tier() -> None:
+    """Or say where it is, as for a bucket that needs credentials."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        rig.fill(store, 1)
+        for _ in range(2):
+            store.maintain()
+    assert rig.local() == []
+    before = rig.tier.calls["get"]
+    for objects in (rig.tier, ObjectLocation.from_url(COLD)):
+        reader = read(ROOT, fs=rig.files, objects=objects)
+        assert [bundle for _, bundle in reader.bundles()] == [bundle_of(number) for number in range(3)]
+        assert pa.table(reader.scan(30))["n"].to_pylist() == [0, 0, 1, 1, 2, 2]
+    assert rig.tier.calls["get"] > before

@@ -1,0 +1,169 @@
+"""
+Commands and copies on a store whose segments are in an object tier: on a real disk, and with a real S3 server.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from store_cold_rig import SETTINGS, bundle_of, number_of
+from typer.testing import CliRunner
+
+import quiver
+from quiver.cli.main import build_app
+from quiver.objects.location import ObjectLocation
+from quiver.objects.opening import open_objects
+from quiver.primitives.real_files import REAL_FILES
+from quiver.settings import Settings
+from quiver.store.check import check_store
+from quiver.store.store import Store
+from s3_server import S3Server
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def settings_with(location: ObjectLocation) -> Settings:
+    return Settings(
+        segment_bytes_max=SETTINGS.segment_bytes_max, delete_grace_s=0.0, cold_objects=location, cold_local_bytes=0
+    )
+
+
+def fill(store: Store, first: int, segments: int) -> None:
+    for segment in range(segments):
+        for number in range(3):
+            store.ingest(bundle_of(first + 3 * segment + number), durable=True)
+        store.flush()
+        for _ in range(2):
+            store.maintain()
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Path:
+    """A closed store of three segments, two of them only in a tier beside it; the third came while there was none."""
+    root = tmp_path / "buffer"
+    settings = settings_with(ObjectLocation.from_url(str(tmp_path / "cold")))
+    with quiver.open(root, settings, background=False) as store:
+        store.register("one", start="earliest")
+        fill(store, 0, 2)
+    with quiver.open(root, background=False) as store:
+        fill(store, 6, 1)
+    assert [path.name for path in (root / "segments").glob("*.qseg")] == ["0000000000000002.qseg"]
+    return root
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_verify_reads_the_objects_too(cold: Path, tmp_path: Path) -> None:
+    """Sound, damaged and out of reach are three things."""
+    report = check_store(REAL_FILES, str(cold))
+    assert (report.segment_bundles, report.findings) == (9, [])
+    first, second = sorted((tmp_path / "cold").rglob("*.qseg"))
+    second.chmod(0o600)
+    data = bytearray(second.read_bytes())
+    data[200] ^= 1
+    second.write_bytes(data)
+    found = json.loads(run("verify", cold, "--json", code=1))
+    (finding,) = found["findings"]
+    assert finding["path"].endswith(second.name)
+    assert finding["kind"] == "damaged"
+    first.unlink()
+    assert len(check_store(REAL_FILES, str(cold)).findings) == 2
+
+
+def test_stats_count_what_is_only_there(cold: Path, tmp_path: Path) -> None:
+    """From the list: the tier is not asked."""
+    (tmp_path / "cold").rename(tmp_path / "away")
+    found = json.loads(run("stats", cold, "--json"))
+    assert (found["segments"], found["bundles"], found["cold_segments"]) == (3, 9, 2)
+    assert found["cold_bytes"] == sum(path.stat().st_size for path in (tmp_path / "away").rglob("*.qseg"))
+    assert found["segment_bytes"] == sum(path.stat().st_size for path in (cold / "segments").glob("*.qseg"))
+    assert found["subscribers"][0]["lag_bundles"] == 9
+    assert not (tmp_path / "cold").exists()
+
+
+def test_inspect_tells_the_list(cold: Path) -> None:
+    """Which segments, in which state, and where."""
+    found = json.loads(run("inspect", cold / "segments" / "quiver.cold", "--json"))
+    assert (found["kind"], found["fields"]["verified"]) == ("cold list", 2)
+
+
+def test_a_snapshot_stands_alone(cold: Path, tmp_path: Path) -> None:
+    """What the disk has not is fetched; what is restored needs no tier."""
+    run("snapshot", cold, tmp_path / "copy")
+    (tmp_path / "cold").rename(tmp_path / "away")
+    run("verify", tmp_path / "copy")
+    run("restore", tmp_path / "copy", tmp_path / "again")
+    assert not (tmp_path / "again" / "segments" / "quiver.cold").exists()
+    reader = quiver.read(tmp_path / "again")
+    assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(9))
+
+
+def test_migrate_refuses_and_changes_nothing(cold: Path) -> None:
+    """Objects would stay in the other profile."""
+    assert "snapshot" in run("migrate", cold, "--profile", "otap", code=2)
+    reader = quiver.read(cold)
+    assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(9))
+
+
+def test_repair_leaves_the_tier_alone(cold: Path) -> None:
+    """Nothing is damaged, and nothing is lost by looking."""
+    run("repair", cold)
+    with quiver.open(cold, background=False) as store:
+        subscriber = store.register("one", start="earliest")
+        got = []
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            got.append(number_of(handle.bundle))
+            handle.ack()
+        assert got == list(range(9))
+
+
+def test_a_real_bucket(s3_server: S3Server, tmp_path: Path) -> None:
+    """Sent, let go of, read by subscriber, reader and scan, deleted; no secret in the list or in what is said."""
+    location = ObjectLocation.from_url(s3_server.url(), s3_server.options())
+    root = tmp_path / "buffer"
+    with quiver.open(root, settings_with(location), background=False) as store:
+        fill(store, 0, 3)
+        assert list((root / "segments").glob("*.qseg")) == []
+        data = (root / "segments" / "quiver.cold").read_bytes()
+        assert s3_server.secret_key.encode() not in data
+        assert s3_server.access_key.encode() not in data
+        tier = open_objects(location, writable=False)
+        assert len(list(tier.list_below("stores"))) == 3
+        reader = quiver.read(root, objects=location)
+        assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(9))
+        assert pa.table(store.scan(30)).num_rows == 18
+        subscriber = store.register("one", start="earliest")
+        got = []
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            got.append(number_of(handle.bundle))
+            handle.ack()
+        assert got == list(range(9))
+        for _ in range(2):
+            store.maintain()
+        assert list(tier.list_below("stores")) == []
+        tier.close()
+
+
+def test_bad_credentials_keep_nobody_from_ingesting(s3_server: S3Server, tmp_path: Path) -> None:
+    """The store opens, takes in and seals; what is wrong is said, without the secret."""
+    location = ObjectLocation.from_url(s3_server.url(), s3_server.options(secret_key="wrong-" + "x" * 20))
+    with quiver.open(tmp_path / "buffer", settings_with(location), background=False) as store:
+        fill(store, 0, 2)
+        figures = store.stats()["cold"]
+        assert (figures["segments"], figures["waiting"]) == (0, 2)
+        assert figures["problem"]
+        assert "wrong-" not in figures["problem"]

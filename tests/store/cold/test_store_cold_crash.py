@@ -1,0 +1,208 @@
+"""
+A crash at every step, an error at every call: no half object, nothing referenced that is missing, nothing left over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Iterator
+
+import pytest
+from store_cold_rig import COLD, LIST, ROOT, Rig, bundle_of, drain, listed, seen
+
+from quiver.errors import ObjectsUnavailable
+from quiver.objects.directory import DirectoryObjects
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import FileSystem
+from quiver.store.store import Store
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+from quiver.testing.faultobjects import OBJECT_OPERATIONS, ObjectFault
+
+USED = sorted(OBJECT_OPERATIONS - {"put", "get_ranges", "list", "copy"})
+HOWS: tuple[ObjectFault, ...] = ("fail", "lose_answer", "slow", "truncate", "repeat")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def whole_objects(files: FileSystem) -> set[str]:
+    """The names of the objects, each of which is exactly what its name says."""
+    tier = DirectoryObjects(files, COLD)
+    names = set()
+    for info in tier.list_below("stores"):
+        data = tier.get(info.key, size_max=1 << 20)
+        name = info.key.rpartition("/")[2]
+        assert int(name[17:25], 16) == crc32(data[:-4]) == int.from_bytes(data[-4:], "little"), f"half: {info.key}"
+        names.add(name)
+    return names
+
+
+def check_list(files: FileSystem, label: str) -> None:
+    """What the list calls verified is there, whole."""
+    there = {int(name[:16]) for name in whole_objects(files)}
+    verified = {seq for seq, state in listed(files).items() if state == "verified"}
+    assert verified <= there, f"{label}: listed {verified}, there {there}"
+
+
+class Run:
+    """One life of a store with a tier, and what was promised by each moment."""
+
+    def __init__(self) -> None:
+        self.rig = Rig(cold_local_bytes=0)
+        self.durable = 0
+        self.acked: set[int] = set()
+
+    def fill(self, store: Store, segments: int) -> None:
+        for _ in range(segments):
+            self.rig.fill(store, 1)
+            self.durable = self.rig.taken
+
+    def drain(self, store: Store, most: int) -> None:
+        subscriber = store.register("one", start="earliest")
+        for _ in range(most):
+            handle = subscriber.next_bundle(timeout=0)
+            if handle is None:
+                break
+            number = handle.bundle[30]["n"][0].as_py()
+            handle.ack()
+            self.acked.add(number)
+        store.maintain()
+
+    def run(self) -> None:
+        with self.rig.open() as store:
+            store.register("one", start="earliest")
+            self.fill(store, 2)
+            for _ in range(2):
+                store.maintain()
+            self.fill(store, 1)
+            self.drain(store, 4)
+            store.maintain()
+        with self.rig.open() as store:
+            self.drain(store, 3)
+            self.fill(store, 1)
+            store.maintain()
+            self.drain(store, 4)
+            store.maintain()
+
+
+def finish(files: FileSystem, label: str, promised: int, acked: set[int], attempted: int, *, sends_first: bool) -> None:
+    """Whoever opens this disk gets all that was promised; when it is finished nothing is left of it anywhere."""
+    rig = Rig(files, cold_local_bytes=0)
+    check_list(files, label)
+    survivors = seen(files) if files.exists(f"{ROOT}/wal") else []
+    assert survivors == sorted(set(survivors)), f"{label}: a reader sees {survivors}"
+    assert set(survivors) <= set(range(attempted))
+    with rig.open() as store:
+        store.flush()
+        if sends_first:  # else what was sent before the crash is finished before it could be sent again
+            store.maintain()
+        check_list(files, label)
+        got = drain(store, "one")
+        assert got == sorted(set(got)), f"{label}: got {got}"
+        missing = set(range(promised)) - set(got) - acked
+        assert not missing, f"{label}: misses {sorted(missing)}"
+        assert set(got) <= set(survivors), f"{label}: got {got}, a reader saw {survivors}"
+        for _ in range(3):
+            store.maintain()
+        assert (rig.local(), whole_objects(files), files.exists(LIST)) == ([], set(), False), f"{label}: left over"
+        store.ingest(bundle_of(1000))
+        store.flush()
+        assert drain(store, "one") == [1000], f"{label}: what comes after recovery is not delivered"
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_crash_at_every_step_loses_nothing_and_leaves_nothing(seeds: int) -> None:
+    """Power loss and kill at each step of disk and objects, which lie on the same disk."""
+    run = Run()
+    files = run.rig.files
+    assert isinstance(files, CrashFileSystem)
+    states: list[tuple[str, list[CrashFileSystem], int, set[int], int]] = []
+
+    def before(operation: str, path: str) -> None:
+        number = len(states)
+        clones = [files.clone_after_crash((number + seed) % 4) for seed in range(seeds)]
+        if number % 3 == 0 or seeds > 1:
+            clones.append(files.clone_after_kill())
+        label = f"step {number} ({operation} {path})"
+        states.append((label, clones, run.durable, set(run.acked), run.rig.taken + 1))
+
+    files.on_step = before
+    run.run()
+    files.on_step = None
+    assert len(states) > 200
+    assert any("/cold/stores/" in label for label, *_ in states)
+    for number, (label, clones, durable, acked, attempted) in enumerate(states):
+        for clone in clones:
+            finish(clone, label, durable, acked, attempted, sends_first=number % 4 == 0)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("path", ["quiver.cold", ".floor"])
+def test_a_disk_that_refuses_the_list_or_the_floor_delays_and_loses_nothing(path: str, error: int) -> None:
+    """Each call on the two files fails once; whatever is told, the next passes make up for it."""
+    for operation in ("create", "pwrite", "sync", "rename"):
+        for call in range(1, 100):
+            disk = CrashFileSystem()
+            files = FaultFileSystem(disk, {operation: call}, error=error, path_part=path)
+            rig = Rig(files, cold_local_bytes=0)
+            got: list[int] = []
+            with rig.open() as store:
+                subscriber = store.register("one", start="earliest")
+                rig.fill(store, 3)
+                for _ in range(12):
+                    with contextlib.suppress(OSError):
+                        store.maintain()
+                    rig.clock.advance(120)
+                    handle = subscriber.next_bundle(timeout=0)
+                    if handle is not None:
+                        got.append(handle.bundle[30]["n"][0].as_py())
+                        handle.ack()
+                check_list(files, f"{operation} {call}")
+            assert got == list(range(9)), f"{operation} {call}"
+            assert (rig.local(), rig.names(), listed(files)) == ([], [], {}), f"{operation} {call}"
+            if files.calls[operation] < call:
+                break
+        else:
+            pytest.fail(f"{operation} never ended")
+        assert call > 1, f"{operation} is never called on {path}"
+
+
+@pytest.mark.parametrize("operation", USED)
+def test_an_error_at_every_call_delays_and_loses_nothing(operation: str) -> None:
+    """Each call fails, loses its answer, is slow, is cut short, happens twice; the next passes make up for it."""
+    clean = Run()
+    clean.run()
+    calls = clean.rig.tier.calls[operation]
+    assert calls, operation
+    for how in HOWS:
+        for call in range(1, calls + 1):
+            rig = Rig(cold_local_bytes=0)
+            rig.tier.fail_on(operation, call, how=how)
+            label = f"{operation} {call} {how}"
+            got: list[int] = []
+            with rig.open() as store:
+                subscriber = store.register("one", start="earliest")
+                rig.fill(store, 3)
+                for _ in range(30):
+                    store.maintain()
+                    rig.clock.advance(120)
+                    check_list(rig.files, label)
+                    try:
+                        handle = subscriber.next_bundle(timeout=0)
+                        if handle is not None:
+                            got.append(handle.bundle[30]["n"][0].as_py())
+                            handle.ack()
+                    except ObjectsUnavailable:
+                        continue  # asked again
+                for _ in range(3):
+                    store.maintain()
+                    rig.clock.advance(120)
+                assert sorted(got) == list(range(9)), label
+                assert (rig.local(), rig.names(), listed(rig.files)) == ([], [], {}), label

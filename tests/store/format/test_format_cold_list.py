@@ -1,0 +1,140 @@
+"""The cold list: exact bytes, every way to mistreat them, room for later versions, and the names of objects."""
+
+import struct
+import zlib
+
+import format_feeding as feeding
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.errors import WrongUse
+from quiver.primitives.scan import Damage, Frame, NeedMore
+from quiver.store.format.cold_list import (
+    COLD_ENTRIES_MAX,
+    COLD_LOCATION_BYTES_MAX,
+    ColdList,
+    ColdSegment,
+    decode_cold_list,
+    encode_cold_list,
+    object_name,
+)
+from quiver.store.format.describe import describe
+
+NEW = ColdSegment(
+    7, 33_554_000, 0xA1B2C3D4, 120, (500, 900), (40, 159), (1_700_000_000_000_000_000, 1_700_000_005_000_000_000),
+    "verified",
+)  # fmt: skip
+BARE = ColdSegment(9, 4096, 1, 3, None, None, None, "sent")
+WHERE = {"backend": "fs", "prefix": "/cold"}
+LIST = ColdList(WHERE, (NEW, BARE))
+GOLDEN = bytes.fromhex(
+    "515549564552004f 0100 1800 5000 2100 02000000 00000000"
+    "7b226261636b656e64223a226673222c22707265666978223a222f636f6c64227d"
+    "0700000000000000 50feff0100000000 f401000000000000 8403000000000000 2800000000000000 9f00000000000000"
+    "00002a36fe9c9717 00f22f60ff9c9717 78000000 d4c3b2a1 01 07 000000000000"
+    "0900000000000000 0010000000000000 0000000000000000 0000000000000000 0000000000000000 0000000000000000"
+    "0000000000000000 0000000000000000 03000000 01000000 00 00 000000000000"
+)
+
+
+def sealed(body: bytes) -> bytes:
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def test_golden():
+    """Entries are written in the order of their numbers, whatever the order they came in."""
+    data = encode_cold_list(ColdList(WHERE, (BARE, NEW)))
+    assert data == sealed(GOLDEN)
+    assert decode_cold_list(memoryview(data)) == Frame(LIST, len(data))
+
+
+NUMBER = st.integers(0, 2**64 - 1)
+TIME = st.integers(-(2**63), 2**63 - 1)
+ENTRIES = st.builds(
+    ColdSegment,
+    st.integers(0, 2**63),
+    NUMBER,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.none() | st.tuples(NUMBER, NUMBER),
+    st.none() | st.tuples(NUMBER, NUMBER),
+    st.none() | st.tuples(TIME, TIME),
+    st.sampled_from(["sent", "verified", "damaged"]),
+)
+
+
+@given(st.lists(ENTRIES, unique_by=lambda entry: entry.seq, max_size=10))
+def test_round_trip(entries):
+    data = encode_cold_list(ColdList(WHERE, tuple(entries)))
+    expected = ColdList(WHERE, tuple(sorted(entries, key=lambda one: one.seq)))
+    assert decode_cold_list(memoryview(data)) == Frame(expected, len(data))
+
+
+def test_mistreated():
+    """Cut anywhere it wants more, junk behind is left, and no flipped bit comes through."""
+    data = sealed(GOLDEN)
+    feeding.assert_prefixes_want_more(data, decode_cold_list)
+    feeding.assert_junk_is_left(data, decode_cold_list, LIST)
+    feeding.assert_flips_are_seen(data, decode_cold_list)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_it_raise(data):
+    assert isinstance(decode_cold_list(memoryview(data)), (Frame, NeedMore, Damage))
+
+
+def test_a_later_version_may_add_fields():
+    """What is behind the fields that this version knows is passed over, in the header and in each entry."""
+    body = struct.pack("<8sHHHHI4x", b"QUIVER\0O", 1, 32, 88, 2, 1) + bytes(8) + b"{}" + GOLDEN[-80:] + b"\xff" * 8
+    assert decode_cold_list(memoryview(sealed(body))) == Frame(ColdList({}, (BARE,)), len(body) + 4)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "offset", "said"),
+    [
+        (8, b"\x02\x00", 8, "unsupported version 2"),
+        (10, b"\x17\x00", 10, "header_size 23"),
+        (12, b"\x4f\x00", 12, "entry_size 79"),
+        (12, b"\x01\x02", 12, "entry_size 513"),
+        (14, b"\x01\x40", 14, "location_size 16385"),
+        (16, b"\x41\x42\x0f\x00", 16, "entry_count 1000001"),
+        (24, b"[", 24, "no JSON object"),
+        (24 + 33 + 72, b"\x03", 24 + 33, "unsupported state 3"),
+        (24 + 33 + 80, b"\x07", 24 + 33 + 80, "segment 7 comes after 7"),
+        (24 + 33 + 80, b"\xff" * 8, 24 + 33 + 80, "above every number"),
+    ],
+)
+def test_what_cannot_be_read_says_why_and_where(at, value, offset, said):
+    """Also with a right checksum; and no count makes it ask for more bytes than a lawful file has."""
+    hurt = bytearray(GOLDEN)
+    hurt[at : at + len(value)] = value
+    answer = decode_cold_list(memoryview(sealed(bytes(hurt))))
+    assert isinstance(answer, Damage)
+    assert answer.offset == offset
+    assert said in answer.reason
+
+
+def test_what_could_not_be_read_again_is_not_written():
+    with pytest.raises(WrongUse, match="each once"):
+        encode_cold_list(ColdList(WHERE, (NEW, NEW)))
+    with pytest.raises(WrongUse, match=f"{COLD_LOCATION_BYTES_MAX} fit"):
+        encode_cold_list(ColdList({"prefix": "x" * COLD_LOCATION_BYTES_MAX}, ()))
+    with pytest.raises(WrongUse, match=f"at most {COLD_ENTRIES_MAX}"):
+        encode_cold_list(ColdList(WHERE, (NEW,) * (COLD_ENTRIES_MAX + 1)))
+
+
+def test_names_of_objects():
+    """Sorted as numbers are, and another name for other contents."""
+    assert object_name(7, 0xA1B2C3D4) == "0000000000000007-a1b2c3d4.qseg"
+    assert object_name(12, 1) == "0000000000000012-00000001.qseg"
+
+
+def test_told_to_a_person():
+    """Counts cover the whole list, the table only as many rows as asked for."""
+    told = describe("quiver.cold", memoryview(sealed(GOLDEN)), rows_max=1)
+    assert (told.kind, told.sound, told.version) == ("cold list", True, 1)
+    assert told.fields == {"location": WHERE, "segments": 2, "verified": 1, "verified_bytes": 33_554_000}
+    assert told.tables["cold"] == [
+        {"segment": 7, "state": "verified", "bundles": 120, "size_bytes": 33_554_000, "crc32": "a1b2c3d4"}
+    ]
