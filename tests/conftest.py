@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One Spark session, and one server of each kind, serves all that need it: they stay together, in one process."""
     for item in items:
-        if item.get_closest_marker("spark") is not None:
+        if item.get_closest_marker("spark") is not None or "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
         for server in ("s3_server", "versity_server", "etcd_server"):
             if server in getattr(item, "fixturenames", ()):

@@ -285,7 +285,8 @@ class RolloverFailed(QuiverError):
 
 class PartlyKept(QuiverError):
     """
-    There was no room for all rows of a table. The first `rows_kept` are kept: call again with the rest.
+    Some rows of a table are kept, the first `rows_kept`: for the next there was no room, or it cannot be sent. Call
+    again with the rest.
     """
 
     def __init__(self, rows_kept: int, reason: str) -> None:

@@ -89,6 +89,9 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "quiver.receiver.connections_refused_total", "{connection}", "Connections that were one too many.", "protocol"
     ),
+    _counter("quiver.receiver.messages_total", "{message}", "QWP messages answered.", "protocol", "outcome"),
+    _counter("quiver.receiver.rows_total", "{row}", "Rows of QWP tables taken.", "protocol"),
+    _counter("quiver.receiver.repeated_tables_total", "{table}", "QWP tables sent again, not kept twice.", "protocol"),
     _counter(
         "quiver.receiver.left_out_total",
         "{part}",
@@ -205,6 +208,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     # Room and recovery.
     _counter("quiver.gc.evictions_total", "{segment}", "Segments deleted.", "reason"),
+    _counter("quiver.cold.sent_total", "{segment}", "Segments copied to the object tier, and read back."),
+    _counter("quiver.cold.sent_bytes_total", "By", "Bytes of them."),
+    _counter("quiver.cold.removed_total", "{segment}", "Segments removed from the object tier."),
+    _counter("quiver.cold.let_go_total", "{segment}", "Local files removed because the object tier has them."),
+    _counter("quiver.cold.failures_total", "{time}", "Times that the object tier could not be used."),
     _counter("quiver.retention.size_emergency_total", "{time}", "Times that the size cap made data be dropped."),
     _gauge("quiver.core.bytes", "By", "Bytes on disk, of everything.", _of_core("bytes"), "core_id"),
     _gauge(
@@ -253,6 +261,8 @@ LOG_METRICS: tuple[Metric, ...] = (
     _counter("danube_cloud_reader_bytes_read_total", "By", "Bytes read from objects."),
     _counter("danube_cloud_reader_errors_total", "{object}", "Objects that were damaged, missing or out of reach."),
     _counter("danube_cloud_objects_expired_total", "{object}", "Objects that their own retention deleted."),
+    # Topics: Spark sinks.
+    _counter("danube_sink_messages_total", "{message}", "Messages of Spark sinks that were appended."),
     # Topics: subscriptions.
     _counter("danube_subscription_redelivery_total", "{message}", "Messages delivered again.", "subscription"),
     _counter("danube_subscription_ack_timeout_total", "{message}", "Messages not confirmed in time.", "subscription"),
@@ -269,6 +279,16 @@ LOG_METRICS: tuple[Metric, ...] = (
     _counter("aof_retention_retired_total", "{segment}", "Segments that retention took away.", "action"),
     _counter("aof_recovery_findings_total", "{file}", "What recovery found that a clean stop does not leave.", "kind"),
     _counter("aof_upkeep_failed_total", "{time}", "Passes of the background work that failed."),
+    _counter(
+        "aof_tier_moves_total",
+        "{segment}",
+        "Steps of segments between tiers: packed, uploaded, fetched, brought back, left.",
+        "kind",
+    ),
+    _counter("aof_tiers_failed_total", "{time}", "Steps between tiers that failed and are tried again."),
+    _counter(
+        "aof_manifest_replay_corruption_events_total", "{file}", "Chunks of manifest logs that were found damaged."
+    ),
     # QWP.
     _counter("quiver.qwp.connect_attempts_total", "{time}", "Connections tried."),
     _counter("quiver.qwp.reconnects_total", "{time}", "Connections made again."),

@@ -146,6 +146,7 @@ def test_a_file_of_somebody_else_is_named(tmp_path):
     assert "neither the magic nor the name" in result.output
 
 
+@pytest.mark.slow
 def test_verify_beside_a_live_writer_finds_nothing(tmp_path, make_bundle):
     """While bundles come in, segments are sealed and the log is rotated, nothing looks damaged."""
     settings = quiver.Settings(segment_bytes_max=8000, wal_rotate_bytes=10_000, wal_bytes_max=100_000)

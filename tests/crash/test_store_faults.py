@@ -143,8 +143,15 @@ def calls_of_a_sound_run() -> dict[str, int]:
     return dict(files.calls)
 
 
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        (errno.EIO, True),
+        (errno.ENOSPC, False),
+        pytest.param(errno.EIO, False, marks=pytest.mark.slow),
+        pytest.param(errno.ENOSPC, True, marks=pytest.mark.slow),
+    ],
+)
 def test_any_call_may_fail(error: int, lasting: bool) -> None:
     """The n-th call of each operation fails, once or from then on: no bundle is lost, doubled, invented or moved."""
     tried = 0

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from quiver.delivery.policy import RetryPolicy
 from quiver.errors import DeliveryHalted
 from quiver.pipeline import export
 
@@ -34,10 +35,31 @@ def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
         return Query(error)
 
     monkeypatch.setattr(export, "start_query", start_query)
-    destination = SimpleNamespace(destination="lake/")
-    plan = SimpleNamespace(name="out", store_path="buffer", route=SimpleNamespace(config=destination))
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy)
+    plan = SimpleNamespace(name="out", store_path="buffer", route=SimpleNamespace(config=config))
     one = export._Export(None, plan)
     for _ in range(3):
         one.look()
         clock.now += 1.5
     assert len(started) == starts
+
+
+def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
+    """And not by figures of our own, which the file could not change."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
+    started = []
+
+    def start_query(_spark, _plan):
+        started.append(clock.now)
+        return Query(RuntimeError("disk"))
+
+    monkeypatch.setattr(export, "start_query", start_query)
+    policy = RetryPolicy(initial_interval_s=7.0, max_interval_s=14.0, jitter=0.0)
+    config = SimpleNamespace(destination="lake/", policy=lambda: policy)
+    one = export._Export(None, SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config)))
+    while clock.now < 60:
+        one.look()
+        clock.now += 0.25
+
+    assert started == [0.0, 7.25, 21.5, 35.75, 50.0]

@@ -6,13 +6,24 @@ from types import SimpleNamespace
 
 import pytest
 
+from quiver.delivery.policy import RetryPolicy
 from quiver.errors import WrongUse
 from quiver.pipeline import export
 
+POLICY = RetryPolicy(initial_interval_s=1.0, max_interval_s=30.0, multiplier=2.0, jitter=0.5)
 
-@pytest.mark.parametrize("problem", [WrongUse("the processor acme:gone cannot be made"), OSError(28, "no space left")])
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        WrongUse("the processor acme:gone cannot be made"),
+        OSError(28, "no space left"),
+        ValueError("a processor of another package does not like its keys"),
+        RuntimeError("an exception of Spark's, whose class nobody knows here"),
+    ],
+)
 def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
-    """With a pause that grows, and the reason each time."""
+    """With a pause that grows, as its `retry` says, and the reason each time; the process goes on for the others."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     tried = []
@@ -24,7 +35,7 @@ def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
         return SimpleNamespace(isActive=True)
 
     monkeypatch.setattr(export, "start_query", start_query)
-    route = SimpleNamespace(config=SimpleNamespace(destination="lake/"))
+    route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY))
     one = export._Export(None, SimpleNamespace(name="out", store_path="buffer", route=route))
     while clock.now < 40:
         one.look()

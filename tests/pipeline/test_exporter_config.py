@@ -61,3 +61,20 @@ def test_options_for_spark_are_texts():
     config = SparkExporterConfig(format="csv", path="out", options={"header": True, "sep": ";", "maxColumns": 5})
 
     assert dict(config.settings().options) == {"header": "true", "sep": ";", "maxColumns": "5"}
+
+
+def test_an_option_without_a_value_is_refused():
+    """Spark would be told the text None."""
+    with pytest.raises(ValidationError, match="topic has no value; an empty text is written in quotes"):
+        SparkExporterConfig(format="kafka", options={"topic": None})
+
+
+def test_no_password_in_an_address_is_shown():
+    """What is told before the start, and logged at each: where it goes, and not with what."""
+    config = SparkExporterConfig(format="json", path="s3a://KEY:hidden@bucket/{table}", options={"password": "hidden"})
+    assert config.destination == "json s3a://…@bucket/{table}"
+    assert config.settings().path == "s3a://KEY:hidden@bucket/{table}"
+    for key, address in (("grpc_endpoint", "user:hidden@far:1"), ("http_endpoint", "http://user:hidden@far:1")):
+        with pytest.raises(ValidationError) as caught:
+            OtlpExporterConfig(**{key: address})
+        assert "hidden" not in caught.value.errors()[0]["msg"]

@@ -169,6 +169,54 @@ def test_graphs_that_make_no_sense_are_refused(ways, reason):
         load(*ways)
 
 
+def diamonds(count, end):
+    """A chain of processors that is passed in 2 to the power of *count* ways."""
+    ways = [f"otlp > a0 > b0 > a{count} > {end}"]
+    for at in range(count):
+        ways += [f"a{at} > b{at} > a{at + 1}", f"a{at} > c{at} > a{at + 1}"]
+    return ways
+
+
+def test_a_graph_with_more_ways_than_can_be_counted_is_refused_at_once(monkeypatch):
+    """Nobody walks them all."""
+    step = CONFIGS["errors"]
+    for name in (f"{letter}{at}" for letter in "abc" for at in range(61)):
+        monkeypatch.setitem(CONFIGS, name, step)
+
+    with pytest.raises(PipelineInvalid, match="console is reached in two ways"):
+        load(*diamonds(60, "console"))
+
+
+def test_a_graph_has_an_end(monkeypatch):
+    """A chain longer than anybody writes by hand is refused, and does not exhaust the stack."""
+    names = [f"step{at}" for at in range(250)]
+    for name in names:
+        monkeypatch.setitem(CONFIGS, name, CONFIGS["errors"])
+
+    with pytest.raises(PipelineInvalid, match="there are 252 nodes; a pipeline has at most 200"):
+        load(" > ".join(["otlp", *names, "console"]))
+
+
+@pytest.mark.parametrize(
+    ("ways", "like", "named"),
+    [
+        (["otlp > errors > intake > console"], {"intake": "persistence"}, "intake"),
+        (["otlp > persistence > errors > remote", "persistence > staged-remote"], {"staged-remote": "console"}, None),
+        (["otlp > persistence > errors > {a}", "persistence > redact > {b}"], {"{a}": "remote", "{b}": "remote"}, None),
+    ],
+)
+def test_a_node_is_not_called_like_a_buffer_that_is_made(ways, like, named, monkeypatch):
+    """Both would have one directory, or be one subscriber: what is for one would be lost to the other."""
+    long = {"{a}": "x" * 63 + "a", "{b}": "x" * 63 + "b"}
+    for name, other in like.items():
+        monkeypatch.setitem(CONFIGS, long.get(name, name), CONFIGS[other])
+    for short, name in long.items():
+        ways = [way.replace(short, name) for way in ways]
+
+    with pytest.raises(PipelineInvalid, match=f"is called {named or 'staged-'}.* here; choose another name"):
+        load(*ways)
+
+
 def test_memory_beside_a_persistence_node_is_refused():
     """It would have no effect."""
     with pytest.raises(PipelineInvalid, match="memory has no effect"):

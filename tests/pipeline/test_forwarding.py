@@ -106,6 +106,7 @@ def arrived(directory):
         return [data for _, bundle in reader.bundles() for data in bundle["otlp_logs"].column("data").to_pylist()]
 
 
+@pytest.mark.slow
 def test_what_was_confirmed_reaches_the_far_side(tmp_path):
     """Down from the start; killed with SIGKILL; then up, and a clean stop sends what is left."""
     (far_port,) = free_ports(1)

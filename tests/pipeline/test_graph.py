@@ -9,7 +9,7 @@ import pytest
 from quiver.errors import PipelineInvalid, WrongUse
 from quiver.pipeline.child import parse_assignments, read_pipeline
 from quiver.pipeline.explain import describe
-from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.graph import check_cores, load_pipeline
 from quiver.pipeline.run import default_run_dir
 from quiver.settings import MIB, Settings
 
@@ -202,21 +202,6 @@ def test_mistakes_are_named_with_their_line(old, new, line, reason):
     assert reason is None or found[1] == reason
 
 
-@pytest.mark.parametrize(
-    ("urn", "kind"),
-    [
-        ("urn:quiver:qwp:receiver", "receiver"),
-    ],
-)
-def test_what_is_not_available_yet_says_what_is(urn, kind):
-    """A URN of the architecture document is recognised, and refused in words."""
-    old = "urn:otel:otlp:receiver" if kind == "receiver" else "urn:quiver:parquet:exporter"
-    line, reason = refused(changed(old, urn))
-
-    assert line == (4 if kind == "receiver" else 33)
-    assert reason.startswith(f"{urn} is not available in this version; for kind {kind} there is {old}")
-
-
 def test_a_store_that_nobody_feeds_is_refused():
     """It would hold nothing; one behind another is a mistake as well."""
     more = "  more:\n    kind: processor\n    plugin_urn: urn:otap:processor:persistence\n    config: {path: x}\n"
@@ -234,6 +219,25 @@ def test_two_exporters_cannot_share_a_directory():
     assert refused(text) == (40, "second and parquet cannot both write to ./out")
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("{path: second, checkpoint: out/_checkpoint}", "second and parquet cannot both write to out/_checkpoint"),
+        (f"{{path: {Path.cwd()}/out}}", f"second and parquet cannot both write to {Path.cwd()}/out"),
+        ("{path: quiver_data/lake}", "second and persistence cannot both write to quiver_data/lake"),
+        ("{path: second, checkpoint: quiver_data}", "second and persistence cannot both write to quiver_data"),
+    ],
+)
+def test_no_exporter_writes_where_another_or_a_store_does(config, reason):
+    """With the notes of another it would begin where that one is, and pass over what it has not read itself."""
+    text = changed("          - parquet\n", "          - parquet\n          - second\n")
+    text += f"  second:\n    kind: exporter\n    plugin_urn: urn:quiver:parquet:exporter\n    config: {config}\n"
+
+    line, said = refused(text)
+    assert line == 40
+    assert said.startswith(reason)
+
+
 def test_the_limits_of_the_architecture_document_are_read():
     """As it prints them: hours without a unit, and the policy that gives data up."""
     keys = "        max_retain_after_ingestion_hours: 72\n        size_cap: 500GB\n        size_cap_policy: drop_oldest"
@@ -249,6 +253,18 @@ def test_two_receivers_cannot_share_a_port():
     more = GOOD[GOOD.index("  otlp_receiver:") : GOOD.index("  persistence:\n")].replace("otlp_receiver", "again")
 
     assert refused(GOOD + more)[1] == "again and otlp_receiver cannot both listen on 127.0.0.1:4317"
+
+
+@pytest.mark.parametrize(
+    ("listen", "said"), [("4316", "port 4317, where otlp_receiver listens"), ("65534", "which is none")]
+)
+def test_cores_whose_metrics_have_no_port_are_refused(listen, said):
+    """They would be started again for ever, and every request that the kernel deals to them would find nobody."""
+    pipeline = load(f'metrics: {{listen: "127.0.0.1:{listen}"}}\n{GOOD}')
+    check_cores(pipeline, 1)
+
+    with pytest.raises(WrongUse, match=said):
+        check_cores(pipeline, 3)
 
 
 @pytest.mark.parametrize("text", ["nodes: []", "nodes: {}", "[]", "nodes:\n  a: 1", "5", "nodes:\n  a: {kind: [1]}"])
@@ -275,6 +291,12 @@ def test_the_example_is_a_pipeline():
     assert pipeline.persistence.path == "d/buffer"
     assert pipeline.receivers[0][1].dedupe_window == 600.0
     assert example.read_bytes() == (ROOT / "src/quiver/demo/otlp-to-parquet.yaml").read_bytes()
+
+
+def test_a_file_without_an_end_is_not_read_to_it():
+    """A device, or the wrong file: the limit holds before anything is in memory."""
+    with pytest.raises(PipelineInvalid, match="the file is larger than 1048576 bytes"):
+        read_pipeline(Path("/dev/zero"), [], {})
 
 
 def test_an_assignment_that_fits_no_placeholder_is_refused(tmp_path):

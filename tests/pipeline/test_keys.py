@@ -14,11 +14,13 @@ from pydantic import BaseModel
 from quiver.errors import PipelineInvalid
 from quiver.pipeline.child import ChildContext
 from quiver.pipeline.explain import describe
+from quiver.pipeline.exporter_config import QueryExporterConfig
 from quiver.pipeline.graph import MemoryConfig, load_pipeline
 from quiver.pipeline.ingest import settings_in_use
 from quiver.pipeline.plugins import PLUGINS, MetricsConfig, find_plugin
 from quiver.pipeline.queries import chain_of, plan_queries, spark_settings
 from quiver.pipeline.reload import needs_restart
+from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.settings import Settings
 
 RETRY = {
@@ -51,7 +53,10 @@ SENDER = {
 }
 """Where requests go, and how."""
 
-QUERY = {**RETRY, "trigger": "9s", "checkpoint": "notes"}
+BOUNDS = ("retry.max_attempts", "retry.max_elapsed")
+"""Of a bundle. A query of Spark's has batches, and they have no end but success."""
+
+QUERY = {key: value for key, value in RETRY.items() if key not in BOUNDS} | {"trigger": "9s", "checkpoint": "notes"}
 """How often a query writes, and where Spark keeps its notes."""
 
 LISTENER = {
@@ -88,9 +93,27 @@ LISTENER = {
 }
 """Who may come, how, and what becomes of what they bring."""
 
+QWP_LISTENER = {
+    "listening_addr": "127.0.0.1:5",
+    "dedupe_window": "9m",
+    "max_table_bytes": "256MiB",
+    "max_dictionary_bytes": "90MiB",
+    "durable_timeout": "9s",
+} | {
+    key: LISTENER[key]
+    for key in LISTENER
+    if key in {"ack", "max_request_bytes", "max_connections", "request_timeout", "handshake_timeout", "insecure"}
+    or (key.startswith(("tls.", "auth.", "keepalive.")) and key != "keepalive.ping_interval_min")
+}
+"""The same for tables."""
+
+TOPIC = {"topics": "elsewhere", "topic": "c/d", "objects": "cold", "metadata": "sqlite:///m.db"}
+"""Which topic."""
+
 BASE = {
     "urn:otel:otlp:receiver": {"listening_addr": "127.0.0.1:4"},
     "urn:otel:otap:receiver": {"listening_addr": "127.0.0.1:4"},
+    "urn:quiver:qwp:receiver": {"listening_addr": "127.0.0.1:4"},
     "urn:otel:durable_buffer:processor": {"path": "buffer"},
     "urn:quiver:sql:processor": {"query": "SELECT * FROM input"},
     "urn:quiver:filter:processor": {"keep": "true"},
@@ -104,6 +127,9 @@ BASE = {
     "urn:quiver:file:exporter": {"path": "out"},
     "urn:quiver:spark:exporter": {"format": "csv"},
     "urn:quiver:quiver:exporter": {"path": "other"},
+    "urn:quiver:topic:exporter": {"topics": "topics", "topic": "a/b"},
+    "urn:quiver:questdb:exporter": {"conf": "ws::addr=127.0.0.1:9;sf_dir=sf;"},
+    "urn:quiver:topic:receiver": {"topics": "topics", "topic": "a/b"},
 }
 """The least that each plugin needs."""
 
@@ -120,6 +146,7 @@ CHANGES = {
         "max_stream_dictionary_bytes": "9MiB",
         "max_inflated_bytes": "99MiB",
     },
+    "urn:quiver:qwp:receiver": QWP_LISTENER,
     "urn:otel:durable_buffer:processor": {
         "path": "elsewhere",
         "retention_size_cap": "1GiB",
@@ -175,10 +202,29 @@ CHANGES = {
         "tables": ["logs"],
     },
     "urn:quiver:quiver:exporter": QUERY | {"path": "elsewhere", "slot": 40},
+    "urn:quiver:topic:exporter": QUERY | TOPIC | {"format": "json"},
+    "urn:quiver:questdb:exporter": QUERY
+    | {
+        "conf": "ws::addr=127.0.0.1:8;sf_dir=sf;",
+        "table": "otel_{table}",
+        "tables": ["logs"],
+        "symbols": ["name"],
+        "at": "last",
+    },
+    "urn:quiver:topic:receiver": TOPIC
+    | {"subscription": "other", "start": "latest", "signal": "logs", "poll_interval": "9s"},
 }
 """For each key another value than its default; with what else it needs to mean anything."""
 
-REFUSED = {("urn:otel:otap:exporter", "http_endpoint"): "OTAP is spoken over gRPC only"}
+REFUSED = {
+    ("urn:otel:otap:exporter", "http_endpoint"): ("http://127.0.0.1:2", "OTAP is spoken over gRPC only"),
+    **{
+        (urn, key): (RETRY[key], f"{key} has no effect here")
+        for urn, plugin in PLUGINS.items()
+        if plugin.model is not None and issubclass(plugin.model, QueryExporterConfig)
+        for key in BOUNDS
+    },
+}
 """Keys that can have no effect, and the sentence that says so."""
 
 
@@ -215,7 +261,8 @@ def told(value):
     parts = pipeline.parts()
     return {
         "listening": [settings_in_use(node.config, part.buffers[0], context) for part in parts
-                      for node in part.buffers[0].receivers],
+                      for node in part.buffers[0].receivers if not isinstance(node.config, TopicReceiverConfig)],
+        "topics": [config.settings() for _, config in pipeline.receivers if isinstance(config, TopicReceiverConfig)],
         "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
         "senders": [(name, config.settings(), config.otap() if hasattr(config, "otap") else None)
                     for name, config in pipeline.forwarders],
@@ -309,8 +356,11 @@ def test_no_key_is_left_out(urn):
 @pytest.mark.parametrize(("urn", "key"), REFUSED)
 def test_a_key_without_effect_is_refused_in_words(urn, key):
     """And not passed over."""
-    with pytest.raises(PipelineInvalid, match=REFUSED[urn, key]):
-        load(document(urn, {key: "http://127.0.0.1:2"}))
+    value, reason = REFUSED[urn, key]
+    config = copy.deepcopy(BASE[urn]) if key in BOUNDS else {}
+    put(config, key, value)
+    with pytest.raises(PipelineInvalid, match=reason):
+        load(document(urn, config))
 
 
 STORE = {
@@ -322,6 +372,8 @@ STORE = {
     "retention.max_age": "9h", "retention.max_retain_after_ingestion_hours": 9, "retention.delete_grace": "9s",
     "retention.steady_state_headroom": "9MiB", "subscriber.on_corrupt_progress": "fail",
     "subscriber.orphan_max_age": "9h", "subscriber.audit.max_size": "9MiB", "maintain_interval": "9s",
+    "cold.objects": "file:///cold", "cold.local_size": "9MiB", "cold.local_age": "9s", "cold.max_age": "9h",
+    "cold.keep_finished": "9s",
 }  # fmt: skip
 """All keys of the persistence node besides `path`."""
 
@@ -330,13 +382,17 @@ STORE = {
 def test_each_key_of_the_persistence_node_reaches_the_store(key):
     """Nested or dotted; the same key twice is one too many."""
     urn = "urn:otap:processor:persistence"
-    nested = {"path": "buffer"}
+    least = {"path": "buffer"}
+    if key.startswith("cold.") and key != "cold.objects":
+        put(least, "cold.objects", STORE["cold.objects"])
+    nested = copy.deepcopy(least)
     put(nested, key, STORE[key])
-    before = told(document(urn, {"path": "buffer"}))["stores"]
+    before = told(document(urn, least))["stores"]
 
     changed = told(document(urn, nested))["stores"]
     assert changed != before
-    assert told(document(urn, {"path": "buffer", key: STORE[key]}))["stores"] == changed
+    flat = {f"cold.{name}": value for name, value in least.get("cold", {}).items()} | {"path": "buffer"}
+    assert told(document(urn, flat | {key: STORE[key]}))["stores"] == changed
 
 
 def test_no_key_of_the_store_is_left_out():

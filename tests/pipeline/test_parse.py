@@ -49,6 +49,30 @@ def test_tags_make_no_objects(text):
     assert refused(text)[0] == 1
 
 
+@pytest.mark.parametrize("text", ["a: " + "[" * 900, "a: " + "{a: " * 900 + "}" * 900])
+def test_a_file_that_is_nested_without_end_is_refused(text):
+    """And not a fault of ours, however deep."""
+    assert "nested deeper" in refused(text)[1]
+
+
+@pytest.mark.parametrize("tag", ["float", "int", "bool", "timestamp"])
+def test_a_text_that_is_not_of_its_tag_is_refused(tag):
+    """Each tag of YAML's own meets a text that it cannot read."""
+    line, reason = refused(f"a: 1\nb: !!{tag} ü\n")
+    assert (line, reason) == (2, f"not valid YAML: this is no {tag}; write quotes around a text")
+
+
+def test_a_value_that_looks_like_a_day_that_never_was_is_refused():
+    """A plain placeholder is read as YAML would; in quotes it is the text."""
+    assert "no timestamp" in refused("a: ${DAY}\n", DAY="2020-99-99")[1]
+    assert load('a: "${DAY}"\n', DAY="2020-99-99").value == {"a": "2020-99-99"}
+
+
+def test_a_character_that_yaml_does_not_have_is_refused_with_its_line():
+    """It is met before the parser is, which knows lines."""
+    assert refused("a: 1\nb: \x00\n") == (2, "not valid YAML: special characters are not allowed")
+
+
 def test_aliases_are_expanded_within_bounds():
     """An alias is its anchor's value; aliases of aliases that never end are refused."""
     assert load("a: &x [1]\nb: *x\n").value == {"a": [1], "b": [1]}

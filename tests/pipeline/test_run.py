@@ -2,6 +2,7 @@
 `quiver run` as a process: it says what it does in its state file, and leaves nothing behind.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -10,11 +11,16 @@ import sys
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import quiver
+from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.clock import SYSTEM_CLOCK
+from quiver.errors import DirectoryInUse
 from quiver.pipeline.child import INGEST_READY
-from quiver.pipeline.run import read_state
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.run import RunOptions, _Running, left_behind, read_state, run_pipeline
 
 PIPELINE = """\
 nodes:
@@ -40,6 +46,25 @@ def command(tmp_path):
         port = free.getsockname()[1]
     argv = [sys.executable, "-m", "quiver.cli.main", "run", str(path)]
     return [*argv, "--set", f"port={port}", "--set", f"directory={tmp_path}"]
+
+
+def pipeline_of(tmp_path):
+    """The same, read and checked."""
+    return load_pipeline(PIPELINE, source="p.yaml", values={"directory": str(tmp_path), "port": "4318"})[0]
+
+
+def test_data_kept_for_an_exporter_of_another_name_is_told(tmp_path):
+    """One that was renamed would fill the buffer, and nobody would know for whom. Without a store there is none."""
+    pipeline = pipeline_of(tmp_path)
+    assert left_behind(pipeline) == []
+    with quiver.open(tmp_path / "buffer") as store:
+        for name in ("old_name", "done"):
+            store.register(name, start="earliest")
+        store.ingest(Bundle({60: pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)}))
+        store.flush()
+        store.register("done").next_bundle().ack()
+
+    assert left_behind(pipeline) == [("old_name", 1, f"{tmp_path}/buffer")]
 
 
 def start(argv):
@@ -72,16 +97,16 @@ def test_it_runs_until_standard_input_ends(command, tmp_path):
         child = state["children"]["ingest"]
         assert (state["pid"], state["state"]) == (running.pid, "running")
         assert (child["state"], child["starts"]) == ("running", 1)
-        second = subprocess.run(command, capture_output=True, text=True, check=False)
+        with pytest.raises(DirectoryInUse, match=f"is in use by pid {running.pid}"):
+            run_pipeline(pipeline_of(tmp_path), RunOptions([], run_dir), reread=None, say=None)
         running.stdin.close()
         assert running.wait(30) == 0, running.stdout.read()
 
-    assert second.returncode == 1
-    assert f"is in use by pid {running.pid}" in second.stderr
     assert read_state(run_dir)["state"] == "stopped"
     assert not is_running(child["pid"])
 
 
+@pytest.mark.slow
 def test_no_child_outlives_a_killed_supervisor(command, tmp_path):
     """SIGKILL to `quiver run`: its child notices and stops by itself."""
     run_dir = tmp_path / "buffer.run"
@@ -92,3 +117,21 @@ def test_no_child_outlives_a_killed_supervisor(command, tmp_path):
 
     wait_until(lambda: not is_running(pid))
     assert (run_dir / "ingest.log").read_text().rstrip().endswith("stopped")
+
+
+def test_neither_a_full_disk_nor_a_closed_pipe_ends_what_runs(tmp_path):
+    """Whoever read what it says has gone, and its own notes find no room: that is no reason to kill the children."""
+    pipeline = pipeline_of(tmp_path)
+    (tmp_path / "state.json").mkdir()  # what root cannot replace either
+    said = []
+
+    def say(what):
+        said.append(what)
+        raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
+
+    running = _Running(pipeline, RunOptions([], tmp_path), lambda: pipeline, say)
+    running.supervisor.request_stop()
+    running.supervisor.children.clear()
+    assert running.supervisor.run() == 0
+    running._on_change(running.supervisor, "ingest died")
+    assert said == ["ingest died"]

@@ -94,6 +94,7 @@ def test_the_file_of_the_later_shape_runs(tmp_path):
         run.until(lambda: bodies(tmp_path / "far") == records(0, 1))
 
 
+@pytest.mark.slow
 def test_a_pipeline_in_memory(tmp_path):
     """It delivers while it runs. What it could not deliver is told, and nothing is left behind."""
     http_in, grpc_in, out = free_ports(3)
@@ -170,6 +171,7 @@ def test_a_changed_file_is_taken_over_while_it_runs(tmp_path):
         assert run.children()["ingest"]["pid"] == pid
 
 
+@pytest.mark.slow
 def test_several_cores_share_the_ports(tmp_path):
     """Both take requests, a killed one comes back, nothing that was confirmed is lost, and the far side has it all."""
     http_in, grpc_in, out = free_ports(3)

@@ -113,6 +113,7 @@ def test_either_end_of_a_connection_may_be_a_list():
         ("            type: receiver:otlp\n", "", 7, "type is missing"),
         ("type: receiver:otlp", "typ: receiver:otlp", 8, "unknown key typ; did you mean type?"),
         ("          - from: receiver", "          - from: receivr", 29, "there is no node named receivr"),
+        ("          - from: receiver", "          - from: [[]]", 29, "there is no node named []"),
         ("            to: exporter", "            to: exportr", 32, "there is no node named exportr"),
         ("            to: exporter", "            too: exporter", 32, "unknown key too; did you mean to?"),
         ("          - from: durable_buffer\n            to: exporter\n", "", 25, "nobody feeds exporter"),

@@ -132,6 +132,6 @@ def test_spark_connect(buffer, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines()
-    for expected in ("view 48", "map 0", "sunk 8", "written 10"):
+    for expected in ("view 48", "map 0", "sunk 10", "written 10"):
         assert expected in lines
     assert any(line.startswith("refused") for line in lines)

@@ -133,3 +133,19 @@ def test_keys_alone_leave_texts():
     values = Redaction([], ["b+"], replacement="-")
     made = values.batch(batch(row(attributes=[("bb", value(string_value="abba"))])))
     assert made.to_pylist()[0]["attributes"] == [("bb", value(string_value="a-a"))]
+
+
+def test_a_named_column_is_looked_into_where_it_is_nested():
+    """The name of a span and the names of its events are one thing to whoever wrote the file; null stays null."""
+    event = pa.struct([("name", pa.string()), ("attributes", SCHEMA.field("attributes").type)])
+    schema = pa.schema([("name", pa.string()), ("events", pa.list_(event))])
+    rows = [
+        {"name": "a@b.c", "events": [{"name": "to a@b.c", "attributes": None}, None]},
+        {"name": None, "events": None},
+    ]
+    made = REDACTION.batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+    made.validate(full=True)
+    assert made.to_pylist() == [
+        {"name": "****", "events": [{"name": "to ****", "attributes": None}, None]},
+        {"name": None, "events": None},
+    ]

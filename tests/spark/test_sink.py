@@ -82,6 +82,7 @@ def test_a_stream_goes_on_where_it_stopped(spark, store, tmp_path):
     assert schema == pa.schema([("id", pa.int64()), ("text", pa.string())])
 
 
+@pytest.mark.slow
 def test_a_stream_beside_an_open_store(spark, store, tmp_path):
     """The store that is open there takes the rows over, for its subscribers."""
     target = tmp_path / "target"

@@ -18,7 +18,9 @@ from quiver.delivery.retry_set import load_retry_set
 from quiver.errors import DeliveryHalted
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.delivery import BundleDelivery, start_delivery
+from quiver.spark.export_query import start_export
 from quiver.spark.exporter_parquet import run_exporter
+from quiver.spark.exporter_settings import FileSettings
 from quiver.spark.poison import PoisonSieve
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
@@ -99,19 +101,30 @@ def test_offsets_move_on_and_nothing_is_acknowledged_that_failed(spark, store, t
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("how", ["dead_letter", "drop"])
-def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how):
-    """Everything else of its batch is exported, once, and the batches behind it."""
+@pytest.mark.parametrize(
+    ("how", "fails"),
+    [
+        ("dead_letter", False),
+        pytest.param("dead_letter", True, marks=pytest.mark.slow),
+        pytest.param("drop", True, marks=pytest.mark.slow),
+    ],
+)
+def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how, fails):
+    """
+    Everything else of its batch is exported, once, and the batches behind it. It is a letter also where policy may
+    drop what was not read: this was, and nobody else would say that it is not there.
+    """
     path = seal(store, logs_request([1, 2]), b"\xff\xff", logs_request([3]))
     seal(store, b"\xff", logs_request([4]))
     lake = tmp_path / "lake"
     lake.mkdir()
     policy = RetryPolicy(on_exhausted=how)
-    around = partial(PoisonSieve, subscriber="lake", policy=policy, letters=DeadLetters)
+    around = partial(PoisonSieve, subscriber="lake", policy=policy, letters=DeadLetters, fail_on_data_loss=fails)
+    options = {"maxBundlesPerTrigger": "3", "failOnDataLoss": str(fails).lower()}
     for _ in range(2):
         query = run_exporter(
             spark, store.root, "lake", str(lake), str(tmp_path / "checkpoint"),
-            trigger=NOW, options={"maxBundlesPerTrigger": "3"}, around=around,
+            trigger=NOW, options=options, around=around,
         )  # fmt: skip
         finish(query)
     tables = [pq.read_table(file) for file in (lake / "logs").glob("*.parquet")]
@@ -123,6 +136,30 @@ def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how):
     assert path.endswith("0.qseg")
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_what_cannot_be_decoded_is_a_letter_behind_processors_too(spark, store, tmp_path):
+    """Where policy may drop what was not read, as above."""
+    seal(store, logs_request([1]), b"\xff\xff")
+    sieve = {"policy": RetryPolicy(), "letters": DeadLetters, "fail_on_data_loss": False}
+    finish(
+        start_export(
+            spark,
+            store.root,
+            "files",
+            FileSettings(str(tmp_path / "files")),
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger=NOW,
+            options={"failOnDataLoss": "false"},
+            around=partial(PoisonSieve, subscriber="files", **sieve),
+        )
+    )
+    lines = [line for file in (tmp_path / "files" / "logs").glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert len(lines) == 1
+    assert [letter.ref for letter in read_letters(REAL_FILES, store.root, "files")] == [BundleRef(0, 1)]
+
+
+@pytest.mark.slow
 @pytest.mark.spark
 def test_what_cannot_be_decoded_halts_an_exporter_that_is_told_to(spark, store, tmp_path):
     """Its query ends with the reason, which says that it is no use to start it again."""

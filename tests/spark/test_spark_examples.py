@@ -42,3 +42,9 @@ def test_processors(tmp_path, monkeypatch):
     assert "logs: 10 rows" in first
     assert "example.org" not in first
     assert run("processor_spark.py", str(tmp_path / "buffer")) == first
+
+
+def test_topics(tmp_path):
+    """Each order becomes one line; a second run with the same directory adds only its own."""
+    assert "|customer-0|    4|" in run("topics_spark.py", str(tmp_path))
+    assert "|customer-0|    8|" in run("topics_spark.py", str(tmp_path))

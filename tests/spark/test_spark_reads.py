@@ -148,6 +148,7 @@ def test_a_lost_checkpoint_goes_on_at_the_confirmed_position(spark, store, tmp_p
     assert again.ids == list(range(20, 30))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_rolled_back_is_refused_with_positions(spark, store, tmp_path):
     """What it asks for was confirmed and may be gone."""
     store.rows(2)
@@ -160,6 +161,7 @@ def test_a_checkpoint_rolled_back_is_refused_with_positions(spark, store, tmp_pa
         run(frame, Sink(), tmp_path / "old")
 
 
+@pytest.mark.slow
 def test_two_queries_cannot_be_one_subscriber(spark, store, tmp_path):
     """The second is refused and names the holder; the first goes on."""
     store.rows(1)

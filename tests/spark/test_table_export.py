@@ -48,6 +48,7 @@ def lines(directory):
     return found
 
 
+@pytest.mark.slow
 def test_json_lines_once_over_restarts(spark, store, tmp_path):
     """A file a batch and task; a restart goes on; a lost checkpoint repeats nothing."""
     store.otlp(7)
@@ -98,6 +99,7 @@ def test_parquet_behind_processors(spark, store, tmp_path):
     assert pq.read_table(tmp_path / "out" / "logs").num_rows == 5
 
 
+@pytest.mark.slow
 def test_a_store_again(spark, store, tmp_path):
     """Option B: what went through processors is OTLP in another store, each batch once; any reader reads it."""
     store.otlp(6)
@@ -148,6 +150,7 @@ def test_the_console(spark, store, shape):
         assert text[1] == '  {"time_unix_nano":0}'
 
 
+@pytest.mark.slow
 def test_cores_are_exported_as_one(spark, tmp_path):
     """A batch of all cores; what each had before is not repeated by a query with a new checkpoint."""
     root = tmp_path / "buffer"

@@ -37,24 +37,6 @@ def build_app() -> typer.Typer:
     import typer  # noqa: PLC0415 - an extra; `main` says so when it is missing
     from typer.core import TyperGroup  # noqa: PLC0415
 
-    from quiver.cli import (  # noqa: PLC0415
-        bench,
-        dead_letters,
-        demo,
-        doctor,
-        export,
-        inspect,
-        migrate,
-        repair,
-        run,
-        snapshot,
-        stats,
-        subscribers,
-        top,
-        topic,
-        verify,
-    )
-
     class Commands(TyperGroup):
         """
         Turns errors raised on purpose into one sentence and an exit code.
@@ -79,6 +61,31 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
+    _add_commands(app)
+    return app
+
+
+def _add_commands(app: typer.Typer) -> None:
+    from quiver.cli import (  # noqa: PLC0415
+        aof,
+        bench,
+        dead_letters,
+        demo,
+        doctor,
+        export,
+        inspect,
+        migrate,
+        repair,
+        run,
+        sf,
+        snapshot,
+        stats,
+        subscribers,
+        top,
+        topic,
+        verify,
+    )
+
     app.command("run")(run.run)
     app.command("demo")(demo.demo)
     app.command("inspect")(inspect.inspect)
@@ -95,7 +102,8 @@ def build_app() -> typer.Typer:
     app.command("doctor")(doctor.doctor)
     app.command("bench")(bench.bench)
     app.add_typer(topic.build_topic_app(), name="topic")
-    return app
+    app.add_typer(aof.build_aof_app(), name="aof")
+    app.add_typer(sf.build_sf_app(), name="sf")
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -47,12 +47,15 @@ def run(
 
     from quiver.pipeline.child import read_pipeline  # noqa: PLC0415
     from quiver.pipeline.explain import describe  # noqa: PLC0415
+    from quiver.pipeline.graph import check_cores  # noqa: PLC0415
     from quiver.pipeline.picture import as_mermaid  # noqa: PLC0415
     from quiver.pipeline.run import RunOptions, default_run_dir, run_pipeline  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
     given = assignments or []
     checked = read_pipeline(pipeline, given, os.environ)
+    if cores is not None:
+        check_cores(checked, cores)
     if mermaid:
         typer.echo(as_mermaid(checked))
         return

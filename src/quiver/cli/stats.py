@@ -95,6 +95,7 @@ def _show(found: StoreStats) -> None:
         "segment_bytes": human_bytes(found.segment_bytes),
         "wal_files": found.wal_files,
         "wal_bytes": human_bytes(found.wal_bytes),
+        "in_tier_only": found.cold_segments,
         "quarantined": found.quarantine_files,
         "oldest": human_age(found.oldest_age_s),
     }

@@ -38,7 +38,7 @@ class SubscriberStats:
 @dataclass(frozen=True, slots=True)
 class CoreStats:
     """
-    One instance: what it has sealed, and what its log takes.
+    One instance: what it has sealed, how much of that only the object tier has, and what its log takes.
     """
 
     directory: str
@@ -49,6 +49,8 @@ class CoreStats:
     wal_bytes: int
     quarantine_files: int
     oldest_age_s: float | None
+    cold_segments: int = 0
+    cold_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class StoreStats:
     subscribers: tuple[SubscriberStats, ...]
     cores: tuple[CoreStats, ...]
     unreadable: tuple[str, ...]
+    cold_segments: int = 0
+    cold_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """
@@ -111,6 +115,8 @@ def collect_stats(
         subscribers=tuple(_together(standing[name]) for name in sorted(standing)),
         cores=tuple(cores),
         unreadable=tuple(unreadable),
+        cold_segments=sum(core.cold_segments for core in cores),
+        cold_bytes=sum(core.cold_bytes for core in cores),
     )
 
 
@@ -122,11 +128,13 @@ def _core(fs: FileSystem, root: str, now_ns: int) -> tuple[CoreStats, tuple[str,
         directory=root,
         segments=len(sealed.infos),
         bundles=sum(info.bundle_count for info in sealed.infos),
-        segment_bytes=sum(info.size_bytes for info in sealed.infos),
+        segment_bytes=sum(info.size_bytes for info in sealed.infos if info.seq not in sealed.cold),
         wal_files=len(wal_sizes),
         wal_bytes=sum(wal_sizes),
         quarantine_files=len(_names(fs, f"{root}/{QUARANTINE_DIR}")),
         oldest_age_s=(now_ns - min(times)) / 1e9 if times else None,
+        cold_segments=len(sealed.cold),
+        cold_bytes=sum(info.size_bytes for info in sealed.infos if info.seq in sealed.cold),
     )
     return core, sealed.unreadable
 

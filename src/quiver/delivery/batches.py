@@ -23,6 +23,7 @@ from quiver.delivery.policy import Again, Delivered, Outcome, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHalted
 from quiver.primitives.files import FileSystem
+from quiver.store.cold_files import ColdFiles
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
 from quiver.store.segment.reader import SegmentReader
 
@@ -40,7 +41,7 @@ def read_stored(fs: FileSystem, root: str, ref: BundleRef, *, adapter: Adapter =
     """
     path = f"{root}/{SEGMENTS_DIR}/{segment_name(ref.segment)}"
     try:
-        reader = SegmentReader.open(fs, path)
+        reader = SegmentReader.open(ColdFiles(fs), path)
     except FileNotFoundError as error:
         raise BundleUnavailable(f"bundle {ref} is gone: there is no {path}") from error
     try:

@@ -15,7 +15,7 @@ from quiver.errors import SettingsInvalid
 from quiver.exporters.reply import Denied
 from quiver.primitives.backoff import Backoff
 
-__all__ = ["Compression", "ExporterSettings", "OtapSenderSettings", "Protocol", "Target", "split_endpoint"]
+__all__ = ["Compression", "ExporterSettings", "OtapSenderSettings", "Protocol", "Target", "shown", "split_endpoint"]
 
 Protocol = Literal["grpc", "http"]
 Compression = Literal["none", "gzip"]
@@ -52,6 +52,13 @@ class Target:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def shown(address: str) -> str:
+    """
+    Return *address* as it may be shown and logged: without the name and the password that stand before its host.
+    """
+    return re.sub(r"(?:(?<=://)|^)[^/@\s]*@", "…@", address)
+
+
 def split_endpoint(endpoint: str, *, protocol: Protocol) -> Target:
     """
     Take ``http://host:port``, ``https://host:port/base`` or, for gRPC, ``host:port`` apart.
@@ -65,10 +72,10 @@ def split_endpoint(endpoint: str, *, protocol: Protocol) -> Target:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise SettingsInvalid(f"endpoint: {endpoint!r} is not one; write for example {example}") from error
+        raise SettingsInvalid(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}") from error
     odd = parts.query or parts.fragment or parts.username is not None or (protocol == "grpc" and parts.path.strip("/"))
     if parts.scheme not in {"http", "https"} or not parts.hostname or odd:
-        raise SettingsInvalid(f"endpoint: {endpoint!r} is not one; write for example {example}")
+        raise SettingsInvalid(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}")
     return Target(parts.hostname, port or _PORTS[protocol], parts.path.rstrip("/"), parts.scheme == "https")
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quiver.errors import QuiverError, WrongUse
+from quiver.errors import PipelineInvalid, QuiverError, WrongUse
 from quiver.pipeline.extras import missing_extra
 from quiver.pipeline.graph import Pipeline, load_pipeline
 from quiver.pipeline.lifeline import EXIT_WRONG_USE, Lifeline
+from quiver.pipeline.parse import DOCUMENT_BYTES_MAX
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.real_files import REAL_FILES
 
@@ -108,7 +109,11 @@ def read_pipeline(path: Path, assignments: Sequence[str], environment: Mapping[s
     """
     given = parse_assignments(assignments)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(DOCUMENT_BYTES_MAX + 1)
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise PipelineInvalid(str(path), 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise WrongUse(f"cannot read {path}: {reason}") from error

@@ -12,6 +12,9 @@ from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
 from quiver.pipeline.otap_config import OtapReceiverConfig
 from quiver.pipeline.plugins import OtlpReceiverConfig
 from quiver.pipeline.processor_config import UserProcessorConfig
+from quiver.pipeline.qwp_config import QwpReceiverConfig
+from quiver.pipeline.receiver_config import ReceiverConfig
+from quiver.pipeline.topic_config import TopicExporterConfig, TopicReceiverConfig
 from quiver.receivers.security import SecuritySettings, is_loopback
 from quiver.receivers.settings import split_address
 from quiver.settings import GIB, KIB, MIB, Settings
@@ -82,13 +85,12 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
 
 def _loops(pipeline: Pipeline) -> list[str]:
     """
-    Return which exporters send to a port of this very pipeline: what they send comes in again, without end.
+    Return which exporters send to a port or a topic of this very pipeline: what they send comes in again, without end.
     """
     ports: dict[int, str] = {}
     for name, config in pipeline.receivers:
-        for address in (config.grpc_address, config.http_address):
-            if address is not None:
-                ports[split_address(address)[1]] = name
+        for address in config.addresses.values():
+            ports[split_address(address)[1]] = name
     found = []
     for name, exporter in pipeline.forwarders:
         target = exporter.settings().target
@@ -96,14 +98,54 @@ def _loops(pipeline: Pipeline) -> list[str]:
             found.append(
                 f"{name} sends to {exporter.destination}, where {ports[target.port]} listens: it all comes back."
             )
+    topics = {
+        config.settings().listening_addr: name
+        for name, config in pipeline.receivers
+        if isinstance(config, TopicReceiverConfig)
+    }
+    for name, config in pipeline.exporters:
+        if isinstance(config, TopicExporterConfig) and config.destination in topics:
+            found.append(
+                f"{name} writes to {config.destination}, which {topics[config.destination]} reads: it all comes back."
+            )
     return found
 
 
-def _receivers(buffer: Buffer) -> list[tuple[str, OtlpReceiverConfig]]:
+def _receivers(buffer: Buffer) -> list[tuple[str, ReceiverConfig | TopicReceiverConfig]]:
     return [(node.name, node.config) for node in buffer.receivers]
 
 
-def _receiver(name: str, config: OtlpReceiverConfig, buffer: Buffer) -> dict[str, Any]:
+def _receiver(name: str, config: ReceiverConfig | TopicReceiverConfig, buffer: Buffer) -> dict[str, Any]:
+    if isinstance(config, QwpReceiverConfig):
+        return _qwp_receiver(name, config, buffer)
+    if isinstance(config, TopicReceiverConfig):
+        return {
+            "node": name,
+            "reads": config.settings().listening_addr,
+            "as_subscription": config.subscription,
+            "begins_at": f"{config.start}, when the subscription is new",
+            "looks_every": duration_words(config.poll_interval),
+            "stores": "requests as they came; each at least once",
+            "into": buffer.name,
+        }
+    return _otlp_receiver(name, config, buffer) if isinstance(config, OtlpReceiverConfig) else {"node": name}
+
+
+def _qwp_receiver(name: str, config: QwpReceiverConfig, buffer: Buffer) -> dict[str, Any]:
+    return {
+        "node": name,
+        "qwp": config.listening_addr,
+        "speaks": "QWP",
+        "security": _security(split_address(config.listening_addr)[0], config.security),
+        "ack": config.ack if buffer.kind != "memory" else "logged",
+        "stores": "tables by name, in slot 50",
+        "request_at_most": size_words(config.max_request_bytes),
+        "recognises_repeats_for": duration_words(config.dedupe_window) if config.dedupe_window else None,
+        "into": buffer.name,
+    }
+
+
+def _otlp_receiver(name: str, config: OtlpReceiverConfig, buffer: Buffer) -> dict[str, Any]:
     first = config.grpc_address or config.http_address or ""
     speaks = "OTAP and OTLP" if isinstance(config, OtapReceiverConfig) else "OTLP"
     return {

@@ -20,7 +20,6 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DeliveryHalted, QuiverError, WrongUse
 from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
 from quiver.pipeline.queries import QueryPlan, plan_queries, spark_settings, start_query
-from quiver.primitives.backoff import Backoff
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,14 +44,14 @@ class _Export:
         self._spark = spark
         self._plan = plan
         self._query: Any = None
+        self._backoff = plan.route.config.policy().backoff
         self._delays = self._new_delays()
         self._started_at = 0.0
         self._start_at = SYSTEM_CLOCK.monotonic()
         self._is_halted = False
 
-    @staticmethod
-    def _new_delays() -> Iterator[float]:
-        return Backoff(first_s=1.0, cap_s=30.0).delays(Random())  # noqa: S311 - jitter, not a secret
+    def _new_delays(self) -> Iterator[float]:
+        return self._backoff.delays(Random())  # noqa: S311 - jitter, not a secret
 
     def look(self) -> None:
         """
@@ -77,7 +76,7 @@ class _Export:
         if self._query is None and now >= self._start_at:
             try:
                 self._start(now)
-            except (QuiverError, OSError) as problem:
+            except Exception as problem:  # noqa: BLE001 - the edge: Spark and a user's processor raise many kinds
                 # One that cannot start, as it is configured or because of the disk, does not stop the others.
                 delay_s = next(self._delays)
                 self._start_at = now + delay_s

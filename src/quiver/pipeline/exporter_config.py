@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from quiver.delivery.policy import OnExhausted, RetryPolicy
 from quiver.errors import SettingsInvalid
-from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
+from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, shown
 from quiver.pipeline.config_values import Config, Duration, Size, settings_config
 from quiver.settings import MIB
 from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
@@ -290,6 +290,18 @@ class QueryExporterConfig(ExporterConfig):
     trigger: Duration = 1.0
     checkpoint: str | None = None
 
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse bounds that nothing here is measured by.
+        """
+        super().model_post_init(context)
+        for key in ("max_attempts", "max_elapsed"):
+            if getattr(self.retry, key) is not None:
+                raise ValueError(
+                    f"retry.{key} has no effect here: Spark commits batch after batch, so one that fails is tried "
+                    "until it goes; leave it out"
+                )
+
 
 class ParquetExporterConfig(QueryExporterConfig):
     """
@@ -325,6 +337,9 @@ def _texts(value: object) -> object:
     """
     if not isinstance(value, Mapping):
         return value
+    for key, text in value.items():
+        if text is None:
+            raise ValueError(f"{key} has no value; an empty text is written in quotes")
     return {key: str(text).lower() if isinstance(text, bool) else str(text) for key, text in value.items()}
 
 
@@ -372,7 +387,7 @@ class SparkExporterConfig(_SparkKeys):  # type: ignore[valid-type,misc]
         """
         Where it writes.
         """
-        return f"{self.format} {self.path or ''}".strip()
+        return f"{self.format} {shown(self.path or '')}".strip()
 
 
 class QuiverExporterConfig(_QuiverKeys):  # type: ignore[valid-type,misc]

@@ -88,7 +88,7 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
             continue
         plan = groups.get(frozenset(node.edges))
         if plan is None:
-            behind = next((end for _, end in _ways(nodes, node.edges) if end in direct), None)
+            behind = _store_behind(nodes, node.edges)
             kind: BufferKind = "memory" if behind is None else "intake"
             plan = groups[frozenset(node.edges)] = BufferPlan(kind, kind, behind)
         plan.receivers.append(node.name)
@@ -96,10 +96,27 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
         for plan in groups.values():
             plan.name = f"{plan.kind}-{plan.receivers[0]}"[:64]
     reached: dict[str, Path] = {}
-    for plan in [*groups.values(), *direct.values()]:
-        start = nodes[plan.receivers[0] if plan.name not in nodes else plan.name]
-        plans += [plan, *_lead_out(document, nodes, plan, start, reached)]
+    for plan in groups.values():
+        plans += [plan, *_lead_out(document, nodes, plan, nodes[plan.receivers[0]], reached)]
+    for name, plan in direct.items():
+        plans += [plan, *_lead_out(document, nodes, plan, nodes[name], reached)]
+    _check_made_names(document, nodes, plans)
     return _in_order(plans)
+
+
+def _check_made_names(document: Document, nodes: Mapping[str, RawNode], plans: Sequence[BufferPlan]) -> None:
+    """
+    Refuse two buffers, or a buffer and a node, of one name: directories and subscribers are named like them.
+    """
+    taken: dict[str, RawNode | None] = dict(nodes)
+    for plan in plans:
+        if plan.kind == "persistence":
+            continue
+        if plan.name in taken:
+            node = nodes.get(plan.name) or nodes[plan.receivers[0] if plan.receivers else plan.routes[0].name]
+            reason = f"a buffer that stands in no file is called {plan.name} here; choose another name than {node.name}"
+            raise document.invalid(node.path, reason)
+        taken[plan.name] = None
 
 
 def _is_store(node: RawNode) -> bool:
@@ -148,6 +165,23 @@ def _ways(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> Iterator
             continue
         for between, end in _ways(nodes, node.edges):
             yield (name, *between), end
+
+
+def _store_behind(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> str | None:
+    """
+    Return the first persistence node that can be reached from *first*, over however many ways.
+    """
+    waiting = list(first)
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        if _is_store(nodes[name]):
+            return name
+        waiting += nodes[name].edges
+    return None
 
 
 def _lead_out(

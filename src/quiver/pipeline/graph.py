@@ -19,23 +19,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from quiver.errors import WrongUse
 from quiver.pipeline.config_values import Config, Size
 from quiver.pipeline.exporter_config import (
     ExporterConfig,
     OtlpExporterConfig,
+    ParquetExporterConfig,
     QueryExporterConfig,
     QuiverExporterConfig,
 )
 from quiver.pipeline.flow import BufferKind, BufferPlan, plan_buffers
 from quiver.pipeline.parse import Document, Path, load_document, nearest
-from quiver.pipeline.plugins import Kind, MetricsConfig, OtlpReceiverConfig, PersistenceConfig, Plugin, checked
+from quiver.pipeline.plugins import Kind, MetricsConfig, PersistenceConfig, Plugin, checked
+from quiver.pipeline.receiver_config import ReceiverConfig
 from quiver.pipeline.shapes import Edge, RawNode, mapping, read_nodes
+from quiver.pipeline.topic_config import TopicReceiverConfig
+from quiver.receivers.settings import split_address
 from quiver.settings import MIB, Settings
 
-__all__ = ["Buffer", "MemoryConfig", "Node", "Pipeline", "Route", "load_pipeline", "memory_directory"]
+__all__ = ["Buffer", "MemoryConfig", "Node", "Pipeline", "Route", "check_cores", "load_pipeline", "memory_directory"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 """How much the children write into their logs."""
+
+PORT_MAX = 65_535
 
 MEMORY_OPEN_S = 0.25
 """Nothing is gained by waiting for more: what is in memory is not written to a disk."""
@@ -153,7 +160,7 @@ class Pipeline:
     log_level: str = "info"
 
     @property
-    def receivers(self) -> list[tuple[str, OtlpReceiverConfig]]:
+    def receivers(self) -> list[tuple[str, ReceiverConfig | TopicReceiverConfig]]:
         """
         Name and config of each receiver.
         """
@@ -249,6 +256,28 @@ def _lead_into(buffer: Buffer, paths: Mapping[str, str]) -> Buffer:
         for route in buffer.routes
     )
     return replace(buffer, routes=routes)
+
+
+def check_cores(pipeline: Pipeline, cores: int) -> None:
+    """
+    Refuse *cores* whose metrics, each one port above the one before, would take a port that something else listens on.
+
+    Raises:
+        WrongUse: with the port, and who has it.
+    """
+    if pipeline.metrics is None:
+        return
+    receivers = {
+        split_address(address)[1]: name for name, config in pipeline.receivers for address in config.addresses.values()
+    }
+    first = split_address(pipeline.metrics.listen)[1]
+    for core in range(cores):
+        port = first + core
+        problem = (
+            f"where {receivers[port]} listens" if port in receivers else "which is none" if port > PORT_MAX else ""
+        )
+        if problem:
+            raise WrongUse(f"with {cores} cores, the metrics of core {core} would be told at port {port}, {problem}")
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────
@@ -365,11 +394,9 @@ def _check_addresses(
 ) -> None:
     taken: dict[str, str] = {} if metrics is None else {metrics.listen: "metrics"}
     for node in nodes.values():
-        if not isinstance(node.config, OtlpReceiverConfig):
+        if not isinstance(node.config, ReceiverConfig):
             continue
-        for address in (node.config.grpc_address, node.config.http_address):
-            if address is None:
-                continue
+        for address in node.config.addresses.values():
             if address in taken:
                 reason = f"{node.name} and {taken[address]} cannot both listen on {address}"
                 raise document.invalid((*raw[node.name].path, "config"), reason)
@@ -377,13 +404,30 @@ def _check_addresses(
 
 
 def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
+    """
+    Refuse what would write into the directory of another: its files, its store, or Spark's notes of how far it came.
+    """
     taken: dict[str, str] = {}
+    stores: dict[str, str] = {}
+    for buffer in pipeline.buffers:
+        if buffer.kind != "memory":
+            stores[posixpath.abspath(buffer.config.path)] = buffer.name
     for node in pipeline.nodes.values():
-        directory = getattr(node.config, "path", None)
-        if not isinstance(directory, str) or not directory or node.plugin.name == "spark":
-            continue
-        path = posixpath.normpath(directory)
-        if path in taken:
-            where: Path = (*raw[node.name].path, "config", "path")
-            raise document.invalid(where, f"{node.name} and {taken[path]} cannot both write to {directory}")
-        taken[path] = node.name
+        for key in ("path", "checkpoint"):
+            directory = getattr(node.config, key, None)
+            if not isinstance(directory, str) or not directory:
+                continue
+            where: Path = (*raw[node.name].path, "config", key)
+            path = posixpath.abspath(directory)
+            own = path if node.plugin.is_store else None
+            around = next((root for root in stores if root != own and f"{path}/".startswith(f"{root}/")), None)
+            if around is not None:
+                reason = f"{node.name} and {stores[around]} cannot both write to {directory}"
+                raise document.invalid(where, f"{reason}: that is, or lies in, the directory of a store")
+            if key == "path" and node.plugin.name == "spark":
+                continue  # a format of Spark's may take several writers
+            if path in taken:
+                raise document.invalid(where, f"{node.name} and {taken[path]} cannot both write to {directory}")
+            taken[path] = node.name
+        if isinstance(node.config, ParquetExporterConfig):
+            taken.setdefault(posixpath.abspath(node.config.checkpoint_path), node.name)

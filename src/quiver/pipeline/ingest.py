@@ -17,7 +17,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import PipelineInvalid, WrongUse
@@ -27,15 +27,20 @@ from quiver.pipeline.forwarding import DRAIN_S, Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.otap_config import OtapReceiverConfig
+from quiver.pipeline.qwp_config import QwpReceiverConfig
 from quiver.pipeline.receiver_config import OtlpReceiverConfig
+from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.qwp_settings import QwpSettings
 from quiver.receivers.settings import OtlpSettings, split_address
 from quiver.store.shard_opening import open_path
 from quiver.store.shards import ShardedStore
 from quiver.store.store import Store
 
 __all__ = ["ingest", "settings_in_use"]
+
+_Settings = TypeVar("_Settings", bound=OtlpSettings | QwpSettings)
 
 GRACE_S = 5.0
 LOOK_S = 5.0
@@ -209,6 +214,20 @@ def _start_receivers(station: _Station, context: ChildContext, receivers: list[A
 
     for node in station.buffer.receivers:
         config = node.config
+        if isinstance(config, TopicReceiverConfig):
+            from quiver.pipeline.topic_receiver import TopicReceiver  # noqa: PLC0415
+
+            if context.core == 0:  # a subscription has one reader
+                receivers.append(TopicReceiver(station.own, config.settings(), observer=observer))
+                receivers[-1].start()
+            continue
+        if isinstance(config, QwpReceiverConfig):
+            from quiver.receivers.qwp import QwpReceiver  # noqa: PLC0415
+
+            (settings,) = settings_in_use(config, station.buffer, context)[0].values()
+            receivers.append(QwpReceiver(station.own, settings, observer=observer))
+            receivers[-1].start()
+            continue
         intake: OtlpIntake | None = None
         types: dict[str, Any] = {"grpc": OtlpGrpcReceiver, "http": OtlpHttpReceiver}
         if isinstance(config, OtapReceiverConfig):
@@ -222,24 +241,21 @@ def _start_receivers(station: _Station, context: ChildContext, receivers: list[A
 
 
 def settings_in_use(
-    config: OtlpReceiverConfig, buffer: Buffer, context: ChildContext
-) -> tuple[dict[str, OtlpSettings], OtapSettings | None]:
+    config: OtlpReceiverConfig | QwpReceiverConfig, buffer: Buffer, context: ChildContext
+) -> tuple[dict[str, Any], OtapSettings | None]:
     """
     Return the settings of each port that *config* opens to fill *buffer*, by protocol, and the limits of OTAP streams.
 
     Raises:
         SettingsInvalid: two of the settings contradict each other.
     """
-    addresses = {"grpc": config.grpc_address, "http": config.http_address}
     ports = {
-        protocol: _settled(config.settings(address), buffer, context)
-        for protocol, address in addresses.items()
-        if address is not None
+        protocol: _settled(config.settings(address), buffer, context) for protocol, address in config.addresses.items()
     }
     return ports, config.otap() if isinstance(config, OtapReceiverConfig) else None
 
 
-def _settled(settings: OtlpSettings, buffer: Buffer, context: ChildContext) -> OtlpSettings:
+def _settled(settings: _Settings, buffer: Buffer, context: ChildContext) -> _Settings:
     """
     Return *settings* as they are here: in memory there is nothing to sync, and cores share the port.
     """

@@ -87,8 +87,8 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
     """
     if len(text.encode()) > DOCUMENT_BYTES_MAX:
         raise PipelineInvalid(source, 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
             raise PipelineInvalid(source, 1, "the file is empty; a pipeline has `nodes:`")
@@ -96,14 +96,16 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
         value = reading.read(root, ())
     except yaml.YAMLError as error:
         raise _syntax_error(source, text, error) from error
-    finally:
-        loader.dispose()
+    except RecursionError as error:
+        raise PipelineInvalid(source, 1, "the file is nested deeper than any pipeline") from error
     return Document(source, value, frozenset(reading.placeholders), reading.lines)
 
 
 def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineInvalid:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    line = mark.line + 1 if mark is not None else 1
+    # A character that no YAML has is told without a mark.
+    at = error.position if isinstance(error, yaml.reader.ReaderError) else 0
+    line = mark.line + 1 if mark is not None else text.count("\n", 0, at) + 1
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
     lines = text.splitlines()
     there = lines[line - 1] if line <= len(lines) else ""
@@ -153,16 +155,20 @@ class _Reading:
         text = str(node.value)
         filled = _PLACEHOLDER.sub(lambda match: self._fill(match, node), text)
         if filled == text:
-            try:
-                return self.loader.construct_object(node)
-            except ValueError as error:
-                raise self._invalid(node, f"not valid YAML: {error}") from error
+            return self._constructed(node)
         if node.style is not None:
             return filled
         # A plain scalar is read as it would have been had the value stood there.
         resolve: Any = self.loader.resolve
         tag = resolve(yaml.ScalarNode, filled, (True, False))
-        return self.loader.construct_object(yaml.ScalarNode(tag, filled, node.start_mark, node.end_mark))
+        return self._constructed(yaml.ScalarNode(tag, filled, node.start_mark, node.end_mark))
+
+    def _constructed(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return self.loader.construct_object(node)
+        except (ValueError, LookupError, AttributeError) as error:  # as PyYAML meets a text that is not of its tag
+            kind = str(node.tag).rpartition(":")[2]
+            raise self._invalid(node, f"not valid YAML: this is no {kind}; write quotes around a text") from error
 
     def _fill(self, match: re.Match[str], node: yaml.Node) -> str:
         if match["literal"]:

@@ -1,8 +1,8 @@
 """
 What a `plugin_urn` or a `type` stands for, and the shape of its `config`.
 
-One table, `PLUGINS`; each row may be written in several ways (`find_plugin`). A URN that other pipelines know and this
-version does not have is refused in words that say what there is. Keys are the documents' own; sizes and durations may
+One table, `PLUGINS`; each row may be written in several ways (`find_plugin`). A URN that
+nothing here is called by is refused with the nearest one. Keys are the documents' own; sizes and durations may
 be written for people ("16MiB", "10m"). Processors of other packages come by entry points.
 """
 
@@ -36,11 +36,13 @@ from quiver.pipeline.processor_config import (
     UserProcessorConfig,
     find_user_processor,
 )
+from quiver.pipeline.questdb_config import QuestdbExporterConfig
+from quiver.pipeline.qwp_config import QwpReceiverConfig
 from quiver.pipeline.receiver_config import MetricsConfig, OtlpReceiverConfig
+from quiver.pipeline.topic_config import TopicExporterConfig, TopicReceiverConfig
 from quiver.settings import Settings
 
 __all__ = [
-    "NOT_YET",
     "PLUGINS",
     "ROW_EXPORTERS",
     "Kind",
@@ -138,6 +140,8 @@ PLUGINS = {
     for plugin in (
         Plugin("urn:otel:otlp:receiver", "receiver", OtlpReceiverConfig),
         Plugin("urn:otel:otap:receiver", "receiver", OtapReceiverConfig),
+        Plugin("urn:quiver:qwp:receiver", "receiver", QwpReceiverConfig),
+        Plugin("urn:quiver:topic:receiver", "receiver", TopicReceiverConfig),
         Plugin(PERSISTENCE, "processor", None),
         Plugin("urn:otel:durable_buffer:processor", "processor", DurableBufferConfig),
         *(Plugin(f"urn:quiver:{name}:processor", "processor", model) for name, model in PROCESSOR_CONFIGS.items()),
@@ -148,6 +152,8 @@ PLUGINS = {
         Plugin("urn:quiver:file:exporter", "exporter", FileExporterConfig),
         Plugin("urn:quiver:spark:exporter", "exporter", SparkExporterConfig),
         Plugin("urn:quiver:quiver:exporter", "exporter", QuiverExporterConfig),
+        Plugin("urn:quiver:topic:exporter", "exporter", TopicExporterConfig),
+        Plugin("urn:quiver:questdb:exporter", "exporter", QuestdbExporterConfig),
     )
 }
 
@@ -161,12 +167,12 @@ _OTHER_NAMES = {
 """What other versions of the same file call them."""
 
 ROW_EXPORTERS = frozenset(
-    {ConsoleExporterConfig, FileExporterConfig, ParquetExporterConfig, SparkExporterConfig, QuiverExporterConfig}
-)
+    {
+        ConsoleExporterConfig, FileExporterConfig, ParquetExporterConfig, SparkExporterConfig, QuiverExporterConfig,
+        TopicExporterConfig, QuestdbExporterConfig,
+    }
+)  # fmt: skip
 """The exporters that take rows, so that processors may stand right before them; others take bundles."""
-
-NOT_YET = frozenset({"urn:quiver:qwp:receiver"})
-"""URNs that are known by name and not available in this version."""
 
 
 def _parts(urn: str) -> tuple[str, str, str]:

@@ -61,7 +61,9 @@ def plan_queries(pipeline: Pipeline, run_dir: Path, *, cores: int | None = None)
 def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None) -> QueryPlan:
     settings = buffer.config.settings
     store_path = str(Path(buffer.config.path).absolute())
-    checkpoint = str(Path(_checkpoint(buffer, route, run_dir)).absolute())
+    checkpoint = _checkpoint(buffer, route, run_dir)
+    if "://" not in checkpoint:  # Spark keeps notes wherever Hadoop reaches
+        checkpoint = str(Path(checkpoint).absolute())
     registrations = [f"{store}/{progress_name(route.name)}" for store in _stores(store_path, cores)]
     if route.into is not None:
         into = str(Path(route.config.destination).absolute())
@@ -123,7 +125,13 @@ def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     config: Any = plan.route.config
     trigger = {"processingTime": f"{max(round(getattr(config, 'trigger', 0.0) * 1000), 1)} milliseconds"}
     options: Mapping[str, str] = {"failOnDataLoss": "false"} if plan.may_lose else {}
-    around = partial(PoisonSieve, subscriber=plan.subscriber, policy=config.policy(), letters=DeadLetters)
+    around = partial(
+        PoisonSieve,
+        subscriber=plan.subscriber,
+        policy=config.policy(),
+        letters=DeadLetters,
+        fail_on_data_loss=not plan.may_lose,
+    )
     is_parquet = isinstance(config, ParquetExporterConfig)
     if is_parquet and not plan.route.processors:
         Path(config.path).mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSetting
 from quiver.receivers.settings import KEEPALIVE_KEYS, KeepaliveSettings, OtlpSettings, split_address
 from quiver.settings import MIB
 
-__all__ = ["MetricsConfig", "OtlpReceiverConfig", "SecuredConfig"]
+__all__ = ["MetricsConfig", "OtlpReceiverConfig", "ReceiverConfig", "SecuredConfig"]
 
 IN_FLIGHT_BYTES_MIN = 64 * MIB
 RECEIVING_BYTES_MIN = 256 * MIB
@@ -109,6 +109,19 @@ class SecuredConfig(Config):
         return SecuritySettings(tls=tls, auth=auth, insecure=self.insecure)
 
 
+class ReceiverConfig(SecuredConfig):
+    """
+    What every receiver's config has.
+    """
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """
+        Where it listens, by protocol.
+        """
+        return {}
+
+
 class MetricsConfig(Config):
     """
     `metrics`, beside `nodes`: the ingest process tells its metrics.
@@ -133,7 +146,7 @@ class MetricsConfig(Config):
             raise ValueError(f"listen: others can reach {host}, and {reason}") from error
 
 
-class OtlpReceiverConfig(SecuredConfig):
+class OtlpReceiverConfig(ReceiverConfig):
     """
     `urn:otel:otlp:receiver`. `listening_addr` is gRPC; `protocols` names gRPC and HTTP each.
 
@@ -210,6 +223,14 @@ class OtlpReceiverConfig(SecuredConfig):
             otlp_handling=self.otlp_handling,
             capture_headers=self.capture_headers,
         )
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """
+        Where it listens, by protocol.
+        """
+        found = {"grpc": self.grpc_address, "http": self.http_address}
+        return {protocol: address for protocol, address in found.items() if address is not None}
 
     @property
     def grpc_address(self) -> str | None:

@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -39,7 +40,16 @@ from quiver.primitives.real_files import REAL_FILES
 from quiver.store.instances import instance_roots
 from quiver.store.roster import standings
 
-__all__ = ["RUN_LOCK", "STATE_NAME", "RunOptions", "default_run_dir", "read_state", "remaining", "run_pipeline"]
+__all__ = [
+    "RUN_LOCK",
+    "STATE_NAME",
+    "RunOptions",
+    "default_run_dir",
+    "left_behind",
+    "read_state",
+    "remaining",
+    "run_pipeline",
+]
 
 STATE_NAME = "state.json"
 RUN_LOCK = "quiver.run.lock"
@@ -121,6 +131,7 @@ def run_pipeline(
         held.callback(hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}").release)
         running = _Running(pipeline.placed(run_dir), options, reread, say)
         held.enter_context(_memory(running.pipeline, run_dir))
+        running.tell_what_is_left_behind()
         supervisor = running.supervisor
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: supervisor.request_stop())
@@ -155,13 +166,19 @@ class _Running:
 
     def _on_change(self, supervisor: Supervisor, what: str) -> None:
         state = _state(self.pipeline, supervisor, self._options)
-        replace_file(REAL_FILES, str(self._options.run_dir / STATE_NAME), state)
+        try:
+            replace_file(REAL_FILES, str(self._options.run_dir / STATE_NAME), state)
+        except OSError as error:
+            # A full disk: the children wait for room, and must not be killed because nobody can read of it.
+            _log.warning("%s is not up to date: %s", STATE_NAME, error)
         if what:
             self._tell(what)
 
     def _tell(self, what: str) -> None:
         _log.info("%s", what)
-        self._say(what)
+        # Whoever listened may have gone: a pager, a terminal.
+        with contextlib.suppress(OSError):
+            self._say(what)
 
     def _on_reload(self, supervisor: Supervisor) -> None:
         try:
@@ -182,6 +199,16 @@ class _Running:
         supervisor.change(_children(new, self._options))
         self._tell(f"reloaded: {told(old, new)}")
 
+    def tell_what_is_left_behind(self) -> None:
+        """
+        Say which subscribers keep data that no exporter of this pipeline will ever take.
+        """
+        for name, bundles, directory in left_behind(self.pipeline):
+            self._tell(
+                f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if nobody else reads as "
+                f"{name}: quiver subscribers {shlex.quote(directory)} drop {name}"
+            )
+
     def tell_what_remains(self) -> None:
         """
         Say how much each exporter has left behind in its buffer.
@@ -197,15 +224,36 @@ def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     """
     found = []
     for buffer in pipeline.buffers:
-        lags: dict[str, int] = {}
-        try:
-            for root in instance_roots(REAL_FILES, buffer.config.path):
-                for one in standings(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns()):
-                    lags[one.subscriber] = lags.get(one.subscriber, 0) + (one.lag_bundles or 0)
-        except (QuiverError, OSError) as error:
-            _log.warning("%s cannot be looked at: %s", buffer.config.path, error)
+        lags = _lags(buffer.config.path)
         found += [(route.name, lags[route.name], buffer.config.path) for route in buffer.routes if lags.get(route.name)]
     return found
+
+
+def left_behind(pipeline: Pipeline) -> list[tuple[str, int, str]]:
+    """
+    Return each subscriber that is no route of *pipeline* and keeps data: its name, how many bundles, and where.
+
+    It may be a program of its own. Or an exporter had another name: then the buffer fills up, and nobody reads it.
+    """
+    return [
+        (name, bundles, buffer.config.path)
+        for buffer in pipeline.buffers
+        for name, bundles in sorted(_lags(buffer.config.path).items())
+        if bundles and all(route.name != name for route in buffer.routes)
+    ]
+
+
+def _lags(directory: str) -> dict[str, int]:
+    lags: dict[str, int] = {}
+    if not Path(directory).exists():
+        return lags
+    try:
+        for root in instance_roots(REAL_FILES, directory):
+            for one in standings(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns()):
+                lags[one.subscriber] = lags.get(one.subscriber, 0) + (one.lag_bundles or 0)
+    except (QuiverError, OSError) as error:
+        _log.warning("%s cannot be looked at: %s", directory, error)
+    return lags
 
 
 @contextlib.contextmanager

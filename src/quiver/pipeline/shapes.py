@@ -34,12 +34,13 @@ from typing import Any, NamedTuple, get_args
 
 from quiver.errors import WrongUse
 from quiver.pipeline.parse import Document, Path, nearest
-from quiver.pipeline.plugins import NOT_YET, Kind, Plugin, find_plugin, known_urns
+from quiver.pipeline.plugins import Kind, Plugin, find_plugin, known_urns
 from quiver.store.format.names import check_subscriber_id
 
 __all__ = ["VERSION", "Edge", "RawNode", "Strategy", "read_nodes"]
 
 VERSION = "otel_dataflow/v1"
+NODES_MAX = 200
 
 Strategy = str
 """How the instances of what is fed share it: `round_robin` or `broadcast`."""
@@ -131,6 +132,8 @@ def _nodes(document: Document, path: Path, value: Any) -> dict[str, Any]:
     raw = mapping(document, path, value, "nodes")
     if not raw:
         raise document.invalid(path, "there are no nodes")
+    if len(raw) > NODES_MAX:
+        raise document.invalid(path, f"there are {len(raw)} nodes; a pipeline has at most {NODES_MAX}")
     return raw
 
 
@@ -155,19 +158,16 @@ def _plugin(document: Document, path: Path, raw: Mapping[str, Any]) -> Plugin:
     kinds = get_args(Kind)
     if kind not in kinds:
         raise document.invalid((*path, "kind"), f"unknown kind {kind}{nearest(kind, kinds)}")
-    plugin = _found(document, (*path, "plugin_urn"), "plugin_urn", urn, kind)
+    plugin = _found(document, (*path, "plugin_urn"), "plugin_urn", urn)
     if plugin.kind != kind:
         raise document.invalid((*path, "kind"), f"{urn} is of kind {plugin.kind}, not {kind}")
     return plugin
 
 
-def _found(document: Document, path: Path, key: str, urn: str, kind: str | None) -> Plugin:
+def _found(document: Document, path: Path, key: str, urn: str) -> Plugin:
     plugin = find_plugin(urn)
     if plugin is not None:
         return plugin
-    if urn in NOT_YET:
-        available = ", ".join(known_urns(kind))
-        raise document.invalid(path, f"{urn} is not available in this version; for kind {kind} there is {available}")
     raise document.invalid(path, f"unknown {key} {urn}{nearest(urn, known_urns())}")
 
 
@@ -232,10 +232,10 @@ def _later(document: Document, top: Mapping[str, Any]) -> dict[str, RawNode]:
         if not isinstance(inside.get("type"), str):
             reason = "type must be a word" if "type" in inside else "type is missing"
             raise document.invalid((*here, "type"), reason)
-        plugin = _found(document, (*here, "type"), "type", inside["type"], None)
+        plugin = _found(document, (*here, "type"), "type", inside["type"])
         found[name] = _node(document, name, here, inside, plugin)
     for source, destination, edge in _connections(document, (*path, "connections"), pipeline.get("connections")):
-        if source not in found:
+        if not isinstance(source, str) or source not in found:
             reason = f"there is no node named {source}{nearest(str(source), found)}"
             raise document.invalid((*edge.path[: len(path) + 2], "from"), reason)
         _add_edge(document, found[source].edges, destination, edge, found)

@@ -223,8 +223,7 @@ class Supervisor:
                     self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
                     _kill_group(child.process.pid)
                 if child.restart_at is not None and child.restart_at <= self._clock.monotonic():
-                    self._start(child)
-                    self._say(self.state, f"{child.spec.name} started again, process {child.pid}")
+                    self._start_again(child)
 
     def _next(self, timeout_s: float | None) -> _Exited | str:
         try:
@@ -250,6 +249,17 @@ class Supervisor:
         child.started_at = self._clock.monotonic()
         name = f"quiver-wait-{child.spec.name}"
         threading.Thread(target=self._await_exit, args=(child, process), name=name, daemon=True).start()
+
+    def _start_again(self, child: Child) -> None:
+        try:
+            self._start(child)
+        except OSError as error:
+            # No memory, no descriptors, no room for its log: that passes, and the other children need not die of it.
+            delay_s = next(child.delays)
+            child.restart_at = self._clock.monotonic() + delay_s
+            self._say(self.state, f"{child.spec.name} cannot be started, tries again in {delay_s:.1f} s: {error}")
+        else:
+            self._say(self.state, f"{child.spec.name} started again, process {child.pid}")
 
     def _await_exit(self, child: Child, process: subprocess.Popen[bytes]) -> None:
         if hasattr(os, "waitid"):

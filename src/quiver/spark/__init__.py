@@ -24,6 +24,11 @@ file                         purpose
 `sink_options.py`            the options of a write, with their table                       (pure)
 `sink.py`                    the format `quiver` as a sink, in Spark's terms
 `sink_stage.py`              rows → staged segments in tasks → one committed batch
+`questdb_options.py`         the options of the sink `questdb`, with their table             (pure)
+`questdb_sink.py`            the format `questdb`, in Spark's terms
+`questdb_task.py`            in a task: rows → messages → a slot, once
+`questdb_export_settings.py` what the exporter to QuestDB is told; no Spark
+`questdb_export.py`          views → flat tables → that sink
 `processor_settings.py`      what processors are told; no Spark
 `processors.py`              processors: functions from a frame to a frame
 `redaction.py`               values made unreadable in Arrow batches                        (pure)
@@ -36,6 +41,20 @@ file                         purpose
 `parquet_commit.py`          files that become visible once and whole
 `delivery.py`                a query that delivers bundle by bundle, with retries
 `poison.py`                  bundles that can never be decoded, set aside
+`aof_options.py`             the options of `quiver-aof`, and positions in a log            (pure)
+`aof_reading.py`             an append-only log beside its writer: what a batch takes
+`aof_source.py`              the format `quiver-aof`, in Spark's terms
+`topic_options.py`           the options of a load of `quiver-topic`, with their table     (pure)
+`topic_offsets.py`           offsets of topics, and how checkpoints hold them               (pure)
+`topic_ranges.py`            limits of a batch; messages → tasks                            (pure)
+`topic_reading.py`           one topic beside its writer: files, and behind them objects
+`topic_rows.py`              in a task: messages → batches of the declared schema
+`topic_progress.py`          a streaming query as a subscription
+`topic_source.py`            the format `quiver-topic`, in Spark's terms
+`topic_sink_options.py`      the options of a write, with their table                       (pure)
+`topic_sink.py`              rows → staged messages in tasks → one committed batch
+`topic_export_settings.py`   what the exporter to a topic is told; no Spark
+`topic_export.py`            tables → messages of a topic
 ===========================  ======================================================================
 
 Importing this package starts no JVM::

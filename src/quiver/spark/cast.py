@@ -102,6 +102,7 @@ def _spark_scalar(kind: pa.DataType, nanos: bool) -> pa.DataType | None:  # noqa
         return pa.time64("ns")
     if pa.types.is_date64(kind):
         return pa.date32()
-    if pa.types.is_decimal(kind) and kind.precision <= _DECIMAL_DIGITS_MAX:
-        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_decimal(kind) and kind.scale <= _DECIMAL_DIGITS_MAX:
+        # A type with more digits than Spark's may hold values that fit; one that does not is refused when it is read.
+        return pa.decimal128(min(kind.precision, _DECIMAL_DIGITS_MAX), kind.scale)
     return None

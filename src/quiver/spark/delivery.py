@@ -26,7 +26,7 @@ from quiver.delivery.batches import BatchDelivery
 from quiver.delivery.policy import Outcome, RetryPolicy
 from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import DeliveryHalted
+from quiver.errors import DeliveryHalted, ObjectsUnavailable
 from quiver.observe import Observer
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.poison import LettersOf
@@ -173,7 +173,7 @@ class BundleDelivery:
                 except DeliveryHalted as halted:
                     self._halted = halted
                     return
-                except OSError as error:
+                except (OSError, ObjectsUnavailable) as error:
                     _log.warning("quiver.spark.drain_failed subscriber=%s error=%s", self._subscriber, error)
 
     def close(self) -> None:

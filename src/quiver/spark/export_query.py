@@ -40,16 +40,24 @@ class TableBatches:
         store_path: the store that the bundles come from.
         exporter: where they go.
         chain: the processors, in order.
-        fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
+        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
+        skip_undecodable: pass over what cannot be decoded, with a warning; as *fail_on_data_loss* has it when None.
     """
 
     def __init__(
-        self, store_path: str, exporter: TableExporter, *, chain: Sequence[Step] = (), fail_on_data_loss: bool = True
+        self,
+        store_path: str,
+        exporter: TableExporter,
+        *,
+        chain: Sequence[Step] = (),
+        fail_on_data_loss: bool = True,
+        skip_undecodable: bool | None = None,
     ) -> None:
         self._store_path = str(Path(store_path).absolute())
         self._exporter = exporter
         self._chain = tuple(chain)
         self._fail = fail_on_data_loss
+        self._skip_undecodable = not fail_on_data_loss if skip_undecodable is None else skip_undecodable
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """
@@ -80,7 +88,12 @@ class TableBatches:
         descriptors = Descriptors.of(batch).behind(before)
         if not descriptors.table.num_rows:
             return
-        tables = tables_of(batch.sparkSession, descriptors, fail_on_data_loss=self._fail)
+        tables = tables_of(
+            batch.sparkSession,
+            descriptors,
+            fail_on_data_loss=self._fail,
+            skip_undecodable=self._skip_undecodable,
+        )
         which = BatchOf(query, batch_id, stores, descriptors.through(identities))
         self._exporter.export(process(tables, self._chain), which)
 
@@ -122,7 +135,14 @@ def start_export(
     fail_on_data_loss = str(chosen.get("failOnDataLoss", "true")).lower() == "true"
     if isinstance(exporter, SparkExporterSettings | ParquetTables):
         exporter = exporter_of(exporter, subscriber=subscriber)
-    batches = TableBatches(store_path, exporter, chain=chain, fail_on_data_loss=fail_on_data_loss)
+    batches = TableBatches(
+        store_path,
+        exporter,
+        chain=chain,
+        fail_on_data_loss=fail_on_data_loss,
+        # What the policy of a sieve is for is not passed over here.
+        skip_undecodable=not fail_on_data_loss and around is None,
+    )
     reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
     reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**chosen)
     writer = (

@@ -109,7 +109,8 @@ class PartWriter:
             exported them.
         compression: of Parquet: zstd, snappy, or none.
         adapter: names the slots.
-        fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
+        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
+        skip_undecodable: pass over what cannot be decoded, with a warning. Not where a sieve is to see it.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class PartWriter:
         compression: str,
         adapter: Adapter = OTAP,
         fail_on_data_loss: bool = True,
+        skip_undecodable: bool = False,
     ) -> None:
         self._output = output
         self._prefix = prefix
@@ -130,6 +132,7 @@ class PartWriter:
         self._compression = compression
         self._adapter = adapter
         self._fail = fail_on_data_loss
+        self._skip_undecodable = skip_undecodable
 
     def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
@@ -181,7 +184,7 @@ class PartWriter:
                     problem = Damaged(
                         self._output, 0, f"request {group.first + index} for {view} cannot be decoded: {reason}"
                     )
-                    if self._fail:
+                    if not self._skip_undecodable:
                         raise problem
                     _log.warning("quiver.spark.request_skipped reason=%s", problem)
                 table.add(group.batch)
@@ -246,7 +249,8 @@ class ParquetExporter:
         subscriber: as whom the query reads.
         output: the output directory; created when missing.
         compression: of Parquet: zstd, snappy, or none.
-        fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
+        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
+        skip_undecodable: pass over what cannot be decoded, with a warning; as *fail_on_data_loss* has it when None.
 
     Raises:
         WrongUse: an unknown compression.
@@ -260,6 +264,7 @@ class ParquetExporter:
         *,
         compression: str = "zstd",
         fail_on_data_loss: bool = True,
+        skip_undecodable: bool | None = None,
     ) -> None:
         if compression not in {"zstd", "snappy", "none"}:
             raise WrongUse(f"compression: {compression!r} is not one of zstd, snappy, none")
@@ -268,6 +273,7 @@ class ParquetExporter:
         self._output = str(Path(output).absolute())
         self._compression = compression
         self._fail = fail_on_data_loss
+        self._skip_undecodable = not fail_on_data_loss if skip_undecodable is None else skip_undecodable
         self._committer: ExportCommitter | None = None
         self._attempts = 0
         self._stores: dict[str, str] = {}
@@ -308,6 +314,7 @@ class ParquetExporter:
             },
             compression=self._compression,
             fail_on_data_loss=self._fail,
+            skip_undecodable=self._skip_undecodable,
         )
         rows = batch.select("path", "segment", "index").mapInArrow(task, _RESULT_SCHEMA).collect()
         parts = [Part(row["table"], row["part"], row["rows"], row["bytes"]) for row in rows if row["part"]]
@@ -371,7 +378,13 @@ def run_exporter(
     chosen = dict(options or {})
     fail_on_data_loss = str(chosen.get("failOnDataLoss", "true")).lower() == "true"
     exporter = ParquetExporter(
-        store_path, subscriber, output, compression=compression, fail_on_data_loss=fail_on_data_loss
+        store_path,
+        subscriber,
+        output,
+        compression=compression,
+        fail_on_data_loss=fail_on_data_loss,
+        # What the policy of a sieve is for is not passed over here.
+        skip_undecodable=not fail_on_data_loss and around is None,
     )
     reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
     reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**chosen)

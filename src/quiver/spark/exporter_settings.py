@@ -18,6 +18,8 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from quiver.errors import SettingsInvalid
+from quiver.spark.questdb_export_settings import QuestdbSinkSettings
+from quiver.spark.topic_export_settings import TopicSinkSettings
 
 __all__ = [
     "OPTION_NAMES",
@@ -173,4 +175,6 @@ class QuiverSinkSettings:
             raise SettingsInvalid("path must name a directory")
 
 
-SparkExporterSettings = ConsoleSettings | FileSettings | SparkSinkSettings | QuiverSinkSettings
+SparkExporterSettings = (
+    ConsoleSettings | FileSettings | SparkSinkSettings | QuiverSinkSettings | TopicSinkSettings | QuestdbSinkSettings
+)

@@ -7,6 +7,7 @@ Each takes all tables of a batch at once, and says before whether it has that ba
 `ConsoleExporter`     prints again
 `FileExporter`        nothing: files appear once, see `parquet_commit.py`
 `QuiverExporter`      nothing: a store takes a batch once, see `store/adoption.py`
+`TopicExporter`       nothing: topics take a batch once, see `topic_export.py`
 `FormatExporter`      whatever the format does with what the options tell it: `{query}` and `{batch}`
 ====================  ==================================================================================
 """
@@ -38,8 +39,12 @@ from quiver.spark.exporter_settings import (
 from quiver.spark.offsets import Position
 from quiver.spark.otlp_rows import is_view, json_of_rows
 from quiver.spark.parquet_commit import ExportCommitter, Part, part_prefix
+from quiver.spark.questdb_export import QuestdbExporter
+from quiver.spark.questdb_export_settings import QuestdbSinkSettings
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_stage import Staged, commit_batch, is_committed, sink_root, stage_here, task_place
+from quiver.spark.topic_export import TopicExporter
+from quiver.spark.topic_export_settings import TopicSinkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -112,6 +117,10 @@ def exporter_of(settings: SparkExporterSettings | ParquetTables, *, subscriber: 
         return FormatExporter(settings)
     if isinstance(settings, QuiverSinkSettings):
         return QuiverExporter(settings)
+    if isinstance(settings, TopicSinkSettings):
+        return TopicExporter(settings)
+    if isinstance(settings, QuestdbSinkSettings):
+        return QuestdbExporter(settings)
     return FileExporter(settings, subscriber=subscriber)
 
 

@@ -8,6 +8,7 @@ option                      default    meaning
 ``mode``                    rows       rows, bundles (one descriptor a bundle) or ipc (one IPC stream a slot)
 ``view``                               logs, spans or metrics: one row per record, span or data point
 ``slot``                               a slot by number or name: its rows as they were stored
+``table``                              rows of one table that came over QWP, by its name; the slot need not be said
 ``columns``                 all        comma-separated names; what is not named is not read
 ``includeMetadata``         false      adds ``_segment``, ``_index``, ``_row``, ``_ingested_at``; in mode bundles
                                        ``rows``, a map from slot to number of rows: enough for a count
@@ -36,7 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from quiver.bundle import OTAP
+from quiver.bundle import OTAP, QWP_SLOT
 from quiver.errors import QuiverError, WrongUse
 from quiver.settings import parse_size_bytes
 from quiver.spark.offsets import StartingOffsets, parse_starting, parse_timestamp
@@ -55,9 +56,9 @@ METADATA_COLUMNS = ("_segment", "_index", "_row", "_ingested_at")
 _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 
 _NAMES = (
-    "path", "mode", "view", "slot", "columns", "includeMetadata", "timestampsAs", "subscriber", "startingOffsets",
-    "startingTimestamp", "endingOffsets", "endingTimestamp", "maxBundlesPerTrigger", "maxRowsPerTrigger",
-    "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
+    "path", "mode", "view", "slot", "table", "columns", "includeMetadata", "timestampsAs", "subscriber",
+    "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "maxBundlesPerTrigger",
+    "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
 )  # fmt: skip
 
 _KNOWN = {name.lower(): name for name in _NAMES}
@@ -73,6 +74,7 @@ class SourceOptions:
     mode: Mode
     view: View | None
     slot: int | None
+    table: str | None
     columns: tuple[str, ...] | None
     include_metadata: bool
     nanos_as_bigint: bool
@@ -106,7 +108,10 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     view = cast("View | None", _choice(given, "view", VIEWS, None))
     slot = _slot(given)
     if mode == "rows" and (view is None) == (slot is None):
-        raise WrongUse("mode rows needs either view (logs, spans, metrics) or slot (a number or a name)")
+        raise WrongUse("mode rows needs either view (logs, spans, metrics) or slot (a number or a name), or table")
+    table = given.get("table") or None
+    if table is not None and mode != "rows":
+        raise WrongUse(f"table belongs to mode rows; mode {mode} hands over whole bundles")
     if mode != "rows" and view is not None:
         raise WrongUse(f"view belongs to mode rows; mode {mode} hands over whole bundles")
     columns = tuple(name.strip() for name in given["columns"].split(",")) if given.get("columns") else None
@@ -117,6 +122,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         mode=mode,
         view=view,
         slot=slot,
+        table=table,
         columns=columns,
         include_metadata=_switch(given, "includeMetadata", default=False),
         nanos_as_bigint=_choice(given, "timestampsAs", ("timestamp", "bigint"), "timestamp") == "bigint",
@@ -154,7 +160,7 @@ def _choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], defau
 def _slot(given: Mapping[str, str]) -> int | None:
     value = given.get("slot")
     if value is None:
-        return None
+        return QWP_SLOT if given.get("table") else None
     return OTAP.slot(int(value) if value.isdecimal() else value)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -47,16 +48,20 @@ LettersOf = Callable[[str, str], "DeadLetters"]
 """The directory of a store and a subscriber → its dead letters; the class is one. Handed in: it brings the engine."""
 
 
-def bad_bundles(descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def bad_bundles(descriptors: Iterable[pa.RecordBatch], *, fail_on_data_loss: bool = True) -> Iterator[pa.RecordBatch]:
     """
     Yield, for each bundle that *descriptors* describe and that holds what cannot be decoded, where it is and why. Runs
     in tasks.
+
+    Args:
+        descriptors: path, segment and index of each.
+        fail_on_data_loss: False passes over what is gone or damaged, as the export does then.
 
     Raises:
         DataLoss: a segment is gone.
         Damaged: a segment is not what was written, which is not the bundle's fault.
     """
-    for path, ref, bundle in open_bundles_at(descriptors):
+    for path, ref, bundle in open_bundles_at(descriptors, fail_on_data_loss=fail_on_data_loss):
         reason = next(
             (
                 f"a request for {view} cannot be decoded: {why}"
@@ -87,6 +92,7 @@ class PoisonSieve:
         subscriber: the exporter: whose dead letters these are.
         policy: what becomes of a bad bundle; only `on_exhausted` counts, since nothing is gained by trying again.
         letters: makes the dead letters, if the policy wants any: `quiver.delivery.dead_letters.DeadLetters`.
+        fail_on_data_loss: as the query has it.
         observer: takes counts and events.
     """
 
@@ -97,12 +103,14 @@ class PoisonSieve:
         policy: RetryPolicy,
         *,
         letters: LettersOf | None = None,
+        fail_on_data_loss: bool = True,
         observer: Observer | None = None,
     ) -> None:
         self._export = export
         self._subscriber = subscriber
         self._policy = policy
         self._letters = letters
+        self._fail = fail_on_data_loss
         self._observer = observer
         self._stores: dict[str, Undelivered] = {}
 
@@ -129,7 +137,8 @@ class PoisonSieve:
             self._export(_without(batch, bad), batch_id)
 
     def _find(self, batch: DataFrame) -> list[_Bad]:
-        rows = batch.select("path", "segment", "index").mapInArrow(bad_bundles, _FOUND).collect()
+        find = partial(bad_bundles, fail_on_data_loss=self._fail)
+        rows = batch.select("path", "segment", "index").mapInArrow(find, _FOUND).collect()
         return [_Bad(row["path"], BundleRef(row["segment"], row["index"]), row["reason"]) for row in rows]
 
     def _set_aside(self, bad: _Bad) -> None:

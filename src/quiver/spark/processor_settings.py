@@ -254,7 +254,8 @@ class RedactSettings:
         keys: patterns (RE2, not anchored); the value of an attribute whose key matches is replaced whole.
         value_patterns: what matches inside a text is replaced.
         replacement: what stands there instead.
-        columns: further columns of text, such as ``name``, in which values are looked for.
+        columns: further columns of text, such as ``name``, in which values are looked for; ``name`` is the name of a
+            span and of its events.
         signals: the tables it is for; all when empty.
 
     Raises:

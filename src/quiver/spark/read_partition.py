@@ -15,13 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.bundle import BundleRef
+from quiver.bundle import QWP_TABLE_KEY, BundleRef
 from quiver.errors import Damaged, DataLoss
 from quiver.otap import StoredTables, decode_groups, slots_of_view, stored_requests, view_schema
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.spark.options import METADATA_COLUMNS, Mode
 from quiver.spark.partitions import Span
+from quiver.store.cold_files import COLD_INODE, ColdFiles
 from quiver.store.segment.conform import coalesce, conform
 from quiver.store.segment.reader import SegmentReader
 
@@ -32,6 +33,7 @@ __all__ = [
     "ROWS_FIELD",
     "PartitionReader",
     "StoredBundle",
+    "is_of_table",
     "open_checked",
 ]
 
@@ -76,7 +78,18 @@ Stored = bytes | StoredTables | Damage
 
 _readers: OrderedDict[tuple[str, int, int, int], SegmentReader] = OrderedDict()
 
+_files = ColdFiles(REAL_FILES)
+"""A segment that only the object tier has is fetched by the task that reads it."""
+
 _log = logging.getLogger("quiver")
+
+
+def is_of_table(schema: pa.Schema, table: str) -> bool:
+    """
+    Say whether *schema* is of rows that came over QWP for *table*, whose case does not count.
+    """
+    name = (schema.metadata or {}).get(QWP_TABLE_KEY, b"")
+    return bool(name.decode("utf-8", "replace").casefold() == table.casefold())
 
 
 def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
@@ -110,15 +123,19 @@ def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
 
 def _reader(path: str) -> SegmentReader:
     # Named by inode as well: a path may come back with other contents, in another store.
-    status = REAL_FILES.stat(path)
+    status = _files.stat(path)
     key = (path, status.inode, status.size_bytes, status.modified_ns)
     reader = _readers.get(key)
     if reader is None:
         # An open file holds its disk space, also when it is deleted.
-        for gone in [known for known in _readers if not REAL_FILES.exists(known[0])]:
+        for gone in [known for known in _readers if not _files.exists(known[0])]:
             del _readers[gone]
-        reader = SegmentReader.open(REAL_FILES, path)
+        reader = SegmentReader.open(_files, path)
         reader.verify()
+        if status.inode == COLD_INODE:
+            # Held in memory, whole: a task reads one segment after the other.
+            for held in [known for known in _readers if known[1] == COLD_INODE]:
+                del _readers[held]
         _readers[key] = reader
         if len(_readers) > _READERS_MAX:
             _readers.popitem(last=False)
@@ -151,6 +168,15 @@ class StoredBundle:
         """
         return sorted(ref.slot for ref in self.reader.manifest.refs(self.ref.index))
 
+    def schema(self, slot: int) -> pa.Schema:
+        """
+        Return the schema of its batch in *slot*, without columns when it has none. No value is read.
+        """
+        for ref in self.reader.manifest.refs(self.ref.index):
+            if ref.slot == slot:
+                return self.reader.schema(ref.stream_id)
+        return pa.schema([])
+
     def row_counts(self) -> dict[int, int]:
         """
         Return how many rows each slot has. No value is read, only the lengths beside them.
@@ -177,6 +203,7 @@ class PartitionReader:
         slot: what to read, in mode rows; what to hand over alone, in mode ipc.
         target: the exact schema of every batch.
         fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
+        table: only what came over QWP under this name, in mode rows.
     """
 
     mode: Mode
@@ -184,6 +211,7 @@ class PartitionReader:
     slot: int | None
     target: pa.Schema
     fail_on_data_loss: bool
+    table: str | None = None
 
     def read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         """
@@ -213,6 +241,8 @@ class PartitionReader:
 
     def _slot_rows(self, spans: Sequence[Span], slot: int) -> Iterator[pa.RecordBatch]:
         for bundle in self._bundles(spans):
+            if self.table is not None and not is_of_table(bundle.schema(slot), self.table):
+                continue
             batch = bundle.batches((slot,), self.target.names).get(slot)
             if batch is not None and batch.num_rows:
                 yield self._finish(batch, [(bundle, batch.num_rows)])

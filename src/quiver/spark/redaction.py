@@ -31,7 +31,8 @@ class Redaction:
         keys: patterns of keys whose values are replaced whole.
         value_patterns: what is replaced inside texts.
         replacement: what stands there instead.
-        columns: columns of text at the top level in which values are looked for; attributes and bodies always are.
+        columns: columns of text in which values are looked for, and fields of that name in structs, such as the names
+            of a span's events; attributes and bodies always are.
     """
 
     def __init__(
@@ -53,11 +54,14 @@ class Redaction:
         """
         Return *batch* without what must not be read.
         """
-        columns = [
-            self._text(column) if field.name in self._columns and _is_text(field.type) else self._inside(column)
-            for field, column in zip(batch.schema, batch.columns, strict=True)
-        ]
+        columns = self._fields(batch.schema, batch.columns)
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema) if columns else batch
+
+    def _fields(self, fields: Iterable[pa.Field], arrays: Iterable[pa.Array]) -> list[pa.Array]:
+        return [
+            self._text(array) if field.name in self._columns and _is_text(field.type) else self._inside(array)
+            for field, array in zip(fields, arrays, strict=True)
+        ]
 
     def _inside(self, array: pa.Array) -> pa.Array:
         """
@@ -70,7 +74,7 @@ class Redaction:
             if tuple(field.name for field in kind) == _TYPED_NAMES:
                 return self._typed(array)
             # Flattened: what stands below a struct that is null is anything.
-            children = [self._inside(child) for child in array.flatten()]
+            children = self._fields(kind, array.flatten())
             return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
         if is_any_list(kind) and _holds_values(kind.value_type):
             return self._list(array)

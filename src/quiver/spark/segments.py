@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -19,9 +19,12 @@ from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.primitives.files import FileSystem
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.partitions import SegmentSummary
+from quiver.store.cold_files import COLD_INODE
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, parse_segment_name, segment_name
+from quiver.store.format.segment_file import StreamEntry
 from quiver.store.segment.reader import SegmentReader
+from quiver.store.segment.tail import read_tail
 
 __all__ = ["STORE_ID_NAME", "SegmentList", "store_identities", "store_identity", "store_root", "store_roots"]
 
@@ -256,18 +259,27 @@ class SegmentList:
         if known is not None:
             return known
         path = self.path(number)
-        reader = SegmentReader.open(self._files, path)
-        streams = [entry for entry in reader.streams.values() if self._slots is None or entry.slot in self._slots]
+        bundle_count, every = self._read_directory(path)
+        streams = [entry for entry in every if self._slots is None or entry.slot in self._slots]
         summary = SegmentSummary(
             number,
             path,
-            reader.bundle_count,
+            bundle_count,
             sum(entry.byte_length for entry in streams),
             sum(entry.row_count for entry in streams),
             frozenset(entry.fingerprint for entry in streams if entry.chunk_count),
         )
         self._summaries[number] = summary
         return summary
+
+    def _read_directory(self, path: str) -> tuple[int, Collection[StreamEntry]]:
+        # Of a segment that only the object tier has, its end alone: the whole of it comes to the task that reads it.
+        tail = read_tail(self._files, path) if self._files.stat(path).inode == COLD_INODE else None
+        streams = None if tail is None else tail.streams
+        if tail is not None and streams is not None:
+            return tail.info.bundle_count, streams
+        reader = SegmentReader.open(self._files, path)
+        return reader.bundle_count, reader.streams.values()
 
     def _pass_over(self, path: str, problem: FileNotFoundError | Damaged) -> None:
         if not self._fail:

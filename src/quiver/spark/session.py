@@ -59,7 +59,7 @@ def session(
     quick_start: bool = True,
 ) -> SparkSession:
     """
-    Return a running session with the `quiver` format registered. An active session is used as it is.
+    Return a running session with the formats `quiver` and `quiver-aof` registered. An active session is used as it is.
 
     Finds Java, makes Spark's Python processes use this interpreter, and keeps Spark's own files in a temporary
     directory of the process.
@@ -75,11 +75,13 @@ def session(
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - importing quiver.spark stays cheap
 
+    from quiver.spark.aof_source import register_aof  # noqa: PLC0415
     from quiver.spark.source import register  # noqa: PLC0415
 
     active = SparkSession.getActiveSession()
     if active is not None:
         register(active)
+        register_aof(active)
         return active
     os.environ["JAVA_HOME"] = find_java_home()
     # Spark would start `python3` from the PATH, which need not have this package.
@@ -100,6 +102,7 @@ def session(
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)
+    register_aof(spark)
     return spark
 
 

@@ -29,17 +29,21 @@ from quiver.spark.cores import CoresSubscription
 from quiver.spark.offsets import IngestedAt, Position, StartingOffsets
 from quiver.spark.options import SourceOptions, parse_options
 from quiver.spark.partitions import Span, pack, spans_between
+from quiver.spark.questdb_sink import QuestdbDataSource
 from quiver.spark.read_partition import (
     BUNDLE_SCHEMA,
     IPC_SCHEMA,
     METADATA_SCHEMA,
     ROWS_FIELD,
     PartitionReader,
+    is_of_table,
 )
 from quiver.spark.segments import SegmentList, store_roots
 from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.sink_options import SinkOptions, parse_sink_options
 from quiver.spark.subscription import Subscription
+from quiver.spark.topic_source import register_topics
+from quiver.store.cold_files import ColdFiles
 from quiver.store.segment.widest import columns_of, representative
 
 if TYPE_CHECKING:
@@ -266,9 +270,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def register(spark: SparkSession) -> None:
     """
-    Make the format `quiver` known to *spark*. May be repeated.
+    Make the formats `quiver`, `quiver-topic` and `questdb` known to *spark*. May be repeated.
     """
     spark.dataSource.register(QuiverDataSource)
+    spark.dataSource.register(QuestdbDataSource)
+    register_topics(spark)
 
 
 def _append_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
@@ -301,7 +307,17 @@ def _slot_schema(options: SourceOptions) -> pa.Schema:
     The data is not read: a task checks a segment before it uses it.
     """
     roots = store_roots(REAL_FILES, options.path).values()
-    schemas = [schema for root in roots for schema in _segment_list(options, root).schemas()]
+    schemas = [
+        schema
+        for root in roots
+        for schema in _segment_list(options, root).schemas()
+        if options.table is None or is_of_table(schema, options.table)
+    ]
+    if not schemas and options.table is not None:
+        raise WrongUse(
+            f"no sealed segment of {options.path} holds rows of a table {options.table!r}; "
+            "read again when there is data, or give a schema: .schema(...)"
+        )
     if not schemas:
         slot = OTAP.slots.get(options.slot or 0, "")
         raise WrongUse(
@@ -327,12 +343,12 @@ def _segment_list(options: SourceOptions, root: str) -> SegmentList:
         slots = frozenset(slots_of_view(options.view))
     elif options.slot is not None:
         slots = frozenset({options.slot})
-    return SegmentList(REAL_FILES, root, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
+    return SegmentList(ColdFiles(REAL_FILES), root, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
 
 
 def _partition_reader(options: SourceOptions, schema: StructType) -> PartitionReader:
     target = to_arrow_schema(schema, timezone="UTC")
-    return PartitionReader(options.mode, options.view, options.slot, target, options.fail_on_data_loss)
+    return PartitionReader(options.mode, options.view, options.slot, target, options.fail_on_data_loss, options.table)
 
 
 def _resolve(offsets: StartingOffsets, segments: SegmentList) -> Position:

@@ -83,11 +83,19 @@ class Descriptors:
         return self.table.filter(pa.array(has, pa.bool_()))
 
 
-def tables_of(spark: SparkSession, descriptors: Descriptors, *, fail_on_data_loss: bool = True) -> dict[str, DataFrame]:
+def tables_of(
+    spark: SparkSession, descriptors: Descriptors, *, fail_on_data_loss: bool = True, skip_undecodable: bool = False
+) -> dict[str, DataFrame]:
     """
     Return the views that the bundles hold something of, by name. Nothing is decoded before a frame is used.
 
     Slots that belong to no signal are in none of them.
+
+    Args:
+        spark: the session of the batch.
+        descriptors: of the batch.
+        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
+        skip_undecodable: pass over what cannot be decoded, with a warning.
     """
     tables = {}
     for view in VIEWS:
@@ -95,7 +103,9 @@ def tables_of(spark: SparkSession, descriptors: Descriptors, *, fail_on_data_los
         if not found.num_rows:
             continue
         frame = spark.createDataFrame(found.select(["path", "segment", "index"]))
-        tables[view] = frame.mapInArrow(_ViewTask(view, fail_on_data_loss), from_arrow_schema(view_schema(view)))
+        tables[view] = frame.mapInArrow(
+            _ViewTask(view, fail_on_data_loss, skip_undecodable), from_arrow_schema(view_schema(view))
+        )
     return tables
 
 
@@ -103,6 +113,7 @@ def tables_of(spark: SparkSession, descriptors: Descriptors, *, fail_on_data_los
 class _ViewTask:
     view: str
     fail_on_data_loss: bool
+    skip_undecodable: bool
 
     def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         target = view_schema(self.view)
@@ -113,7 +124,7 @@ class _ViewTask:
         for group in decode_groups(self._requests(descriptors, origins), self.view):
             for index, reason in group.bad:
                 problem = Damaged(origins[group.first + index], 0, f"a request cannot be decoded: {reason}")
-                if self.fail_on_data_loss:
+                if not self.skip_undecodable:
                     raise problem
                 _log.warning("quiver.spark.request_skipped reason=%s", problem)
             if group.batch.num_rows:

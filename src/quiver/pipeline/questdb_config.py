@@ -1,0 +1,61 @@
+"""
+The config of the exporter to QuestDB.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from quiver.errors import SettingsInvalid
+from quiver.pipeline.exporter_config import QueryExporterConfig
+from quiver.spark.questdb_export_settings import SYMBOL_COLUMNS, QuestdbSinkSettings
+
+__all__ = ["QuestdbExporterConfig"]
+
+
+class QuestdbExporterConfig(QueryExporterConfig):
+    """
+    `urn:quiver:questdb:exporter`: telemetry in tables of QuestDB. Keys: those of `QuestdbSinkSettings`, too.
+
+    Attributes:
+        conf: a connect string with ``sf_dir``.
+        table: the name over there; ``{table}`` is the name here: logs, spans or metrics.
+        tables: which are sent; all when empty.
+        symbols: text columns that are sent as symbols.
+        at: the designated timestamp of tables that are none of the three views.
+    """
+
+    conf: Annotated[str, Field(min_length=1, repr=False)]
+    table: str = "{table}"
+    tables: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = SYMBOL_COLUMNS
+    at: str | None = None
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse a connect string that cannot be one.
+        """
+        super().model_post_init(context)
+        try:
+            self.settings()
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def destination(self) -> str:
+        """
+        Where it writes; no password is in it.
+        """
+        pairs = dict(pair.strip().partition("=")[::2] for pair in self.conf.partition("::")[2].split(";"))
+        return f"QuestDB at {pairs.get('addr', '?')}"
+
+    def settings(self) -> QuestdbSinkSettings:
+        """
+        Return the settings of the exporter.
+
+        Raises:
+            SettingsInvalid: the connect string or the table's name is none.
+        """
+        return QuestdbSinkSettings(self.conf, self.table, self.tables, self.symbols, self.at)

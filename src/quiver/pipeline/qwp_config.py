@@ -1,0 +1,99 @@
+"""
+The config of what listens for QWP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from quiver.errors import SettingsInvalid
+from quiver.pipeline.config_values import Address, Config, Duration, Size
+from quiver.pipeline.receiver_config import RECEIVING_BYTES_MIN, ReceiverConfig
+from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.settings import KeepaliveSettings
+from quiver.settings import MIB
+
+__all__ = ["QwpReceiverConfig"]
+
+
+class _Keepalive(Config):
+    max_connection_idle: Duration | None = None
+    max_connection_age: Duration | None = None
+    max_connection_age_grace: Duration | None = None
+    ping_interval: Duration = 120.0
+    ping_timeout: Duration = 20.0
+
+    def settings(self) -> KeepaliveSettings:
+        return KeepaliveSettings(**{f"{name}_s": value for name, value in self.model_dump().items()})
+
+
+class QwpReceiverConfig(ReceiverConfig):
+    """
+    `urn:quiver:qwp:receiver`: tables of QuestDB clients, over WebSocket.
+
+    Attributes:
+        listening_addr: where.
+        ack: `synced` answers OK after a group fsync, `logged` when the rows are in the log.
+        dedupe_window: rows that are sent again on another connection within this time are not stored again; 0 is off.
+        max_request_bytes: the most a message may take; clients are told.
+        max_table_bytes: the most that the tables of one message may take in memory.
+        max_dictionary_bytes: the most that the symbols of all connections may take together.
+        max_connections: connections that may be open at once.
+        keepalive: how long connections live.
+        request_timeout: how long a client may take to send a message.
+        handshake_timeout: how long a new client may take for its handshake.
+        durable_timeout: how long a client waits for a durable acknowledgement before the open segment is sealed for it.
+    """
+
+    listening_addr: Address
+    ack: Literal["synced", "logged"] = "synced"
+    dedupe_window: Duration = 600.0
+    max_request_bytes: Size = 16 * MIB
+    max_table_bytes: Size = 128 * MIB
+    max_dictionary_bytes: Size = 256 * MIB
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    keepalive: _Keepalive = _Keepalive()
+    request_timeout: Duration = 30.0
+    handshake_timeout: Duration = 10.0
+    durable_timeout: Duration = 5.0
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """
+        Refuse what contradicts itself, and an address that strangers can reach.
+        """
+        try:
+            self.settings(self.listening_addr)
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """
+        Where it listens, by protocol.
+        """
+        return {"qwp": self.listening_addr}
+
+    def settings(self, address: str) -> QwpSettings:
+        """
+        Return the settings of the receiver that listens on *address*.
+
+        Raises:
+            SettingsInvalid: two of the settings contradict each other.
+        """
+        return QwpSettings(
+            listening_addr=address,
+            max_request_bytes=self.max_request_bytes,
+            tables_bytes_max=self.max_table_bytes,
+            ack=self.ack,
+            dedupe_window_s=self.dedupe_window,
+            receiving_bytes_max=max(RECEIVING_BYTES_MIN, self.max_request_bytes),
+            dictionaries_bytes_max=self.max_dictionary_bytes,
+            body_timeout_s=self.request_timeout,
+            head_timeout_s=self.handshake_timeout,
+            durable_wait_s=self.durable_timeout,
+            connections_max=self.max_connections,
+            security=self.security,
+            keepalive=self.keepalive.settings(),
+        )

@@ -1,0 +1,87 @@
+"""
+A pipeline that listens for QWP: from the file to rows in its store.
+"""
+
+import socket
+import threading
+
+import pytest
+import yaml
+
+import quiver
+from quiver.bundle import QWP_SLOT
+from quiver.cli.main import main
+from quiver.pipeline.child import ChildContext
+from quiver.pipeline.explain import describe
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.ingest import ingest
+from quiver.qwp import Sender
+
+
+class Lifeline:
+    """Holds until it is let go."""
+
+    def __init__(self):
+        self.gone = threading.Event()
+
+    def wait(self, timeout_s):
+        return self.gone.wait(timeout_s)
+
+    def reload_asked(self):
+        return False
+
+
+def free_port():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
+def pipeline(path, port):
+    nodes = {
+        "in": {"type": "receiver:qwp", "config": {"listening_addr": f"127.0.0.1:{port}", "ack": "logged"}},
+        "store": {"type": "processor:persistence", "config": {"path": str(path)}},
+    }
+    inside = {"nodes": nodes, "connections": [{"from": "in", "to": "store"}]}
+    return {"version": "otel_dataflow/v1", "groups": {"a": {"pipelines": {"b": inside}}}}
+
+
+@pytest.mark.timeout(60)
+def test_what_a_client_sends_is_in_the_store_of_the_pipeline(tmp_path):
+    """And the port is closed when the pipeline ends."""
+    port = free_port()
+    text = yaml.safe_dump(pipeline(tmp_path / "buffer", port))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    lifeline = Lifeline()
+    context = ChildContext(load_pipeline(text, source="p.yaml", values={})[0], run_dir, lifeline)
+    child = threading.Thread(target=ingest, args=(context,))
+    child.start()
+    try:
+        conf = f"ws::addr=127.0.0.1:{port};initial_connect_retry=on;reconnect_initial_backoff_millis=20;"
+        with Sender.from_conf(conf) as sender:
+            sender.row("trades", columns={"v": 7}, at=1)
+    finally:
+        lifeline.gone.set()
+        child.join()
+    assert [bundle[QWP_SLOT].to_pylist()[0]["v"] for _, bundle in quiver.read(str(tmp_path / "buffer")).bundles()] == [
+        7
+    ]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_what_is_said_of_it(tmp_path, capsys, monkeypatch):
+    """In plain values, and by `quiver run --check`."""
+    text = yaml.safe_dump(pipeline(tmp_path / "buffer", 4))
+    (receiver,) = describe(load_pipeline(text, source="p.yaml", values={})[0])["receivers"]
+
+    assert (receiver["qwp"], receiver["speaks"], receiver["ack"]) == ("127.0.0.1:4", "QWP", "logged")
+    assert receiver["recognises_repeats_for"] == "10 min"
+    file = tmp_path / "p.yaml"
+    file.write_text(text)
+    monkeypatch.setattr("sys.argv", ["quiver", "run", "--check", str(file)])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert not done.value.code
+    assert "127.0.0.1:4" in capsys.readouterr().out

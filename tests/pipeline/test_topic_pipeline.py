@@ -1,0 +1,211 @@
+"""
+A topic as the source of a pipeline: from the file to requests in its store, each at least once.
+"""
+
+import threading
+
+import pytest
+import yaml
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+import quiver
+from quiver.cli.main import main
+from quiver.errors import AtCapacity, PipelineInvalid
+from quiver.observe import InMemoryObserver
+from quiver.pipeline.child import ChildContext
+from quiver.pipeline.explain import describe
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.ingest import ingest
+from quiver.pipeline.topic_config import TopicReceiverConfig
+from quiver.pipeline.topic_receiver import TopicReceiver
+from quiver.primitives.real_files import REAL_FILES
+from quiver.topics import TopicStore
+from quiver.topics.dispatch.saved import SubscriptionFiles
+
+TOPIC = "default/otlp"
+LOGS = {"otlp_signal": "logs"}
+
+
+def request(number):
+    made = ExportLogsServiceRequest()
+    made.resource_logs.add().scope_logs.add().log_records.add().body.int_value = number
+    return made.SerializeToString()
+
+
+def pipeline(tmp_path, **config):
+    nodes = {
+        "in": {"type": "receiver:topic", "config": {"topics": str(tmp_path / "topics"), "topic": TOPIC, **config}},
+        "store": {"type": "processor:persistence", "config": {"path": str(tmp_path / "buffer")}},
+        "out": {"type": "exporter:topic", "config": {"topics": str(tmp_path / "topics"), "topic": "default/copy"}},
+    }
+    connections = [{"from": "in", "to": "store"}, {"from": "store", "to": "out"}]
+    inside = {"nodes": nodes, "connections": connections}
+    return {"version": "otel_dataflow/v1", "groups": {"a": {"pipelines": {"b": inside}}}}
+
+
+def loaded(tmp_path, **config):
+    return load_pipeline(yaml.safe_dump(pipeline(tmp_path, **config)), source="p.yaml", values={})[0]
+
+
+def confirmed(tmp_path):
+    return SubscriptionFiles(REAL_FILES, f"{tmp_path}/topics/{TOPIC}").load("pipeline").next_offset
+
+
+def requests(path):
+    return [value for _, bundle in quiver.read(path).bundles() for value in bundle[60].column(0).to_pylist()]
+
+
+@pytest.fixture
+def topics(tmp_path):
+    with TopicStore.open(tmp_path / "topics", background=False) as store:
+        yield store
+
+
+def receiver_of(store, tmp_path, **config):
+    given = TopicReceiverConfig(topics=str(tmp_path / "topics"), topic=TOPIC, **config)
+    return TopicReceiver(store, given.settings(), observer=InMemoryObserver())
+
+
+class Lifeline:
+    """Holds until it is let go."""
+
+    def __init__(self):
+        self.gone = threading.Event()
+
+    def wait(self, timeout_s):
+        return self.gone.wait(timeout_s)
+
+    def reload_asked(self):
+        return False
+
+
+@pytest.mark.timeout(60)
+def test_a_pipeline_takes_what_a_topic_has(tmp_path):
+    """Also when the topic comes later than the pipeline, and while another process appends."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    lifeline = Lifeline()
+    context = ChildContext(loaded(tmp_path, poll_interval="5ms"), run_dir, lifeline)
+    child = threading.Thread(target=ingest, args=(context,))
+    child.start()
+    try:
+        with TopicStore.open(tmp_path / "topics", background=False) as topics:
+            log = topics.topic(TOPIC)
+            for number in range(5):
+                log.append(request(number), attributes=LOGS)
+            subscription = tmp_path / "topics" / TOPIC / "subscriptions" / "pipeline.sub"
+            while not subscription.exists() or confirmed(tmp_path) < 5:
+                lifeline.gone.wait(0.005)
+    finally:
+        lifeline.gone.set()
+        child.join()
+    assert requests(tmp_path / "buffer") == [request(number) for number in range(5)]
+
+
+def test_what_is_confirmed_is_synced_here(tmp_path, topics):
+    """What was stored and not confirmed when the process died is stored again: nothing is lost between the two."""
+    log = topics.topic(TOPIC)
+    log.append(request(1), attributes=LOGS)
+    with quiver.open(tmp_path / "buffer", background=False) as store:
+        receiver = receiver_of(store, tmp_path)
+        synced, confirm = [], receiver._progress.confirm
+        store_sync = store.sync
+        store.sync = lambda: (synced.append("sync"), store_sync())
+        receiver._progress.confirm = lambda offset: (synced.append(offset), confirm(offset))
+        assert receiver.take() == 1
+        assert synced[-2:] == ["sync", 1]
+        log.append(request(2), attributes=LOGS)
+        receiver._progress.confirm = lambda _: (_ for _ in ()).throw(OSError("the disk"))
+        with pytest.raises(OSError, match="the disk"):
+            receiver.take()
+        receiver.stop(0)
+        again = receiver_of(store, tmp_path)
+        assert again.take() == 1
+        again.stop(0)
+        store.flush()
+    assert requests(tmp_path / "buffer") == [request(1), request(2), request(2)]
+
+
+def test_what_is_no_request_is_passed_over(tmp_path, topics):
+    """And counted; what does not say its signal is taken for the one that the file names."""
+    log = topics.topic(TOPIC)
+    log.append(b"\xff\xff", attributes=LOGS)
+    log.append(request(1))
+    log.append(request(2), attributes={"otlp_signal": "rumours"})
+    with quiver.open(tmp_path / "buffer", background=False) as store:
+        receiver = receiver_of(store, tmp_path, signal="logs")
+        assert receiver.take() == 3
+        receiver.stop(0)
+        store.flush()
+    assert requests(tmp_path / "buffer") == [request(1)]
+    assert confirmed(tmp_path) == 3
+
+
+def test_a_full_store_is_waited_for(tmp_path, topics):
+    """Nothing is passed over, and stopping does not wait."""
+    topics.topic(TOPIC).append(request(1), attributes=LOGS)
+    with quiver.open(tmp_path / "buffer", background=False) as store:
+        receiver = receiver_of(store, tmp_path)
+
+        def full(*_, **__):
+            receiver.stop(0)
+            raise AtCapacity("the store", held_by=())
+
+        real, store.ingest = store.ingest, full
+        assert receiver.take() == 0
+        store.ingest = real
+        receiver = receiver_of(store, tmp_path)
+        assert receiver.take() == 1
+        receiver.stop(0)
+
+
+def test_a_new_subscription_may_begin_at_the_end(tmp_path, topics):
+    """Where that was is kept."""
+    log = topics.topic(TOPIC)
+    log.append(request(1), attributes=LOGS)
+    with quiver.open(tmp_path / "buffer", background=False) as store:
+        receiver = receiver_of(store, tmp_path, start="latest")
+        assert receiver.take() == 0
+        log.append(request(2), attributes=LOGS)
+        assert receiver.take() == 1
+        receiver.stop(0)
+
+
+def test_check_says_what_is_read_and_written(tmp_path, capsys, monkeypatch):
+    """Each as which subscription, how often, and with which promise."""
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(pipeline(tmp_path)))
+    monkeypatch.setattr("sys.argv", ["quiver", "run", str(path), "--check"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    told = capsys.readouterr().out
+    assert f"reads: topic {TOPIC} of {tmp_path}/topics" in " ".join(told.split())
+    assert "as subscription: pipeline" in told
+    assert "each at least once" in told
+    assert f"to: topic default/copy of {tmp_path}/topics" in " ".join(told.split())
+    assert "a batch every 1 s" in told
+
+
+def test_a_circle_is_said(tmp_path):
+    given = pipeline(tmp_path)
+    nodes = given["groups"]["a"]["pipelines"]["b"]["nodes"]
+    nodes["out"]["config"]["topic"] = TOPIC
+    checked = load_pipeline(yaml.safe_dump(given), source="p.yaml", values={})[0]
+    assert any("which in reads: it all comes back" in one for one in describe(checked)["says"])
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"topic": "otlp"}, "topic: 'otlp' is no topic"),
+        ({"subscription": "a b"}, "subscription: 'a b' is no name"),
+        ({"start": "soon"}, "start: 'soon' is not available"),
+        ({"poll_interval": 0}, "poll_interval must be positive"),
+        ({"insecure": True}, "unknown key insecure"),
+        ({"topik": "x"}, "did you mean topic"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, config, says):
+    with pytest.raises(PipelineInvalid, match=says):
+        loaded(tmp_path, **config)
