@@ -3,6 +3,7 @@ What several tests of receivers stand on.
 """
 
 import pytest
+
 from certificates import Authority
 
 

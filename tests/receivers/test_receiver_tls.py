@@ -9,7 +9,6 @@ import ssl
 
 import grpc
 import pytest
-from certificates import install
 from fake_store import FakeStore, log_request
 from opentelemetry._logs import LogRecord
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcLogs
@@ -17,6 +16,7 @@ from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
+from certificates import install
 from quiver.errors import SettingsInvalid
 from quiver.observe import InMemoryObserver
 from quiver.otap import decode_requests

@@ -9,8 +9,8 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
-from certificates import install
 
+from certificates import install
 from quiver.errors import SettingsInvalid
 from quiver.observe import InMemoryObserver
 from quiver.receivers import security
