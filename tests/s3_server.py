@@ -4,6 +4,7 @@ A real S3 server for one test session: SeaweedFS, from its wheel, on ports of it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -48,15 +49,14 @@ class S3Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that nobody listens on, below those that outgoing connections get: none is taken meanwhile."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
