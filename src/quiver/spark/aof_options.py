@@ -35,9 +35,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quiver.errors import DataLoss, QuiverError, WrongUse
-from quiver.settings import parse_size_bytes
+from quiver.errors import DataLoss, WrongUse
 from quiver.spark.offsets import IngestedAt, parse_timestamp
+from quiver.spark.option_values import bytes_option, count_option, switch_option
 
 __all__ = ["AOF_COLUMNS", "AofBound", "AofOptions", "AofPosition", "parse_aof_options", "position_from_json"]
 
@@ -136,13 +136,13 @@ def parse_aof_options(options: Mapping[str, str]) -> AofOptions:
         path=f"{path}/{given['log']}" if given.get("log") else path,
         objects=_location(given.get("objects")),
         columns=_columns(given.get("columns")),
-        include_metadata=_switch(given, "includeMetadata", default=False),
+        include_metadata=switch_option(given, "includeMetadata", default=False),
         starting=_bound(given, "starting", "earliest"),
         ending=_bound(given, "ending", "latest"),
-        rows_max=_count(given, "maxRowsPerTrigger"),
-        bytes_max=_bytes(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
-        partitions_min=_count(given, "minPartitions") or 0,
-        fail_on_data_loss=_switch(given, "failOnDataLoss", default=True),
+        rows_max=count_option(given, "maxRowsPerTrigger"),
+        bytes_max=bytes_option(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
+        partitions_min=count_option(given, "minPartitions") or 0,
+        fail_on_data_loss=switch_option(given, "failOnDataLoss", default=True),
     )
 
 
@@ -180,34 +180,3 @@ def _bound(given: Mapping[str, str], which: str, default: AofBound) -> AofBound:
     if word.isascii() and word.isdecimal() and int(word) <= _RECORD_ID_MAX:
         return int(word)
     raise WrongUse(f"{which}Offsets: {offsets!r} is not earliest, latest or a record id")
-
-
-def _switch(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    if value.lower() not in {"true", "false"}:
-        raise WrongUse(f"{name}: {value!r} is neither true nor false")
-    return value.lower() == "true"
-
-
-def _count(given: Mapping[str, str], name: str) -> int | None:
-    value = given.get(name.lower())
-    if value is None:
-        return None
-    if not value.isdecimal() or int(value) < 1:
-        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
-    return int(value)
-
-
-def _bytes(given: Mapping[str, str], name: str, default: int) -> int:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    try:
-        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
-    except QuiverError as error:
-        raise WrongUse(str(error)) from error
-    if size < 1:
-        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
-    return size

@@ -38,9 +38,9 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from quiver.bundle import OTAP, QWP_SLOT
-from quiver.errors import QuiverError, WrongUse
-from quiver.settings import parse_size_bytes
+from quiver.errors import WrongUse
 from quiver.spark.offsets import StartingOffsets, parse_starting, parse_timestamp
+from quiver.spark.option_values import bytes_option, count_option, switch_option
 from quiver.spark.partitions import Limits
 
 __all__ = ["METADATA_COLUMNS", "VIEWS", "Mode", "SourceOptions", "View", "parse_options"]
@@ -124,18 +124,18 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         slot=slot,
         table=table,
         columns=columns,
-        include_metadata=_switch(given, "includeMetadata", default=False),
+        include_metadata=switch_option(given, "includeMetadata", default=False),
         nanos_as_bigint=_choice(given, "timestampsAs", ("timestamp", "bigint"), "timestamp") == "bigint",
         subscriber=given.get("subscriber"),
         starting=_bound(given, "starting", "earliest"),
         ending=_bound(given, "ending", "latest"),
         limits=Limits(
-            bundles_max=_count(given, "maxBundlesPerTrigger"),
-            rows_max=_count(given, "maxRowsPerTrigger"),
-            bytes_max=_bytes(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
+            bundles_max=count_option(given, "maxBundlesPerTrigger"),
+            rows_max=count_option(given, "maxRowsPerTrigger"),
+            bytes_max=bytes_option(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
         ),
-        partitions_min=_count(given, "minPartitions") or 0,
-        fail_on_data_loss=_switch(given, "failOnDataLoss", default=True),
+        partitions_min=count_option(given, "minPartitions") or 0,
+        fail_on_data_loss=switch_option(given, "failOnDataLoss", default=True),
     )
 
 
@@ -162,34 +162,3 @@ def _slot(given: Mapping[str, str]) -> int | None:
     if value is None:
         return QWP_SLOT if given.get("table") else None
     return OTAP.slot(int(value) if value.isdecimal() else value)
-
-
-def _switch(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    if value.lower() not in {"true", "false"}:
-        raise WrongUse(f"{name}: {value!r} is neither true nor false")
-    return value.lower() == "true"
-
-
-def _count(given: Mapping[str, str], name: str) -> int | None:
-    value = given.get(name.lower())
-    if value is None:
-        return None
-    if not value.isdecimal() or int(value) < 1:
-        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
-    return int(value)
-
-
-def _bytes(given: Mapping[str, str], name: str, default: int) -> int:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    try:
-        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
-    except QuiverError as error:
-        raise WrongUse(str(error)) from error
-    if size < 1:
-        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
-    return size

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from quiver.bundle import OTAP
-from quiver.errors import QuiverError, WrongUse
-from quiver.settings import Compression, parse_size_bytes
+from quiver.errors import WrongUse
+from quiver.settings import Compression
+from quiver.spark.option_values import bytes_option, count_option
 from quiver.spark.options import VIEWS
 from quiver.store.format.sink_commit import BATCH_MAX, is_writer
 
@@ -91,8 +92,8 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         slot=None if slot is None else OTAP.slot(int(slot) if slot.isdecimal() else slot),
         view=view,
         mode="ipc" if mode == "ipc" else "rows",
-        bundle_rows_max=_count(given, "maxBundleRows", 8192),
-        bundle_bytes_max=_bytes(given, "maxBundleBytes", 1024 * 1024),
+        bundle_rows_max=count_option(given, "maxBundleRows") or 8192,
+        bundle_bytes_max=bytes_option(given, "maxBundleBytes", 1024 * 1024),
         compression=cast("Compression", compression),
         transaction=_transaction(given),
     )
@@ -109,25 +110,3 @@ def _transaction(given: Mapping[str, str]) -> tuple[str, int] | None:
     if not version.isdecimal() or int(version) > BATCH_MAX:
         raise WrongUse(f"txnVersion: {version!r} is not a whole number from 0 on")
     return writer, int(version)
-
-
-def _count(given: Mapping[str, str], name: str, default: int) -> int:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    if not value.isdecimal() or int(value) < 1:
-        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
-    return int(value)
-
-
-def _bytes(given: Mapping[str, str], name: str, default: int) -> int:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    try:
-        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
-    except QuiverError as error:
-        raise WrongUse(str(error)) from error
-    if size < 1:
-        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
-    return size

@@ -31,8 +31,8 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quiver.errors import QuiverError, WrongUse
-from quiver.settings import parse_size_bytes
+from quiver.errors import WrongUse
+from quiver.spark.option_values import bytes_option, count_option, switch_option
 from quiver.spark.topic_offsets import Bound, parse_bound
 from quiver.spark.topic_ranges import TopicLimits
 from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_subscription, check_topic
@@ -116,13 +116,13 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
         starting=parse_bound(given.get("startingoffsets", "earliest"), option="startingOffsets"),
         ending=parse_bound(given.get("endingoffsets", "latest"), option="endingOffsets"),
         limits=TopicLimits(
-            offsets_max=_count(given, "maxOffsetsPerTrigger"),
-            bytes_max=_bytes(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
+            offsets_max=count_option(given, "maxOffsetsPerTrigger"),
+            bytes_max=bytes_option(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
         ),
-        partitions_min=_count(given, "minPartitions") or 0,
+        partitions_min=count_option(given, "minPartitions") or 0,
         subscription=subscription,
-        include_metadata=_switch(given, "includeMetadata", default=False),
-        fail_on_data_loss=_switch(given, "failOnDataLoss", default=True),
+        include_metadata=switch_option(given, "includeMetadata", default=False),
+        fail_on_data_loss=switch_option(given, "failOnDataLoss", default=True),
     )
 
 
@@ -181,34 +181,3 @@ def _topics(text: str) -> tuple[tuple[str, ...], str | None]:
     if len(set(topics)) < len(topics):
         raise WrongUse(f"topic: {text!r} names one twice")
     return topics, None
-
-
-def _switch(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    if value.lower() not in {"true", "false"}:
-        raise WrongUse(f"{name}: {value!r} is neither true nor false")
-    return value.lower() == "true"
-
-
-def _count(given: Mapping[str, str], name: str) -> int | None:
-    value = given.get(name.lower())
-    if value is None:
-        return None
-    if not value.isdecimal() or int(value) < 1:
-        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
-    return int(value)
-
-
-def _bytes(given: Mapping[str, str], name: str, default: int) -> int:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    try:
-        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
-    except QuiverError as error:
-        raise WrongUse(str(error)) from error
-    if size < 1:
-        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
-    return size

@@ -1,0 +1,61 @@
+"""
+What the options of all our formats have in common: words of Spark, which come as text under lower-case names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quiver.errors import QuiverError, WrongUse
+from quiver.settings import parse_size_bytes
+
+__all__ = ["bytes_option", "count_option", "switch_option"]
+
+
+def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """
+    Return option *name* of *given*, whose keys are lower-case: ``true`` or ``false``; *default* when it is not there.
+
+    Raises:
+        WrongUse: it is neither of the two.
+    """
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if value.lower() not in {"true", "false"}:
+        raise WrongUse(f"{name}: {value!r} is neither true nor false")
+    return value.lower() == "true"
+
+
+def count_option(given: Mapping[str, str], name: str) -> int | None:
+    """
+    Return option *name* of *given*, a whole number of at least 1; None when it is not there.
+
+    Raises:
+        WrongUse: it is no such number.
+    """
+    value = given.get(name.lower())
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
+    return int(value)
+
+
+def bytes_option(given: Mapping[str, str], name: str, default: int) -> int:
+    """
+    Return option *name* of *given*, a size such as ``64 MiB`` in bytes; *default* when it is not there.
+
+    Raises:
+        WrongUse: it is no size of at least one byte.
+    """
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    try:
+        size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
+    except QuiverError as error:
+        raise WrongUse(str(error)) from error
+    if size < 1:
+        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
+    return size
