@@ -4,12 +4,12 @@ What the options of all our formats have in common: words of Spark, which come a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from quiver.errors import QuiverError, WrongUse
 from quiver.settings import parse_size_bytes
 
-__all__ = ["bytes_option", "count_option", "switch_option"]
+__all__ = ["bytes_option", "count_option", "switch_option", "transaction_option"]
 
 
 def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -59,3 +59,24 @@ def bytes_option(given: Mapping[str, str], name: str, default: int) -> int:
     if size < 1:
         raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
     return size
+
+
+def transaction_option(
+    given: Mapping[str, str], *, reserved: str, is_writer: Callable[[str], bool], version_max: int
+) -> tuple[str, int] | None:
+    """
+    Return who writes and which of his writes it is, of options ``txnAppId`` and ``txnVersion``; None without them.
+
+    Raises:
+        WrongUse: one of the two is missing or is none; a writer's name begins with *reserved*, which jobs' own do.
+    """
+    writer, version = given.get("txnappid"), given.get("txnversion")
+    if writer is None and version is None:
+        return None
+    if writer is None or version is None:
+        raise WrongUse("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
+    if not is_writer(writer) or writer.startswith(reserved):
+        raise WrongUse(f"txnAppId: {writer!r} is not 1 to 64 of A-Za-z0-9_-, or begins with {reserved}")
+    if not version.isdecimal() or int(version) > version_max:
+        raise WrongUse(f"txnVersion: {version!r} is not a whole number from 0 on")
+    return writer, int(version)

@@ -29,7 +29,7 @@ from typing import Literal, cast, get_args
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
 from quiver.settings import Compression
-from quiver.spark.option_values import bytes_option, count_option
+from quiver.spark.option_values import bytes_option, count_option, transaction_option
 from quiver.spark.options import VIEWS
 from quiver.store.format.sink_commit import BATCH_MAX, is_writer
 
@@ -95,18 +95,5 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         bundle_rows_max=count_option(given, "maxBundleRows") or 8192,
         bundle_bytes_max=bytes_option(given, "maxBundleBytes", 1024 * 1024),
         compression=cast("Compression", compression),
-        transaction=_transaction(given),
+        transaction=transaction_option(given, reserved="job-", is_writer=is_writer, version_max=BATCH_MAX),
     )
-
-
-def _transaction(given: Mapping[str, str]) -> tuple[str, int] | None:
-    writer, version = given.get("txnappid"), given.get("txnversion")
-    if writer is None and version is None:
-        return None
-    if writer is None or version is None:
-        raise WrongUse("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
-    if not is_writer(writer) or writer.startswith("job-"):
-        raise WrongUse(f"txnAppId: {writer!r} is not 1 to 64 of A-Za-z0-9_-, or begins with job-")
-    if not version.isdecimal() or int(version) > BATCH_MAX:
-        raise WrongUse(f"txnVersion: {version!r} is not a whole number from 0 on")
-    return writer, int(version)

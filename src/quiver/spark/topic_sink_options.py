@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from quiver.errors import QuiverError, WrongUse
 from quiver.settings import parse_size_bytes
+from quiver.spark.option_values import transaction_option
 from quiver.spark.topic_options import PLACE_OPTIONS, TopicPlace, check_known, parse_place
 from quiver.topics.format.names import check_topic
 from quiver.topics.format.sink_batch import BATCH_MAX, ONCE_PREFIX, is_writer
@@ -82,21 +83,8 @@ def parse_topic_sink_options(options: Mapping[str, str]) -> TopicSinkOptions:
         place=parse_place(given),
         topic=None if topic is None else check_topic(topic),
         message_bytes_max=size_max,
-        transaction=_transaction(given),
+        transaction=transaction_option(given, reserved=ONCE_PREFIX, is_writer=is_writer, version_max=BATCH_MAX),
     )
-
-
-def _transaction(given: Mapping[str, str]) -> tuple[str, int] | None:
-    writer, version = given.get("txnappid"), given.get("txnversion")
-    if writer is None and version is None:
-        return None
-    if writer is None or version is None:
-        raise WrongUse("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
-    if not is_writer(writer) or writer.startswith(ONCE_PREFIX):
-        raise WrongUse(f"txnAppId: {writer!r} is not 1 to 64 of A-Za-z0-9_-, or begins with {ONCE_PREFIX}")
-    if not version.isdecimal() or int(version) > BATCH_MAX:
-        raise WrongUse(f"txnVersion: {version!r} is not a whole number from 0 on")
-    return writer, int(version)
 
 
 def check_columns(columns: Mapping[str, str], options: TopicSinkOptions) -> None:
