@@ -12,12 +12,14 @@ may be left over is ``<path>.tmp``; the next replacement of the same file takes 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os.path
 from collections.abc import Iterable
 
 from quiver.primitives.files import Buffer, FileSystem
 
-__all__ = ["TEMPORARY_SUFFIX", "remove_durably", "replace_file"]
+__all__ = ["TEMPORARY_SUFFIX", "remove_durably", "remove_files_below", "remove_if_empty", "replace_file"]
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -62,3 +64,33 @@ def remove_durably(fs: FileSystem, paths: Iterable[str]) -> None:
             continue
     for directory in directories:
         fs.sync_dir(directory)
+
+
+def remove_files_below(fs: FileSystem, directory: str) -> None:
+    """
+    Remove *directory* and its files; not durably: what a crash leaves is removed again. There are no directories in it.
+
+    One that is gone is fine, and so is one that somebody writes into meanwhile: it stays.
+
+    Raises:
+        OSError: some files may be gone.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for name in fs.list_dir(directory):
+            with contextlib.suppress(FileNotFoundError):
+                fs.remove(f"{directory}/{name}")
+        remove_if_empty(fs, directory)
+
+
+def remove_if_empty(fs: FileSystem, directory: str) -> None:
+    """
+    Remove *directory* unless something is in it; one that is gone is fine. Not durably.
+
+    Raises:
+        OSError: it stays for another reason.
+    """
+    try:
+        fs.remove_dir(directory)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.ENOENT}:
+            raise

@@ -17,13 +17,12 @@ file: the staged name goes, the segment stays. Doing it all again changes nothin
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from quiver.errors import Damaged
-from quiver.primitives.atomic import remove_durably
+from quiver.primitives.atomic import remove_durably, remove_files_below, remove_if_empty
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Answer, Frame, NeedMore
 from quiver.store.cleanup import Cleanup
@@ -234,13 +233,13 @@ class Adoption:
         for name in files.list_dir(directory):
             batch = parse_part_directory(name)
             if batch is not None and batch <= batches[-1]:
-                _remove_tree(files, f"{directory}/{name}")
+                remove_files_below(files, f"{directory}/{name}")
         # These before the commits: without its commit a staged segment is one that was never committed.
         files.sync_dir(directory)
         is_once = directory.rpartition("/")[2].startswith(ONCE_PREFIX)
         remove_durably(files, [f"{directory}/{commit_name(batch)}" for batch in (batches if is_once else batches[:-1])])
         if is_once:
-            _remove_empty(files, directory)
+            remove_if_empty(files, directory)
             files.sync_dir(self._incoming)
 
 
@@ -291,28 +290,10 @@ class OpenAdoption:
         self._parts.registry.sealed(SegmentRef.of(info))
 
 
-def _remove_tree(files: FileSystem, directory: str) -> None:
-    # What is left in it was written by an attempt that no commit names.
-    with contextlib.suppress(FileNotFoundError):
-        for name in files.list_dir(directory):
-            with contextlib.suppress(FileNotFoundError):
-                files.remove(f"{directory}/{name}")
-        _remove_empty(files, directory)
-
-
-def _remove_empty(files: FileSystem, directory: str) -> None:
-    try:
-        files.remove_dir(directory)
-    except OSError as error:
-        # Somebody writes there again: an attempt that Spark gave up and that does not know it yet.
-        if error.errno not in {errno.ENOTEMPTY, errno.ENOENT}:
-            raise
-
-
 def remove_staged(files: FileSystem, directory: str, names: Iterable[str]) -> None:
     """
     Remove the staging directories *names* of a writer's *directory*, whatever is in them.
     """
     for name in names:
         if parse_part_directory(name) is not None:
-            _remove_tree(files, f"{directory}/{name}")
+            remove_files_below(files, f"{directory}/{name}")

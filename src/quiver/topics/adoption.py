@@ -17,8 +17,6 @@ loss perhaps with holes between them: the log is read from the noted offsets on,
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +24,7 @@ from typing import TypeVar
 
 from quiver.errors import Damaged, QuiverError
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, remove_files_below, remove_if_empty, replace_file
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
@@ -83,7 +81,7 @@ def remove_staged(files: FileSystem, directory: str, names: Iterable[str]) -> No
     """
     for name in names:
         if parse_part_directory(name) is not None:
-            _remove_tree(files, f"{directory}/{name}")
+            remove_files_below(files, f"{directory}/{name}")
 
 
 class SinkAdoption:
@@ -192,7 +190,7 @@ class SinkAdoption:
         if once:
             # Last: without it a commit that a crash brought back would count again.
             remove_durably(files, [f"{directory}/{done_name(done)}"])
-            _remove_empty(files, directory)
+            remove_if_empty(files, directory)
             files.sync_dir(self._incoming)
 
 
@@ -232,21 +230,3 @@ def _names(files: FileSystem, directory: str) -> list[str]:
         return files.list_dir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _remove_tree(files: FileSystem, directory: str) -> None:
-    # What is left in it was appended, or was written by an attempt that no commit names.
-    with contextlib.suppress(FileNotFoundError):
-        for name in files.list_dir(directory):
-            with contextlib.suppress(FileNotFoundError):
-                files.remove(f"{directory}/{name}")
-        _remove_empty(files, directory)
-
-
-def _remove_empty(files: FileSystem, directory: str) -> None:
-    try:
-        files.remove_dir(directory)
-    except OSError as error:
-        # Somebody writes there again: an attempt that Spark gave up and that does not know it yet.
-        if error.errno not in {errno.ENOTEMPTY, errno.ENOENT}:
-            raise
