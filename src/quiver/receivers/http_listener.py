@@ -113,21 +113,26 @@ class HttpListener:
         if refused is not None and not self._sockets:
             raise refused
         for bound in self._sockets:
-            self._begin(self._accept(bound))
+            loop.add_reader(bound, self._accept, bound)
         self._begin(self._sweep())
         return port
 
     async def close(self) -> None:
         """
-        Accept no more. Connections that are open stay so. Idempotent.
+        Accept no more. Connections that are open stay so; those in their handshake do not. Idempotent.
         """
+        for bound in self._sockets:
+            asyncio.get_running_loop().remove_reader(bound)
+            bound.close()
+        self._sockets.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for bound in self._sockets:
-            bound.close()
-        self._sockets.clear()
+        # A task that was cancelled before its first step never saw its connection.
+        for connection in self._greeting:
+            connection.close()
+        self._greeting.clear()
 
     def is_old(self, request: Any) -> bool:
         """
@@ -164,23 +169,31 @@ class HttpListener:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, bound: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    def _accept(self, bound: socket.socket) -> None:
+        # Called by the selector, not awaited: a result that waits for a task is lost when the task is cancelled.
+        for _ in range(_BACKLOG):
             try:
-                connection, _ = await loop.sock_accept(bound)
+                connection, _address = bound.accept()
+            except (BlockingIOError, InterruptedError):
+                return
             except ConnectionError:
                 continue
             except OSError:
                 # No file descriptor left: they come back when others have gone.
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
+                asyncio.get_running_loop().remove_reader(bound)
+                asyncio.get_running_loop().call_later(_ACCEPT_PAUSE_S, self._resume, bound)
+                return
+            connection.setblocking(False)
             if self._open() >= self._limits.connections_max:
                 self._refused()
                 connection.close()
                 continue
             self._greeting[connection] = None
             self._begin(self._greet(connection))
+
+    def _resume(self, bound: socket.socket) -> None:
+        if bound in self._sockets:
+            asyncio.get_running_loop().add_reader(bound, self._accept, bound)
 
     def _open(self) -> int:
         """

@@ -10,6 +10,7 @@ QWP: clients of QuestDB send their tables here, and unmodified.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -30,6 +31,8 @@ __all__ = ["QwpReceiver", "QwpSettings"]
 
 _TICK_S = 0.1
 _HANDSHAKE_IDLE_S = 3600.0
+_GOODBYE_S = 1.0
+"""How long a stopped receiver waits for clients to take what was written to them."""
 
 
 class QwpReceiver:
@@ -69,6 +72,7 @@ class QwpReceiver:
         self._listener: HttpListener | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._connections: set[QwpConnection] = set()
+        self._closing: asyncio.Event | None = None  # set when the last connection is gone
 
     def start(self) -> int:
         """
@@ -158,6 +162,8 @@ class QwpReceiver:
         The connection is gone.
         """
         self._connections.discard(connection)
+        if self._closing is not None and not self._connections:
+            self._closing.set()
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
 
@@ -192,6 +198,13 @@ class QwpReceiver:
         await asyncio.sleep(0)
         for one in connections:
             one.drop()
+        self._closing = asyncio.Event()
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _GOODBYE_S)
+        for one in list(self._connections):
+            one.abort()
+        await asyncio.sleep(0)
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()

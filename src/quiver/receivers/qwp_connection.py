@@ -406,6 +406,13 @@ class QwpConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
+    def abort(self) -> None:
+        """
+        Close the socket now.
+        """
+        if self.transport is not None:
+            self.transport.abort()
+
     @property
     def work(self) -> asyncio.Task[None] | None:
         """

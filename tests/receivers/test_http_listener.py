@@ -1,0 +1,99 @@
+"""
+The listening socket: whoever arrives while it closes is not left waiting.
+"""
+
+import asyncio
+import errno
+import socket
+
+import pytest
+
+from quiver.receivers.http_listener import ConnectionLimits, HttpListener
+
+LIMITS = ConnectionLimits(connections_max=10, head_timeout_s=5, idle_timeout_s=5)
+
+
+class Server:
+    """Makes protocols and knows those that are connected."""
+
+    def __init__(self):
+        self.connections = set()
+        self.connected = asyncio.Event()
+
+    def __call__(self):
+        return Protocol(self)
+
+
+class Protocol(asyncio.Protocol):
+    def __init__(self, server):
+        self._server = server
+        self.transport = None
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self._server.connections.add(self)
+        self._server.connected.set()
+
+    def connection_lost(self, exc):
+        self._server.connections.discard(self)
+
+
+def is_over(client):
+    client.settimeout(5)
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+async def close_after(turns):
+    """Return three clients that connected *turns* turns of the loop before the listener closed."""
+    server = Server()
+    listener = HttpListener(server, LIMITS, None, lambda: None)
+    port = await listener.listen("127.0.0.1", 0)
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await listener.close()
+    for protocol in list(server.connections):
+        protocol.transport.abort()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return clients
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_connection_that_comes_while_the_listener_closes_is_closed(turns):
+    """In whatever state it is: waiting in the kernel, just accepted, in its handshake."""
+    for client in asyncio.run(close_after(turns)):
+        with client:
+            assert is_over(client)
+
+
+def test_without_file_descriptors_nobody_is_let_in_until_they_are_back(monkeypatch):
+    """The listener pauses; it neither spins nor ends."""
+
+    class Exhausted(socket.socket):
+        refusals = 0
+
+        def accept(self):
+            if Exhausted.refusals < 1:
+                Exhausted.refusals += 1
+                raise OSError(errno.EMFILE, "too many open files")
+            return super().accept()
+
+    async def served():
+        monkeypatch.setattr("quiver.receivers.http_listener._ACCEPT_PAUSE_S", 0.0)
+        monkeypatch.setattr("quiver.receivers.http_listener.socket.socket", Exhausted)
+        server = Server()
+        listener = HttpListener(server, LIMITS, None, lambda: None)
+        port = await listener.listen("127.0.0.1", 0)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        await server.connected.wait()
+        for protocol in list(server.connections):
+            protocol.transport.abort()
+        writer.close()
+        await listener.close()
+
+    asyncio.run(asyncio.wait_for(served(), 5))
+    assert Exhausted.refusals == 1
