@@ -11,7 +11,6 @@ fast a new log is while its segments are still small, beside one that begins wit
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -24,7 +23,7 @@ from time import perf_counter
 
 from aof_rivals import RIVALS, Rival
 from quiver.aof import Aof, AofConfig, AofManager, FlushConfig
-from report import Result, machine, noise, ratios, run_rounds_of_several, write_section
+from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, write_section
 
 SIZES = {128: 256_000, 1024: 128_000, 65536: 4_000}
 BATCHES = (1, 100, 1_000)
@@ -204,12 +203,9 @@ def sliding(directory: Path, count: int) -> Mapping[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the records, two rounds")
+    parser = bench_parser(__doc__, rounds=5, quick="a tenth of the records, two rounds")
     parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
     parser.add_argument("--sliding", action="store_true", help="also compare sizes of segments")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     rounds = 2 if options.quick else options.rounds
     share = 10 if options.quick else 1

@@ -10,7 +10,6 @@ view; *tables* is what a receiver keeps of a request, one at a time.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from quiver.otap import StoredTables, decode_groups, from_otlp, views
 from quiver.otap.arrays import Odd
 from quiver.otap.tables_from_otlp import tables_of_message, tables_of_request
-from report import machine, noise, ratios, run_rounds, write_section
+from report import bench_parser, machine, noise, ratios, run_rounds, show
 from telemetry import ROWS, log_request
 
 FLOOR = "parser alone"
@@ -83,10 +82,7 @@ def tables_by_object(requests: list[bytes]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="few requests, one round")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
+    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round")
     options = parser.parse_args()
     requests = [log_request(seed) for seed in range(4 if options.quick else 40)]
     few = requests[: max(4, len(requests) // 8)]
@@ -114,9 +110,7 @@ def main() -> None:
         lines.append(
             f"| {name} | {median:.2f} | {low:.2f} to {high:.2f} | {result.median:,.0f} | {noise(result):.0%} |"
         )
-    print("\n".join(lines[2:]))
-    if options.write:
-        write_section(options.write, "decode", "\n".join(lines))
+    show(lines, "decode", options.write)
 
 
 if __name__ == "__main__":

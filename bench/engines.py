@@ -11,7 +11,6 @@ held. The Rust engine is `bench/rivals/rust_engine`, built by `make rival-rust`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from report import Result, machine, noise, ratios, run_rounds_of_several, write_section
+from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, write_section
 
 HERE = Path(__file__).parent
 RUST_ENGINE = HERE / "rivals" / "rust_engine" / "target" / "release" / "rust-engine"
@@ -112,11 +111,8 @@ Show = list[tuple[str, str, int, str]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the bundles, one round")
+    parser = bench_parser(__doc__, rounds=5, quick="a fiftieth of the bundles, one round")
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     lines = [

@@ -10,7 +10,6 @@ the buffer costs a pipeline, bytes on disk. P9's start-up with many segments is 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from pathlib import Path
 import goals_read
 import goals_write
 from goal import Goal
-from report import Result, machine, noise, run_rounds_of_several, write_section
+from report import Result, bench_parser, machine, noise, run_rounds_of_several, write_section
 
 
 def ratio_words(result: Result, floor: Result, *, lower_is_better: bool) -> str:
@@ -42,11 +41,8 @@ def lines_of(goal: Goal, found: dict[str, dict[str, Result]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the work, one round")
+    parser = bench_parser(__doc__, rounds=5, quick="a fiftieth of the work, one round")
     parser.add_argument("--goals", nargs="*", help="only these, as P1 P7")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     lines = [

@@ -10,7 +10,6 @@ same, synced every 25 ms instead. *sustained*: many segments until the last is s
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from time import perf_counter
 import pyarrow as pa
 
 import quiver
-from report import Result, machine, noise, ratios, run_rounds, write_section
+from report import Result, bench_parser, machine, noise, ratios, run_rounds, write_section
 from rivals import BareLog, LmdbQueue, RocksQueue, SqliteQueue
 
 ROWS = (100, 1_000, 8_192)
@@ -118,12 +117,9 @@ def table(setting: str, rows: int, results: dict[str, Result]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the bundles, two rounds")
+    parser = bench_parser(__doc__, rounds=5, quick="a tenth of the bundles, two rounds")
     parser.add_argument("--settings", nargs="*", default=list(BUNDLES))
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     lines = [
         (

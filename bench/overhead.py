@@ -35,7 +35,7 @@ from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.receivers.otap_grpc import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
-from report import Result, machine, noise, ratios, run_rounds_of_several, write_section
+from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show
 from telemetry import ROWS, log_request
 
 FLOOR, PROXY = "off", "proxy"
@@ -171,11 +171,8 @@ def table(found: dict[str, dict[str, Result]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round")
     parser.add_argument("--requests", type=int, default=600, help="of a thousand records each")
-    parser.add_argument("--quick", action="store_true", help="few requests, one round")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -196,9 +193,7 @@ def main() -> None:
         "|---|---|---|---|---|---|",
         *table(found),
     ]
-    print("\n".join(lines[2:]))
-    if options.write:
-        write_section(options.write, "overhead", "\n".join(lines))
+    show(lines, "overhead", options.write)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ import quiver
 import quiver.spark
 from quiver.bundle import OTLP_SCHEMA
 from quiver.otap import decode_requests, view_schema
-from report import Result, machine, noise, ratios, run_rounds_of_several, write_section
+from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show
 from telemetry import log_request
 
 if TYPE_CHECKING:
@@ -313,13 +313,10 @@ def table(cores: int, found: Mapping[str, Mapping[str, Mapping[str, list[float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round, one core")
     parser.add_argument("--requests", type=int, default=400, help="of a thousand records each, for the stages")
     parser.add_argument("--seconds", type=float, default=20.0, help="of steady load, for the latency")
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--quick", action="store_true", help="few requests, one round, one core")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     parser.add_argument("--take", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -348,9 +345,7 @@ def main() -> None:
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
         answer = next(line for line in done.stdout.splitlines() if line.startswith("found "))
         lines += table(cores, json.loads(answer.removeprefix("found ")))
-    print("\n".join(lines[2:]))
-    if options.write:
-        write_section(options.write, "pipeline", "\n".join(lines))
+    show(lines, "pipeline", options.write)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ ours always do. With ``--other PYTHON`` another interpreter runs its official cl
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from report import bench_parser, machine, noise, ratios, run_rounds, write_section
 
 HERE = Path(__file__).resolve().parent
 ROWS = {"row()": 300_000, "pandas": 3_000_000, "Arrow": 3_000_000}
@@ -155,12 +156,9 @@ def contenders(case: str, rows: int, address: str, python: str | None) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the rows, one round")
+    parser = bench_parser(__doc__, rounds=5, quick="a hundredth of the rows, one round")
     parser.add_argument("--cases", nargs="*", default=list(ROWS))
     parser.add_argument("--other", help="an interpreter with another official client")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     parser.add_argument(
         "--run-official", nargs=4, metavar=("CASE", "ROWS", "ADDRESS", "DIRECTORY"), help="used by --other"
     )
@@ -169,8 +167,6 @@ def main() -> None:
         case, rows, address, directory = options.run_official
         print(official(case, source_of(case, int(rows)), address, Path(directory) if directory else None))
         return
-    from report import machine, noise, ratios, run_rounds, write_section
-
     lines = [
         (
             f"Measured by `bench/qwp.py` ({machine()}; {options.rounds} rounds). A ratio is rows per second over the "

@@ -34,7 +34,7 @@ from quiver.otap import BatchStatus, StatusCode, StreamEncoder, decode_status, f
 from quiver.otap.payload_schema import SIGNALS
 from quiver.receivers.otap_grpc import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
-from report import Result, machine, noise, ratios, run_rounds_of_several, write_section
+from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show
 from telemetry import ROWS, log_request
 
 COLLECTOR = Path(__file__).resolve().parents[1] / "build" / "bin" / "otelcol-rival"
@@ -195,11 +195,8 @@ def table(found: dict[str, dict[str, Result]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = bench_parser(__doc__, rounds=5, quick="few requests, one round")
     parser.add_argument("--requests", type=int, default=200, help="of a thousand records each")
-    parser.add_argument("--quick", action="store_true", help="few requests, one round")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -226,9 +223,7 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
         *table(found),
     ]
-    print("\n".join(lines[2:]))
-    if options.write:
-        write_section(options.write, "receive", "\n".join(lines))
+    show(lines, "receive", options.write)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ highest, beside how much the floor itself swung.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import mmap
@@ -16,7 +17,7 @@ import platform
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,3 +136,23 @@ def as_json(results: dict[str, Result]) -> str:
     All rates, for those who want to look closer.
     """
     return json.dumps({name: result.rates for name, result in results.items()})
+
+
+def bench_parser(doc: str | None, *, rounds: int, quick: str) -> argparse.ArgumentParser:
+    """
+    What every benchmark is asked for: how many rounds, all of it or little (*quick* says how little), and the page.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--write", type=Path, help="put the table into this page")
+    return parser
+
+
+def show(lines: Sequence[str], name: str, page: Path | None) -> None:
+    """
+    Print the table, which follows two lines of introduction, and put both into section *name* of *page*.
+    """
+    print("\n".join(lines[2:]))
+    if page is not None:
+        write_section(page, name, "\n".join(lines))

@@ -24,7 +24,7 @@ import pyarrow as pa
 import quiver
 import quiver.spark
 from ingest import batches
-from report import Result, machine, noise, ratios, run_rounds, write_section
+from report import Result, bench_parser, machine, noise, ratios, run_rounds, write_section
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -149,12 +149,9 @@ def measure(spark: SparkSession, scratch: Path, rows: int, options: argparse.Nam
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="an eighth of the rows, two rounds")
+    parser = bench_parser(__doc__, rounds=7, quick="an eighth of the rows, two rounds")
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS), help="rows a bundle")
     parser.add_argument("--questions", nargs="*", default=list(ASKED), choices=list(ASKED))
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     lines = []
     with tempfile.TemporaryDirectory(prefix="bench-spark-", dir=Path.cwd()) as scratch:

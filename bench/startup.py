@@ -32,7 +32,7 @@ import quiver
 from quiver.primitives.real_files import RealFile, RealFileSystem
 from quiver.store.format.names import CURSOR_NAME
 from quiver.store.opening import open_store
-from report import machine, write_section
+from report import bench_parser, machine, write_section
 
 TAIL_BYTES = 16 * 1024
 """What the floor reads of each segment: as much as opening one reads."""
@@ -194,10 +194,7 @@ def copy_directory(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the counts, one round")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
+    parser = bench_parser(__doc__, rounds=5, quick="a hundredth of the counts, one round")
     parser.add_argument("--child", nargs=2, metavar=("WHO", "DIRECTORY"), help=argparse.SUPPRESS)
     parser.add_argument("--build", nargs=3, metavar=("CASE", "COUNT", "DIRECTORY"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -10,7 +10,6 @@ out and said to be.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from time import perf_counter
 from goal import Figure, Goal, Run, percentile
 from goals import lines_of
 from quiver.topics import TopicStore
-from report import machine, run_rounds_of_several, write_section
+from report import bench_parser, machine, run_rounds_of_several, write_section
 from topic_rivals import BareTopic, NatsStream, RedisStream
 
 OURS, BARE, NATS, REDIS = "Quiver topic", "bare framed log", "NATS JetStream", "Redis stream"
@@ -206,11 +205,8 @@ def topics_goal(scale: int) -> Goal:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the work, one round")
+    parser = bench_parser(__doc__, rounds=5, quick="a fiftieth of the work, one round")
     parser.add_argument("--only", nargs="*", choices=["append", "read", "tail", "topics"], help="only these")
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     scale = 50 if options.quick else 1

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
@@ -158,7 +158,17 @@ class _Keeping:
     What the SDK asks of every exporter, and the account of what was not kept.
     """
 
-    _intake: _Intake
+    _signal: ClassVar[str]
+
+    def __init__(
+        self,
+        path: StorePath,
+        *,
+        settings: Settings | None = None,
+        timeout_s: float = TIMEOUT_S,
+        durable: bool = True,
+    ) -> None:
+        self._intake = _Intake(self._signal, path, settings, timeout_s=timeout_s, durable=durable)
 
     @property
     def dropped_items(self) -> Mapping[str, int]:
@@ -199,15 +209,7 @@ class QuiverSpanExporter(_Keeping, SpanExporter):
         OSError: the disk refused.
     """
 
-    def __init__(
-        self,
-        path: StorePath,
-        *,
-        settings: Settings | None = None,
-        timeout_s: float = TIMEOUT_S,
-        durable: bool = True,
-    ) -> None:
-        self._intake = _Intake("traces", path, settings, timeout_s=timeout_s, durable=durable)
+    _signal = "traces"
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """
@@ -224,15 +226,7 @@ class QuiverLogExporter(_Keeping, LogRecordExporter):
     Keeps log records in a store; for a `BatchLogRecordProcessor`. Otherwise as `QuiverSpanExporter`.
     """
 
-    def __init__(
-        self,
-        path: StorePath,
-        *,
-        settings: Settings | None = None,
-        timeout_s: float = TIMEOUT_S,
-        durable: bool = True,
-    ) -> None:
-        self._intake = _Intake("logs", path, settings, timeout_s=timeout_s, durable=durable)
+    _signal = "logs"
 
     def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
         """
@@ -253,6 +247,8 @@ class QuiverMetricExporter(_Keeping, MetricExporter):
         preferred_aggregation: instrument class → aggregation, for the SDK.
     """
 
+    _signal = "metrics"
+
     def __init__(
         self,
         path: StorePath,
@@ -263,8 +259,8 @@ class QuiverMetricExporter(_Keeping, MetricExporter):
         preferred_temporality: dict[type, AggregationTemporality] | None = None,
         preferred_aggregation: dict[type, Aggregation] | None = None,
     ) -> None:
-        super().__init__(preferred_temporality, preferred_aggregation)
-        self._intake = _Intake("metrics", path, settings, timeout_s=timeout_s, durable=durable)
+        _Keeping.__init__(self, path, settings=settings, timeout_s=timeout_s, durable=durable)
+        MetricExporter.__init__(self, preferred_temporality, preferred_aggregation)
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
         """

@@ -101,7 +101,7 @@ class _Export:
         """
         Stop the query between two batches where possible.
         """
-        from quiver.spark.exporter_parquet import stop_query  # noqa: PLC0415 - an extra
+        from quiver.spark.bundle_query import stop_query  # noqa: PLC0415 - an extra
 
         if self._query is not None:
             stop_query(self._query, timeout_s=STOP_S)

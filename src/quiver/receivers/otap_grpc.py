@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -67,7 +66,6 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         self._store = store
         self._batches = OtapIntake(store, self.otap, self._observer, clock=clock, window=self.intake.window)
         self._closing: asyncio.Event | None = None
-        self._workers: ThreadPoolExecutor | None = None  # the pool, also while it is being stopped
         self._unsynced: list[asyncio.Future[str]] = []
         self._syncing: asyncio.Task[None] | None = None
 
@@ -75,7 +73,6 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
 
     async def _listen(self) -> int:
         self._closing = asyncio.Event()
-        self._workers = self._pool
         return await super()._listen()
 
     async def _close(self, grace_s: float) -> None:
@@ -96,7 +93,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
             if not self._let_in(context):
                 self._observer.count("quiver.receiver.unauthorized_total", protocol="otap")
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the authorization header is missing or unknown")
-            if self._stopped or self._batches.streams >= self.otap.streams_max:
+            if self.is_stopping or self._batches.streams >= self.otap.streams_max:
                 await refuse_call(context, _BUSY)
             stream = self._batches.open(signal)
             try:
@@ -125,7 +122,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 message = await self._next(context)
                 if message is None:
                     break
-                taken = await loop.run_in_executor(self._workers, stream.take, message)
+                taken = await loop.run_in_executor(self.pool, stream.take, message)
                 del message
                 answers.add(asyncio.create_task(self._answer(taken, context, one_writer)))
             await self._fewer_than(1, answers)
@@ -197,7 +194,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
             waiters, self._unsynced = self._unsynced, []
             failure = "the receiver is stopping"
             try:
-                await loop.run_in_executor(self._workers, self._store.sync)
+                await loop.run_in_executor(self.pool, self._store.sync)
                 failure = ""
             except (QuiverError, OSError) as error:
                 failure = str(error) or type(error).__name__

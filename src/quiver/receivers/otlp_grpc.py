@@ -11,23 +11,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 from grpc import aio
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import RetryLater, StoreClosed
 from quiver.observe import Observer
 from quiver.receivers.inflate import GZIP_MAGIC
 from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
-from quiver.receivers.loop_thread import LoopThread
+from quiver.receivers.port import PortReceiver
 from quiver.receivers.rpc_status import encode_partial_success, encode_retry_info, encode_status
-from quiver.receivers.security import Authenticator, grpc_credentials, warn_of_exposure
-from quiver.receivers.settings import OtlpSettings, split_address
+from quiver.receivers.security import grpc_credentials
+from quiver.receivers.settings import OtlpSettings
 
 __all__ = ["SERVICES", "OtlpGrpcReceiver", "refuse_call", "server_options"]
 
@@ -93,7 +90,7 @@ async def refuse_call(context: Any, verdict: Verdict) -> None:
     await context.abort(code, verdict.message, metadata)
 
 
-class OtlpGrpcReceiver:
+class OtlpGrpcReceiver(PortReceiver):
     """
     Listens for OTLP/gRPC and feeds one store. A context manager: started inside, stopped on leaving.
 
@@ -120,61 +117,11 @@ class OtlpGrpcReceiver:
     ) -> None:
         self.settings = OtlpSettings() if settings is None else settings
         self.intake = intake or OtlpIntake(store, self.settings, clock=clock, observer=observer)
-        self.port = 0
-        self._observer = observer or self.intake.observer
-        security = self.settings.security
-        self._authenticator = None if security.auth is None else Authenticator(security.auth, self._observer)
-        self._credentials = None if security.tls is None else grpc_credentials(security.tls, self._observer)
-        self._loop: LoopThread | None = None
+        super().__init__("otlp-grpc", self.settings, observer or self.intake.observer)
+        tls = self.settings.security.tls
+        self._credentials = None if tls is None else grpc_credentials(tls, self._observer)
         self._server: Any = None
-        self._pool: ThreadPoolExecutor | None = None
         self._handling = 0  # requests that are read, or wait for the pool or in it; the loop's own
-        self._stopped = False
-
-    def start(self) -> int:
-        """
-        Listen. Returns the bound port, which is also `port` from now on.
-
-        Raises:
-            RetryLater: the address is taken or not ours.
-            StoreClosed: the receiver was stopped; make another.
-        """
-        if self._stopped:
-            raise StoreClosed("this receiver was stopped; make another")
-        if self._loop is not None:
-            return self.port
-        address = self.settings.listening_addr
-        warn_of_exposure(address, split_address(address)[0], self.settings.security, self._observer)
-        self._pool = ThreadPoolExecutor(self.settings.workers, thread_name_prefix="quiver-otlp-grpc-worker")
-        self._loop = LoopThread("quiver-otlp-grpc")
-        try:
-            self.port = self._loop.run(self._listen())
-        except RuntimeError as error:
-            self.stop(0)
-            raise RetryLater(f"cannot listen on {address}: {error}") from error
-        return self.port
-
-    def stop(self, grace_s: float = 5.0) -> None:
-        """
-        Refuse new requests at once and give those being handled *grace_s* seconds. Idempotent.
-        """
-        loop, self._loop = self._loop, None
-        self._stopped = True
-        if loop is not None:
-            loop.run(self._close(grace_s))
-            loop.stop()
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
 
@@ -213,7 +160,7 @@ class OtlpGrpcReceiver:
             if not self._let_in(context):
                 self._observer.count("quiver.receiver.unauthorized_total", protocol="grpc")
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the authorization header is missing or unknown")
-            if self._stopped or self._handling >= self.settings.requests_waiting_max:
+            if self.is_stopping or self._handling >= self.settings.requests_waiting_max:
                 await refuse_call(context, _BUSY)
             return await self._export(signal, await self._read(messages, context), context)
 
@@ -254,7 +201,7 @@ class OtlpGrpcReceiver:
             encoding="gzip" if data.startswith(GZIP_MAGIC) else "identity",
             headers=tuple(context.invocation_metadata()) if self.settings.capture_headers else (),
         )
-        accepted = asyncio.get_running_loop().run_in_executor(self._pool, accept)
+        accepted = asyncio.get_running_loop().run_in_executor(self.pool, accept)
         # A client that calls, cancels and calls again would fill the queue of the pool: what is in it counts on.
         self._handling += 1
         accepted.add_done_callback(self._handled)

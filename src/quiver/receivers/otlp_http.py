@@ -14,25 +14,22 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, RetryLater, StoreClosed
+from quiver.errors import AtCapacity, StoreClosed
 from quiver.observe import Observer
 from quiver.receivers.http_listener import ConnectionLimits, HttpListener
 from quiver.receivers.intake import Encoding, IntakeStore, OtlpIntake, Verdict
-from quiver.receivers.loop_thread import LoopThread
+from quiver.receivers.port import PortReceiver
 from quiver.receivers.rpc_status import encode_partial_success, encode_status
-from quiver.receivers.security import Authenticator, server_context, warn_of_exposure
+from quiver.receivers.security import server_context
 from quiver.receivers.settings import HTTP_ADDRESS, HTTP_IDLE_S, OtlpSettings, split_address
 
 __all__ = ["JSON", "PATHS", "PROTOBUF", "OtlpHttpReceiver"]
@@ -128,7 +125,7 @@ def _best_encoding(accepted: str) -> str:
     return ""
 
 
-class OtlpHttpReceiver:
+class OtlpHttpReceiver(PortReceiver):
     """
     Listens for OTLP/HTTP and feeds one store. A context manager: started inside, stopped on leaving.
 
@@ -155,64 +152,14 @@ class OtlpHttpReceiver:
     ) -> None:
         self.settings = replace(OtlpSettings(), listening_addr=HTTP_ADDRESS) if settings is None else settings
         self.intake = intake or OtlpIntake(store, self.settings, clock=clock, observer=observer)
-        self.port = 0
-        self._observer = observer or self.intake.observer
-        security = self.settings.security
-        self._authenticator = None if security.auth is None else Authenticator(security.auth, self._observer)
-        self._context = None if security.tls is None else server_context(security.tls, self._observer)
-        self._loop: LoopThread | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        super().__init__("otlp-http", self.settings, observer or self.intake.observer)
+        tls = self.settings.security.tls
+        self._context = None if tls is None else server_context(tls, self._observer)
         self._runner: web.AppRunner | None = None
         self._listener: HttpListener | None = None
         self._handling = 0  # requests between their first byte of body and their answer; the loop's own
         self._receiving_bytes = 0  # of the bodies of requests in hand; the loop's own
         self._idle: asyncio.Event | None = None
-        self._stopping = False
-
-    def start(self) -> int:
-        """
-        Listen. Returns the bound port, which is also `port` from now on.
-
-        Raises:
-            RetryLater: the address is taken or not ours.
-            StoreClosed: the receiver was stopped; make another.
-        """
-        if self._stopping:
-            raise StoreClosed("this receiver was stopped; make another")
-        if self._loop is not None:
-            return self.port
-        address = self.settings.listening_addr
-        warn_of_exposure(address, split_address(address)[0], self.settings.security, self._observer)
-        self._pool = ThreadPoolExecutor(self.settings.workers, thread_name_prefix="quiver-otlp-http-worker")
-        self._loop = LoopThread("quiver-otlp-http")
-        try:
-            self.port = self._loop.run(self._listen())
-        except OSError as error:
-            self.stop(0)
-            raise RetryLater(f"cannot listen on {address}: {error}") from error
-        return self.port
-
-    def stop(self, grace_s: float = 5.0) -> None:
-        """
-        Refuse new requests at once and give those being handled *grace_s* seconds. Idempotent.
-        """
-        self._stopping = True
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.run(self._close(grace_s))
-            loop.stop()
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
 
@@ -268,7 +215,7 @@ class OtlpHttpReceiver:
             if not self._let_in(request):
                 self._observer.count("quiver.receiver.unauthorized_total", protocol="http")
                 return self._stranger(reply)
-            if self._stopping or self._handling >= self.settings.requests_waiting_max:
+            if self.is_stopping or self._handling >= self.settings.requests_waiting_max:
                 return _closing(reply.refusal(503, "busy or shutting down", retry_after_s=_BUSY_RETRY_S))
             self._handling += 1
             if self._idle is not None:
@@ -325,7 +272,7 @@ class OtlpHttpReceiver:
             json=request.content_type == JSON,
             headers=tuple(request.headers.items()) if self.settings.capture_headers else (),
         )
-        return reply.verdict(await asyncio.get_running_loop().run_in_executor(self._pool, accept))
+        return reply.verdict(await asyncio.get_running_loop().run_in_executor(self.pool, accept))
 
     async def _read(self, request: web.Request, body: _Body) -> bytes | None:
         """

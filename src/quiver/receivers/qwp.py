@@ -12,19 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import QuiverError, RetryLater, StoreClosed
+from quiver.errors import QuiverError
 from quiver.observe import Observer
 from quiver.receivers.http_listener import ConnectionLimits, HttpListener
-from quiver.receivers.loop_thread import LoopThread
+from quiver.receivers.port import PortReceiver
 from quiver.receivers.qwp_connection import QwpConnection
 from quiver.receivers.qwp_intake import QwpIntake, QwpStore
 from quiver.receivers.qwp_settings import QwpSettings
-from quiver.receivers.security import Authenticator, server_context, warn_of_exposure
+from quiver.receivers.security import server_context
 from quiver.receivers.settings import split_address
 
 __all__ = ["QwpReceiver", "QwpSettings"]
@@ -35,7 +32,7 @@ _GOODBYE_S = 1.0
 """How long a stopped receiver waits for clients to take what was written to them."""
 
 
-class QwpReceiver:
+class QwpReceiver(PortReceiver):
     """
     Listens for QWP and feeds one store. A context manager: started inside, stopped on leaving.
 
@@ -60,61 +57,14 @@ class QwpReceiver:
     ) -> None:
         self.settings = QwpSettings() if settings is None else settings
         self.intake = QwpIntake(store, self.settings, clock=clock, observer=observer)
-        self.port = 0
-        self.pool = ThreadPoolExecutor(self.settings.workers, thread_name_prefix="quiver-qwp-worker")
+        super().__init__("qwp", self.settings, self.intake.observer)
         self.receiving_bytes = 0  # of messages that arrive or wait; the loop's own
-        self.is_stopping = False
-        self._observer = self.intake.observer
-        security = self.settings.security
-        self._authenticator = None if security.auth is None else Authenticator(security.auth, self._observer)
-        self._context = None if security.tls is None else server_context(security.tls, self._observer)
-        self._loop: LoopThread | None = None
+        tls = self.settings.security.tls
+        self._context = None if tls is None else server_context(tls, self._observer)
         self._listener: HttpListener | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._connections: set[QwpConnection] = set()
         self._closing: asyncio.Event | None = None  # set when the last connection is gone
-
-    def start(self) -> int:
-        """
-        Listen. Returns the bound port, which is also `port` from now on.
-
-        Raises:
-            RetryLater: the address is taken or not ours.
-            StoreClosed: the receiver was stopped; make another.
-        """
-        if self.is_stopping:
-            raise StoreClosed("this receiver was stopped; make another")
-        if self._loop is not None:
-            return self.port
-        address = self.settings.listening_addr
-        warn_of_exposure(address, split_address(address)[0], self.settings.security, self._observer)
-        self._loop = LoopThread("quiver-qwp")
-        try:
-            self.port = self._loop.run(self._listen())
-        except OSError as error:
-            self.stop(0)
-            raise RetryLater(f"cannot listen on {address}: {error}") from error
-        return self.port
-
-    def stop(self, grace_s: float = 5.0) -> None:
-        """
-        Let nobody in any more, and give messages that are being stored *grace_s* seconds. Idempotent.
-        """
-        self.is_stopping = True
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.run(self._close(grace_s))
-            loop.stop()
-        self.pool.shutdown(wait=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     # ── what the listener and the connections need ───────────────────────────────────────────────────
 

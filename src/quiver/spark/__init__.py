@@ -70,9 +70,10 @@ from typing import TYPE_CHECKING, Any
 from quiver.spark.session import session
 
 if TYPE_CHECKING:
+    from quiver.spark.bundle_query import stop_query
     from quiver.spark.bundles import map_bundles
     from quiver.spark.export_query import start_export
-    from quiver.spark.exporter_parquet import ParquetExporter, run_exporter, stop_query
+    from quiver.spark.exporter_parquet import ParquetExporter, run_exporter
     from quiver.spark.source import QuiverDataSource, register
 
 __all__ = [
@@ -93,7 +94,7 @@ _PLACES = {
     "register": "source",
     "run_exporter": "exporter_parquet",
     "start_export": "export_query",
-    "stop_query": "exporter_parquet",
+    "stop_query": "bundle_query",
 }
 """Loaded when asked for: whoever only checks a pipeline file need not have pyspark."""
 

@@ -29,9 +29,9 @@ from quiver.delivery.undelivered import Undelivered
 from quiver.errors import DeliveryHalted, ObjectsUnavailable
 from quiver.observe import Observer
 from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.bundle_query import start_bundle_query
 from quiver.spark.poison import LettersOf
 from quiver.spark.segments import store_identity, store_root, store_roots
-from quiver.spark.source import register
 from quiver.store.roster import find_segments
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
@@ -138,7 +138,10 @@ class BundleDelivery:
             AtCapacity: so many bundles wait already that this one may not be passed over.
             OSError: the disk refused.
         """
-        self.deliver((row["path"], row["segment"], row["index"]) for row in batch.toLocalIterator())
+        self.deliver(
+            (row["path"], row["segment"], row["index"])
+            for row in batch.select("path", "segment", "index").toLocalIterator()
+        )
 
     def deliver(self, descriptors: Iterable[tuple[str, int, int]]) -> None:
         """
@@ -232,9 +235,6 @@ def start_delivery(
         trigger: as `DataStreamWriter.trigger` takes it (default: 1 second), or ``{"availableNow": True}``.
         options: more options of the source: limits per trigger, failOnDataLoss, startingOffsets.
     """
-    register(spark)
-    reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
-    reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**dict(options or {}))
-    writer = reader.load().select("path", "segment", "index").writeStream.foreachBatch(delivery)
-    writer = writer.option("checkpointLocation", checkpoint)
-    return writer.trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"})).start()
+    return start_bundle_query(
+        spark, store_path, subscriber, delivery, checkpoint=checkpoint, trigger=trigger, options=dict(options or {})
+    )

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.exporter_settings import SparkExporterSettings
 from quiver.spark.exporters import BatchOf, ParquetTables, TableExporter, exporter_of
 from quiver.spark.poison import ExportBatch
 from quiver.spark.processors import Step, process
 from quiver.spark.segments import store_identities
-from quiver.spark.source import register
 from quiver.spark.tables import Descriptors, tables_of
 
 if TYPE_CHECKING:
@@ -130,9 +130,8 @@ def start_export(
     Raises:
         WrongUse: an option is unknown.
     """
-    register(spark)
     chosen = dict(options or {})
-    fail_on_data_loss = str(chosen.get("failOnDataLoss", "true")).lower() == "true"
+    fail_on_data_loss = fails_on_data_loss(chosen)
     if isinstance(exporter, SparkExporterSettings | ParquetTables):
         exporter = exporter_of(exporter, subscriber=subscriber)
     batches = TableBatches(
@@ -143,13 +142,13 @@ def start_export(
         # What the policy of a sieve is for is not passed over here.
         skip_undecodable=not fail_on_data_loss and around is None,
     )
-    reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
-    reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**chosen)
-    writer = (
-        reader.load()
-        .writeStream.foreachBatch(batches if around is None else around(batches))
-        .option("checkpointLocation", checkpoint)
+    return start_bundle_query(
+        spark,
+        store_path,
+        subscriber,
+        batches if around is None else around(batches),
+        checkpoint=checkpoint,
+        trigger=trigger,
+        options=chosen,
+        query_name=query_name,
     )
-    if query_name is not None:
-        writer = writer.queryName(query_name)
-    return writer.trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"})).start()

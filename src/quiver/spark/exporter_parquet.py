@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,24 +25,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, batch_bytes, schema_fingerprint
-from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, WrongUse
 from quiver.otap import VIEWS, decode_groups, split_stored, view_schema
 from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.parquet_commit import ExportCommitter, Part, part_prefix
 from quiver.spark.poison import ExportBatch
 from quiver.spark.segments import store_identities, store_root
-from quiver.spark.source import register
 from quiver.store.segment.conform import conform
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["ParquetExporter", "PartWriter", "run_exporter", "stop_query"]
+__all__ = ["ParquetExporter", "PartWriter", "run_exporter"]
 
 
 _RESULT_SCHEMA = "table string, part string, rows bigint, bytes bigint, store string, segment bigint, `index` bigint"
@@ -374,9 +372,8 @@ def run_exporter(
     Raises:
         WrongUse: an option or the compression is unknown.
     """
-    register(spark)
     chosen = dict(options or {})
-    fail_on_data_loss = str(chosen.get("failOnDataLoss", "true")).lower() == "true"
+    fail_on_data_loss = fails_on_data_loss(chosen)
     exporter = ParquetExporter(
         store_path,
         subscriber,
@@ -386,31 +383,13 @@ def run_exporter(
         # What the policy of a sieve is for is not passed over here.
         skip_undecodable=not fail_on_data_loss and around is None,
     )
-    reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
-    reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**chosen)
-    writer = (
-        reader.load()
-        .writeStream.foreachBatch(exporter if around is None else around(exporter))
-        .option("checkpointLocation", checkpoint)
+    return start_bundle_query(
+        spark,
+        store_path,
+        subscriber,
+        exporter if around is None else around(exporter),
+        checkpoint=checkpoint,
+        trigger=trigger,
+        options=chosen,
+        query_name=query_name,
     )
-    if query_name is not None:
-        writer = writer.queryName(query_name)
-    return writer.trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"})).start()
-
-
-def stop_query(query: StreamingQuery, *, timeout_s: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """
-    Stop *query* between two batches where possible; True when no batch was cut short.
-
-    A batch that was cut short is only written again: nothing is lost or doubled.
-    """
-    deadline = clock.monotonic() + timeout_s
-    condition = threading.Condition()
-    idle = not query.isActive
-    while not idle and clock.monotonic() < deadline:
-        idle = not query.isActive or not query.status["isTriggerActive"]
-        if not idle:
-            with condition:
-                clock.wait(condition, 0.05)
-    query.stop()
-    return idle

@@ -12,9 +12,7 @@ import threading
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse
 from quiver.primitives.files import FileSystem, Lock
-from quiver.primitives.lock import hold
 from quiver.topics.dispatch.saved import SubscriptionFiles
-from quiver.topics.format.names import SUBSCRIPTIONS_DIR, subscription_file
 from quiver.topics.format.subscription import SavedSubscription
 
 __all__ = ["LOCK_PATIENCE_S", "TopicProgress"]
@@ -37,9 +35,7 @@ class TopicProgress:
     """
 
     def __init__(self, files: FileSystem, directory: str, name: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._files = files
         self._kept = SubscriptionFiles(files, directory)
-        self._directory = f"{directory}/{SUBSCRIPTIONS_DIR}"
         self._name = name
         self._clock = clock
         self._lock: Lock | None = None
@@ -96,13 +92,11 @@ class TopicProgress:
     def _own(self) -> None:
         if self._lock is not None:
             return
-        self._files.make_dirs(self._directory)
-        path = f"{self._directory}/{subscription_file(self._name)}.lock"
         deadline = self._clock.monotonic() + LOCK_PATIENCE_S
         condition = threading.Condition()
         while self._lock is None:
             try:
-                self._lock = hold(self._files, path, owner=f"a streaming query, subscription {self._name}")
+                self._lock = self._kept.hold(self._name, owner=f"a streaming query, subscription {self._name}")
             except DirectoryInUse:
                 if self._clock.monotonic() >= deadline:
                     raise

@@ -1,0 +1,111 @@
+"""
+What every receiver is besides its protocol: an address, an event loop on a thread of its own, workers for the disk.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Protocol, Self
+
+from quiver.errors import RetryLater, StoreClosed
+from quiver.observe import Observer
+from quiver.receivers.loop_thread import LoopThread
+from quiver.receivers.security import Authenticator, SecuritySettings, warn_of_exposure
+from quiver.receivers.settings import split_address
+
+__all__ = ["PortReceiver"]
+
+
+class _Where(Protocol):
+    @property
+    def listening_addr(self) -> str: ...
+
+    @property
+    def security(self) -> SecuritySettings: ...
+
+    @property
+    def workers(self) -> int: ...
+
+
+class PortReceiver(ABC):
+    """
+    Listens on one port. A context manager: started inside, stopped on leaving.
+
+    Args:
+        name: of the protocol, in the names of threads.
+        where: the address, who may come in, and how many workers there are.
+        observer: told when the port is open to others, and who was not let in.
+
+    Raises:
+        SettingsInvalid: credentials cannot be read.
+    """
+
+    def __init__(self, name: str, where: _Where, observer: Observer) -> None:
+        self.port = 0
+        self.is_stopping = False
+        self.pool = ThreadPoolExecutor(where.workers, thread_name_prefix=f"quiver-{name}-worker")
+        self._where = where
+        self._thread_name = f"quiver-{name}"
+        self._observer = observer
+        auth = where.security.auth
+        self._authenticator = None if auth is None else Authenticator(auth, observer)
+        self._loop: LoopThread | None = None
+
+    @abstractmethod
+    async def _listen(self) -> int:
+        """
+        Bind the address and serve from now on; called in the loop. Returns the port.
+
+        Raises:
+            OSError: the address is taken or not ours; so does RuntimeError.
+        """
+
+    @abstractmethod
+    async def _close(self, grace_s: float) -> None:
+        """
+        Let nobody in any more, and give what is being handled *grace_s* seconds; called in the loop.
+        """
+
+    def start(self) -> int:
+        """
+        Listen. Returns the bound port, which is also `port` from now on.
+
+        Raises:
+            RetryLater: the address is taken or not ours.
+            StoreClosed: the receiver was stopped; make another.
+        """
+        if self.is_stopping:
+            raise StoreClosed("this receiver was stopped; make another")
+        if self._loop is not None:
+            return self.port
+        address = self._where.listening_addr
+        warn_of_exposure(address, split_address(address)[0], self._where.security, self._observer)
+        self._loop = LoopThread(self._thread_name)
+        try:
+            self.port = self._loop.run(self._listen())
+        except (OSError, RuntimeError) as error:
+            self.stop(0)
+            raise RetryLater(f"cannot listen on {address}: {error}") from error
+        return self.port
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """
+        Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent.
+        """
+        self.is_stopping = True
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.run(self._close(grace_s))
+            loop.stop()
+        self.pool.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

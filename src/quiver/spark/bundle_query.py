@@ -1,0 +1,80 @@
+"""
+Streaming queries over the descriptors of bundles: how every exporter's query is started and stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.spark.source import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+__all__ = ["fails_on_data_loss", "start_bundle_query", "stop_query"]
+
+
+def fails_on_data_loss(options: Mapping[str, str]) -> bool:
+    """
+    Return what the source's option failOnDataLoss says; True when it is not given.
+    """
+    return str(options.get("failOnDataLoss", "true")).lower() == "true"
+
+
+def start_bundle_query(
+    spark: SparkSession,
+    store_path: str,
+    subscriber: str,
+    each: Callable[[DataFrame, int], None],
+    *,
+    checkpoint: str,
+    trigger: Mapping[str, Any] | None,
+    options: Mapping[str, str],
+    query_name: str | None = None,
+) -> StreamingQuery:
+    """
+    Start a query that hands each batch of descriptors to *each*, as *subscriber*; return it.
+
+    Args:
+        spark: a session; the sources are registered with it.
+        store_path: the store's directory; it may be in use by its writer.
+        subscriber: one live query each. A new one starts at the earliest bundle.
+        each: called with a frame of mode `bundles` and the batch's number.
+        checkpoint: directory of the query's own notes.
+        trigger: as `DataStreamWriter.trigger` takes it; one second when None.
+        options: more options of the source.
+        query_name: shown in logs and reports.
+
+    Raises:
+        WrongUse: an option is unknown.
+    """
+    register(spark)
+    reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
+    reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**options)
+    writer = reader.load().writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    return writer.trigger(**({"processingTime": "1 second"} if trigger is None else dict(trigger))).start()
+
+
+def stop_query(query: StreamingQuery, *, timeout_s: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """
+    Stop *query* between two batches where possible; True when no batch was cut short.
+
+    A batch that was cut short is only written again: nothing is lost or doubled.
+    """
+    deadline = clock.monotonic() + timeout_s
+    condition = threading.Condition()
+    idle = not query.isActive
+    while not idle and clock.monotonic() < deadline:
+        idle = not query.isActive or not query.status["isTriggerActive"]
+        if not idle:
+            with condition:
+                clock.wait(condition, 0.05)
+    query.stop()
+    return idle
