@@ -7,6 +7,7 @@ Each setting below was needed once; `config` overrides any of them.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import sys
@@ -88,7 +89,6 @@ def session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     scratch = Path(tempfile.mkdtemp(prefix="quiver-spark-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     builder = SparkSession.builder.appName(app_name).master(master)
     settings = {
         **_SETTINGS,
@@ -100,10 +100,28 @@ def session(
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    atexit.register(_end, spark, scratch)
     register(spark)
     register_aof(spark)
     return spark
+
+
+def _end(spark: SparkSession, scratch: Path) -> None:
+    """
+    Let go of *scratch* when the process ends. Queries that still run, and the JVM, work in it: they end first.
+    """
+    # Whatever goes wrong here, with a JVM that was killed, say: the process is at its end.
+    with contextlib.suppress(Exception):
+        for query in spark.streams.active:
+            query.stop()
+    with contextlib.suppress(Exception):
+        spark.stop()
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _local_sockets(master: str, directory: Path) -> dict[str, str]:
