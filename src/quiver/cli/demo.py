@@ -62,11 +62,11 @@ def demo(
     with Conductor(directory.absolute(), pipeline, plan, say=say) as course:
         course.start_pipeline()
         course.start_load()
-        on_time = _watch(course, console)
+        ended = _watch(course, console)
         code = course.stop_pipeline()
         elapsed_s = course.elapsed_s
     rows = _account(course)
-    problems = _problems(course, rows, on_time=on_time, code=code)
+    problems = _problems(course, rows, ended=ended, code=code)
     if as_json:
         print_json({"signals": rows, "seconds": round(elapsed_s, 1), "problems": problems, "directory": str(directory)})
     else:
@@ -104,7 +104,7 @@ def _require_idle(run_dir: Path) -> None:
 
 def _watch(course: Conductor, console: Console) -> bool:
     """
-    Show the progress until all is exported; False when the deadline came first.
+    Show the progress until all is exported; False when nothing moved for too long.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
 
@@ -118,7 +118,7 @@ def _watch(course: Conductor, console: Console) -> bool:
             for kind in ("confirmed", "exported")
         }
         going = True
-        while going and course.elapsed_s < course.plan.deadline_s:
+        while going and course.stalled_s < course.plan.patience_s:
             going = course.step()
             for (name, kind), task in tasks.items():
                 bars.update(task, completed=getattr(course.progress, kind)[name])
@@ -142,15 +142,19 @@ def _account(course: Conductor) -> list[dict[str, Any]]:
     ]
 
 
-def _problems(course: Conductor, rows: list[dict[str, Any]], *, on_time: bool, code: int | None) -> list[str]:
+def _problems(course: Conductor, rows: list[dict[str, Any]], *, ended: bool, code: int | None) -> list[str]:
+    # Whoever gave up too early has lost nothing: it waits in the buffer.
+    missing = "missing" if ended else "not exported yet"
     problems = [
-        f"{row['signal']}: {row['missing']:,} missing, {row['duplicated']:,} duplicated"
+        f"{row['signal']}: {row['missing']:,} {missing}, {row['duplicated']:,} duplicated"
         for row in rows
         if row["missing"] or row["duplicated"]
     ]
     problems += [f"{row['signal']}: nothing was confirmed" for row in rows if not row["confirmed"]]
-    if not on_time:
-        problems.append(f"not all was exported within {course.plan.deadline_s:.0f} s")
+    if not ended:
+        problems.append(
+            f"nothing was exported for {course.plan.patience_s:.0f} s; the logs of what runs are in {course.run_dir}"
+        )
     if course.kills_left:
         names = ", ".join(name for _, name in course.kills_left)
         problems.append(f"the load ended before these could be killed: {names}")
