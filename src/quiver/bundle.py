@@ -305,7 +305,17 @@ class Bundle:
 
     def __getitem__(self, key: int | str) -> pa.RecordBatch:
         batch = self._slots.get(key)  # type: ignore[arg-type] # a name is not there, and looked up
-        return self._slots[self.adapter.slot(key)] if batch is None else batch
+        if batch is None:
+            slot = self.adapter.slot(key)
+            batch = self._slots.get(slot)
+            if batch is None:
+                there = ", ".join(map(self._told, self._slots)) or "none"
+                raise KeyError(f"this bundle has no slot {self._told(slot)}; it has {there}")
+        return batch
+
+    def _told(self, slot: int) -> str:
+        name = self.adapter.slots.get(slot)
+        return str(slot) if name is None else f"{slot} ({name})"
 
     def __contains__(self, key: int | str) -> bool:
         return self.adapter.slot(key) in self._slots

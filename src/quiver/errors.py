@@ -20,6 +20,7 @@ Every error Quiver raises, named by what the caller should do.
     │   ├── RecordUnknown              no record begins at that id, or it is retired
     │   ├── ObjectMissing              the object store has no object of that name
     │   ├── ObjectExists               the object store has one already, and was not to replace it
+    │   ├── OpenedBeforeFork           another process has it, which forked this one: fork first, open afterwards
     │   └── AccessRefused              the object or metadata store does not take these credentials
     ├── Damaged                        bytes on disk are not what was written: path, offset, reason
     │   ├── FormatUnsupported          written by a newer version, or by another adapter
@@ -54,6 +55,7 @@ __all__ = [
     "ObjectExists",
     "ObjectMissing",
     "ObjectsUnavailable",
+    "OpenedBeforeFork",
     "PartlyKept",
     "PipelineInvalid",
     "QuiverError",
@@ -220,6 +222,14 @@ class ObjectExists(WrongUse):
     def __init__(self, key: str) -> None:
         super().__init__(f"objects: there is an object {key} already")
         self.key = key
+
+
+class OpenedBeforeFork(WrongUse):
+    """
+    Another process opened it, and this one was forked from that. Nothing was done, and nothing of the parent's harmed.
+
+    Fork first and open afterwards, or hand the data to the process that has it open.
+    """
 
 
 class AccessRefused(WrongUse):

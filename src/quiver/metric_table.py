@@ -41,6 +41,24 @@ def _of_subscriber(key: str) -> Callable[[Figures], Reading]:
     return read
 
 
+def _of_topic(key: str) -> Callable[[Figures], Reading]:
+    def read(figures: Figures) -> Reading:
+        for topic, one in figures["topics"].items():
+            yield one.get(key), {"topic": topic}
+
+    return read
+
+
+def _unsynced_messages(figures: Figures) -> Reading:
+    for topic, one in figures["topics"].items():
+        yield one["next_offset"] - one["durable_offset"], {"topic": topic}
+
+
+def _subscription_lag(figures: Figures) -> Reading:
+    for one in figures["subscriptions"]:
+        yield one["lag_messages"], {"topic": one["topic"], "subscription": one["subscription"]}
+
+
 def _unsynced(figures: Figures) -> Reading:
     yield sum(one["wal_position"] - one["wal_synced_position"] for one in figures["cores"].values()), {}
 
@@ -52,11 +70,11 @@ class Metric:
 
     Attributes:
         name: as it is emitted.
-        kind: counters and histograms come from an observer, gauges from `observe_store`.
+        kind: counters and histograms come from an observer, gauges from `observe_store` and `observe_topics`.
         unit: in OpenTelemetry's notation.
         meaning: one sentence.
         attributes: what it is told apart by.
-        read: of a gauge, its values and their attributes among the figures of a store.
+        read: of a gauge, its values and their attributes among the figures of a store, or of topics.
     """
 
     name: str
@@ -247,7 +265,33 @@ LOG_METRICS: tuple[Metric, ...] = (
     _counter(
         "danube_wal_delete_refused_total", "{file}", "Local files that were due, and not verified in the objects."
     ),
+    _gauge("danube_wal_cache_size", "{message}", "Messages in memory.", _of_topic("danube_wal_cache_size"), "topic"),
+    _gauge("danube_wal_cache_bytes", "By", "Bytes of them.", _of_topic("cache_bytes"), "topic"),
+    _gauge("danube_wal_disk_bytes", "By", "Bytes of a topic's local files.", _of_topic("disk_bytes"), "topic"),
+    _gauge("danube_wal_files", "{file}", "A topic's local files.", _of_topic("files"), "topic"),
+    _gauge(
+        "danube_wal_unsynced_messages",
+        "{message}",
+        "Messages that a power loss would take at this moment.",
+        _unsynced_messages,
+        "topic",
+    ),
     # Topics: the objects.
+    _gauge(
+        "danube_uploader_lag_messages",
+        "{message}",
+        "Messages that no object has yet.",
+        _of_topic("upload_lag_messages"),
+        "topic",
+    ),
+    _gauge("danube_uploader_lag_bytes", "By", "Their share of the files.", _of_topic("upload_lag_bytes"), "topic"),
+    _gauge(
+        "danube_uploader_lag_seconds",
+        "s",
+        "Seconds since objects had everything; 0 while they have.",
+        _of_topic("upload_lag_seconds"),
+        "topic",
+    ),
     Metric(
         "danube_uploader_cycle_duration_seconds", "histogram", "s", "Seconds of one look for what is to be uploaded."
     ),
@@ -264,6 +308,14 @@ LOG_METRICS: tuple[Metric, ...] = (
     # Topics: Spark sinks.
     _counter("danube_sink_messages_total", "{message}", "Messages of Spark sinks that were appended."),
     # Topics: subscriptions.
+    _gauge(
+        "danube_subscription_lag_messages",
+        "{message}",
+        "Messages from the first that is not confirmed to the topic's end.",
+        _subscription_lag,
+        "topic",
+        "subscription",
+    ),
     _counter("danube_subscription_redelivery_total", "{message}", "Messages delivered again.", "subscription"),
     _counter("danube_subscription_ack_timeout_total", "{message}", "Messages not confirmed in time.", "subscription"),
     _counter("danube_subscription_dlq_total", "{message}", "Messages given to the dead letters.", "subscription"),
@@ -271,6 +323,21 @@ LOG_METRICS: tuple[Metric, ...] = (
         "danube_subscription_lost_total", "{message}", "Messages gone before they were delivered.", "subscription"
     ),
     # AOF2.
+    Metric("aof_append_latency_seconds", "histogram", "s", "Seconds of the first append after a flush."),
+    Metric(
+        "aof_admission_latency_seconds",
+        "histogram",
+        "s",
+        "Seconds that an append waited until it was taken.",
+        ("kind",),
+    ),
+    Metric("aof_flush_latency_seconds", "histogram", "s", "Seconds of one sync of a segment."),
+    Metric("aof_recovery_duration_seconds", "histogram", "s", "Seconds of bringing a log to order when it is opened."),
+    Metric("aof_hydration_latency_seconds", "histogram", "s", "Seconds until a segment was back in its file."),
+    Metric("aof_segment_bytes", "histogram", "By", "Bytes of a segment when it was sealed, without its unused room."),
+    _counter("aof_durable_bytes_total", "By", "Bytes of logs that became durable."),
+    _counter("aof_index_failed_total", "{file}", "Sparse indexes that could not be written; they are made again."),
+    _counter("aof_sink_records_total", "{record}", "Records that Spark sinks committed and the log took over."),
     _counter("aof_flush_failures_total", "{time}", "Flushes that failed for good."),
     _counter("aof_flush_retry_attempts_total", "{time}", "Flushes tried again."),
     _counter("aof_flush_retry_failures_total", "{time}", "Flushes that failed when tried again."),
@@ -292,13 +359,20 @@ LOG_METRICS: tuple[Metric, ...] = (
     # QWP.
     _counter("quiver.qwp.connect_attempts_total", "{time}", "Connections tried."),
     _counter("quiver.qwp.reconnects_total", "{time}", "Connections made again."),
+    _counter("quiver.qwp.frames_sent_total", "{frame}", "Frames sent, each time counted."),
+    _counter("quiver.qwp.frames_replayed_total", "{frame}", "Frames sent again."),
+    _counter("quiver.qwp.server_errors_total", "{error}", "Refusals of a server."),
+    _counter("quiver.qwp.halts_total", "{time}", "Times that a sender or drainer halted."),
+    _counter("quiver.qwp.drainers_total", "{slot}", "Slots of others: begun, and what became of them.", "kind"),
     _counter("quiver.qwp.backpressure_stalls_total", "{time}", "Times that a producer waited for room."),
     _counter("quiver.qwp.flushes_postponed_total", "{time}", "Automatic flushes that found no room and were put off."),
     _counter("quiver.qwp.frames_dropped_total", "{frame}", "Frames that a policy dropped."),
     _counter("quiver.qwp.segments_trimmed_total", "{segment}", "Segments removed because all of them was confirmed."),
+    _counter("quiver.qwp.segments_shortened_total", "{segment}", "Segments made shorter: most of them was confirmed."),
     _counter("quiver.qwp.spares_missing_total", "{segment}", "Segments that had to be made while a producer waited."),
     _counter("quiver.qwp.torn_tails_total", "{file}", "Ends of slots that a crash had torn, found at open."),
     _counter("quiver.qwp.damaged_segments_total", "{segment}", "Segments of slots that were found damaged."),
+    _counter("quiver.qwp.errors_told_total", "{error}", "Errors given to the handler."),
     _counter("quiver.qwp.errors_not_told_total", "{error}", "Errors that the inbox had no room for."),
 )
 """Those of the other logs, and of what they stand on: there with their first event, in programs that use them."""

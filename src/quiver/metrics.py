@@ -15,7 +15,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.metric_table import LOG_METRICS, METRICS, Figures, Metric, Reading
@@ -25,7 +25,16 @@ from quiver.settings import Settings
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
-__all__ = ["LOG_METRICS", "METRICS", "Metric", "ObservedStore", "OpenTelemetryObserver", "observe_store"]
+__all__ = [
+    "LOG_METRICS",
+    "METRICS",
+    "Metric",
+    "ObservedStore",
+    "ObservedTopics",
+    "OpenTelemetryObserver",
+    "observe_store",
+    "observe_topics",
+]
 
 _LATENCY_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -34,6 +43,8 @@ _LATENCY_BOUNDS_S = (
 
 _SNAPSHOT_S = 0.5
 """The gauges of one collection are read from one look at the store, which is not older than this."""
+
+T = TypeVar("T")
 
 _LATER = {metric.name: metric for metric in LOG_METRICS}
 
@@ -48,6 +59,17 @@ class ObservedStore(Protocol):
         """
         How it behaves.
         """
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment.
+        """
+
+
+class ObservedTopics(Protocol):
+    """
+    What is asked of a `TopicStore`.
+    """
 
     def stats(self) -> dict[str, Any]:
         """
@@ -134,13 +156,30 @@ def observe_store(store: ObservedStore, meter: Meter, *, clock: Clock = SYSTEM_C
     Raises:
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
-    look = _Look(store, clock)
+    look = _Look(store, clock, _by_core)
     for metric in METRICS:
         if metric.read is not None:
             meter.create_observable_gauge(metric.name, [_callback(look, metric.read)], metric.unit, metric.meaning)
 
 
-def _callback(look: _Look, read: Callable[[Figures], Reading]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+def observe_topics(topics: ObservedTopics, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """
+    Register every gauge of topics with *meter*, read from `topics.stats()` when a collection asks.
+
+    The meter does not keep the topics: when they are gone, the gauges say nothing. One `TopicStore` for each meter.
+
+    Raises:
+        ModuleNotFoundError: the extra `metrics` is not installed.
+    """
+    look = _Look(topics, clock, lambda one: one.stats())
+    for metric in LOG_METRICS:
+        if metric.read is not None:
+            meter.create_observable_gauge(metric.name, [_callback(look, metric.read)], metric.unit, metric.meaning)
+
+
+def _callback(
+    look: _Look[Any], read: Callable[[Figures], Reading]
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
     from opentelemetry.metrics import Observation  # noqa: PLC0415 - an extra
 
     def observe(_: CallbackOptions) -> Iterable[Observation]:
@@ -152,14 +191,15 @@ def _callback(look: _Look, read: Callable[[Figures], Reading]) -> Callable[[Call
     return observe
 
 
-class _Look:
+class _Look(Generic[T]):
     """
     The figures of a store, taken once for all gauges of a collection.
     """
 
-    def __init__(self, store: ObservedStore, clock: Clock) -> None:
+    def __init__(self, store: T, clock: Clock, take: Callable[[T], Figures]) -> None:
         self._store = weakref.ref(store)
         self._clock = clock
+        self._take = take
         self._lock = threading.Lock()
         self._taken_s = 0.0
         self._figures: Figures | None = None
@@ -174,7 +214,7 @@ class _Look:
         with self._lock:
             now_s = self._clock.monotonic()
             if self._figures is None or now_s - self._taken_s >= _SNAPSHOT_S:
-                self._figures = _by_core(store)
+                self._figures = self._take(store)
                 self._taken_s = now_s
             return self._figures
 

@@ -217,7 +217,8 @@ class Settings:
         wal = self.wal_rotate_bytes if self.durability == "wal" else 0
         _require(
             self.size_cap_bytes >= wal + 2 * self.segment_bytes_max,
-            "retention.size_cap must hold wal.rotation_target and two segments",
+            f"retention.size_cap must hold wal.rotation_target and two segments: {wal} + 2 × {self.segment_bytes_max} "
+            f"bytes; it is {self.size_cap_bytes}",
         )
         _require(
             self.size_cap_bytes > self.steady_state_headroom_bytes,

@@ -71,7 +71,8 @@ def test_a_missing_extra_is_one_sentence(monkeypatch, capsys):
 
     assert caught.value.code == 2
     assert capsys.readouterr().err == 'quiver: typer is not installed; run: pip install "arrow-quiver[cli]"\n'
-    assert '"arrow-quiver[spark]"' in missing_extra(ModuleNotFoundError("x", name="pyspark.sql"))
+    for module, extra in (("pyspark.sql", "spark"), ("obstore", "objects"), ("httpx", "etcd")):
+        assert f'"arrow-quiver[{extra}]"' in missing_extra(ModuleNotFoundError("x", name=module))
     with pytest.raises(ModuleNotFoundError):
         missing_extra(ModuleNotFoundError("x", name="quiver.nothing"))
 
@@ -137,13 +138,14 @@ def test_inspect_of_each_file_shows_what_it_holds(made_store):
 
 
 def test_a_file_of_somebody_else_is_named(tmp_path):
-    """It exits with 1 and says so."""
+    """That is wrong use, not damage; other commands look at files of other logs."""
     path = tmp_path / "notes.txt"
     path.write_text("[bold]hello")
     result = call("inspect", path)
 
-    assert result.exit_code == 1
-    assert "neither the magic nor the name" in result.output
+    assert result.exit_code == 2
+    assert "no file of a store" in result.output
+    assert "quiver topic inspect" in result.output
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 """
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,7 +63,10 @@ def test_one_is_shown_whole(directory, call):
     (shown,) = json.loads(call("dead-letters", directory, "show", "out", "2:1", "--json").output)
     assert (shown["bundle"], shown["reason"]) == ("2:1", "HTTP 401: [no]")
     assert "cannot be decoded" in shown["content"]["logs"]
-    assert "HTTP 401" in call("dead-letters", directory, "show", "out", "2:1").output
+    shown = call("dead-letters", directory, "show", "out", "2:1").output
+    assert "HTTP 401" in shown
+    assert re.search(r"given_up_at +20\d\d-\d\d-\d\dT", shown), "people read no nanoseconds"
+    assert "nobody has no dead letters" in call("dead-letters", directory, "show", "nobody").output
 
 
 def test_dropping(directory, call):

@@ -10,7 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import quiver
+from quiver.delivery.retry_set import load_retry_set
 from quiver.primitives.real_files import REAL_FILES
+from quiver.store.format import names
+from quiver.store.format.names import retry_set_name
 from quiver.store.instances import instance_roots
 
 ALL = list(range(300))
@@ -70,7 +73,7 @@ def test_repair_mends_and_says_what_it_gave_up(any_dir, call):
     segment.write_bytes(damaged)
     would = call("repair", any_dir, "--dry-run")
     assert (would.exit_code, segment.read_bytes()) == (1, bytes(damaged))
-    assert "would be" in would.output
+    assert "to do:" in would.output
     assert "nothing was changed" in would.output
     found = json.loads(call("repair", any_dir, "--json").output)
     (mend,) = [one for report in found for one in report["mends"] if one["path"] == str(segment)]
@@ -92,6 +95,26 @@ def test_repair_of_an_open_store_is_refused(any_dir, call):
     assert result.exit_code == 1
     assert "quiver store" in result.output
     assert numbers(any_dir) == ALL
+
+
+def test_a_damaged_retry_set_is_told_and_mended(store_dir, call):
+    """What its exporter may have held is tried again, all of it; a dry run changes nothing."""
+    damaged = store_dir / retry_set_name("slow")
+    damaged.write_bytes(bytes(range(100)))
+    listed = call("subscribers", store_dir, "--json")
+    told = {one["subscriber"]: one["retry_problem"] for one in json.loads(listed.output)}
+    assert (listed.exit_code, told["fast"]) == (1, None)
+    assert str(damaged) in told["slow"]
+    assert "to do:" in call("repair", store_dir, "--dry-run").output
+    assert damaged.read_bytes() == bytes(range(100))
+    to_come = pending(store_dir, call)["slow"]
+
+    mended = call("repair", store_dir)
+    assert (mended.exit_code, "begun anew" in mended.output) == (0, True)
+    found = load_retry_set(REAL_FILES, str(store_dir), "slow")
+    assert (len(found), {entry.attempts for entry in found}) == (to_come, {1})
+    assert [path.read_bytes() for path in (store_dir / "quarantine").glob("quiver.retry.slow*")] == [bytes(range(100))]
+    assert call("verify", store_dir).exit_code == 0
 
 
 def test_subscribers_are_listed_rewound_and_dropped(any_dir, call):
@@ -132,6 +155,7 @@ def test_subscribers_at_work_are_left_alone(any_dir, call):
         ["rewind", "fast", "--to", "latest"],
         ["rewind", "fast", "--to", "soon"],
         ["rewind", "../fast", "--to", "1"],
+        ["dropp", "fast"],
     ],
 )
 def test_subscribers_used_wrongly(made_store, arguments, call):
@@ -186,6 +210,8 @@ def test_export_leaves_out_what_is_damaged_and_says_so(store_dir, tmp_path, call
         ["--to", "no/such/x.parquet", "--slot", "logs"],
         ["--to", "x.parquet", "--slot", "nothing"],
         ["--to", "x.parquet", "--slot", "31"],
+        ["--to", "x.parquet", "--view", "logs"],
+        ["--to", "x.parquet", "--view", "spans", "--since", "1h"],
         ["--to", "x.parquet", "--slot", "logs", "--since", "soon"],
     ],
 )
@@ -223,6 +249,33 @@ def test_a_snapshot_becomes_a_store_again(any_dir, tmp_path, call):
     assert sorted(got) == ALL
     assert call("verify", copy).exit_code == 0
     assert numbers(any_dir) == ALL
+
+
+LEFT_OUT = {
+    "RESERVE": "made anew at open",
+    "STORE_LOCK": "who has it open",
+    "WAL_NEXT": "a leftover",
+    "SEGMENT_FLOOR": "written for the snapshot",
+    "COLD_LIST": "written for the snapshot, by what is in it",
+}
+
+
+def test_a_snapshot_knows_every_kind_of_file(store_dir, tmp_path, call):
+    """Whoever adds one decides here: it is copied, or there is a reason."""
+    files = {
+        key: getattr(names, key)
+        for key in names.__all__
+        if key.isupper() and isinstance(getattr(names, key), str) and not key.endswith("_DIR")
+    }
+    per_subscriber = [names.progress_name("slow"), names.retry_set_name("slow")]
+    for name in {*files.values(), *per_subscriber} - {files[key] for key in LEFT_OUT}:
+        if not any(store_dir.rglob(name)):
+            (store_dir / name).write_bytes(b"x")
+    assert call("snapshot", store_dir, tmp_path / "copy").exit_code == 0
+
+    copied = {path.name for path in (tmp_path / "copy").rglob("*")}
+    assert {key for key, name in files.items() if name not in copied} <= set(LEFT_OUT)
+    assert copied >= set(per_subscriber)
 
 
 def test_a_damaged_snapshot_is_told_and_refused(store_dir, tmp_path, call):

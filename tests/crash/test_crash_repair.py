@@ -202,7 +202,7 @@ def test_damage_in_the_log_costs_the_entry_and_is_said() -> None:
     report = repair(files, ROOT, clock=ManualClock())
     (mend,) = [mend for mend in report.mends if mend.path == log]
 
-    assert mend.gave_up == "1 bundles, with sequence numbers 13 to 13"
+    assert mend.gave_up == "the bundle with sequence number 13"
     assert numbers(files) == [number for number in range(BUNDLES) if number != 13]
     assert not report.damaged
     assert any(name.endswith(".damaged") for name in files.list_dir(f"{ROOT}/quarantine"))

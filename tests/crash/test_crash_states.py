@@ -16,6 +16,9 @@ from crash_states import Explored, explore
 WORKLOADS_APART = 1_000_000
 """Each process takes workloads from a range of its own."""
 
+STATES_OF_MANY_WORKLOADS = 50_000
+"""Below that there are so few workloads that none may drop anything, or be cut off twice."""
+
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
@@ -51,5 +54,6 @@ def test_a_million_crash_states(request: pytest.FixtureRequest) -> None:
     print(f"\n{explored}")
     assert explored.states >= states
     assert explored.distinct > explored.states // 10
-    assert explored.in_recovery > explored.states // 100
-    assert explored.dropped
+    if states >= STATES_OF_MANY_WORKLOADS:
+        assert explored.in_recovery > explored.states // 100
+        assert explored.dropped

@@ -91,6 +91,39 @@ def test_acknowledgements_are_written_and_free_the_disk() -> None:
         assert got + taken(store, "s") == list(range(number + 1))
 
 
+class Told(InMemoryObserver):
+    """Keeps which segments could not be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: list[object] = []
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: object) -> None:
+        """Take note of failed segments."""
+        if name == "quiver.segment.flush" and level == logging.ERROR:
+            self.failed.append(attributes["segment"])
+
+
+def test_a_full_disk_is_told_when_it_begins_and_once_a_minute() -> None:
+    """Each second's try is counted, not logged: the log may lie on that disk."""
+    clock, disk, observer = ManualClock(), SmallDisk(150_000), Told()
+    settings = Settings(segment_bytes_max=32_000, wal_rotate_bytes=32_000, wal_bytes_max=200_000, delete_grace_s=0.0)
+    with open_store(ROOT, settings, files=disk, clock=clock, background=False, observer=observer) as store:
+        for number in range(20):
+            store.ingest(numbered(number))
+        disk.capacity = 0
+        with pytest.raises(AtCapacity):
+            store.flush()
+        for _ in range(100):
+            clock.advance(1)
+            store.maintain()
+        assert observer.failed == [0, 0]
+        assert observer.total("quiver.segment.flush_failures_total") > 50
+        disk.capacity = 150_000
+        clock.advance(1)
+        assert store.maintain().sealed == 1
+
+
 def test_the_reserve_comes_back_before_ingest_goes_on() -> None:
     """Bundles must not take the block that the next acknowledgement needs."""
     clock = ManualClock()

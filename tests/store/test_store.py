@@ -21,6 +21,8 @@ from quiver import (
     Store,
     StoreClosed,
     StoreFailed,
+    WrongUse,
+    read,
 )
 from quiver import open as open_store
 from quiver.bundle import BundleRef
@@ -362,3 +364,35 @@ def test_room_that_comes_with_the_end_of_the_store_is_not_used(files: CrashFileS
     monkeypatch.setattr(store._admission, "_make_room", lambda _full, _nbytes: store.close())
     with pytest.raises(StoreClosed):
         store.ingest(numbered(1))
+
+
+@pytest.mark.parametrize("path", ["", b"d", None, 7])
+def test_a_path_that_names_no_directory(path):
+    """An unset variable does not make a store in the machine's root."""
+    for use in (open_store, read, lambda wrong: open_store(wrong, cores=2)):
+        with pytest.raises(WrongUse, match="names no directory|is named by a string"):
+            use(path)
+
+
+@pytest.mark.parametrize("wrong", [{"settings": {"wal": {"max_size": "1GiB"}}}, {"cores": "4"}, {"cores": 1.5}])
+def test_wrong_arguments_leave_nothing_behind(tmp_path, wrong):
+    """A mapping where settings belong, and cores that are no number."""
+    with pytest.raises(WrongUse, match=r"from_mapping|cores="):
+        open_store(tmp_path / "d", **wrong)
+    assert not (tmp_path / "d").exists()
+
+
+def test_what_is_no_bundle_is_refused(tmp_path):
+    """A batch by itself, or a mapping, is the first mistake of a newcomer."""
+    batch = pa.record_batch({"n": [1]})
+    with open_store(tmp_path / "d") as store:
+        for wrong in (batch, {30: batch}, None):
+            with pytest.raises(BundleInvalid, match="is no bundle"):
+                store.ingest(wrong)
+        assert store.stats()["wal_position"] == 0
+
+
+def test_a_slot_that_a_bundle_does_not_have():
+    """It is a `KeyError` that names what there is."""
+    with pytest.raises(KeyError, match=r"no slot 30 \(logs\); it has 5, 60 \(otlp_logs\)"):
+        Bundle({60: pa.record_batch({"n": [1]}), 5: pa.record_batch({"n": [1]})})["logs"]

@@ -235,6 +235,7 @@ def test_cores_are_told_apart_and_summed(collected, clock, tmp_path):
         for _ in range(4):
             store.ingest(bundle())
         subscriber.next_bundle(timeout=0).ack()
+        store.maintain()
         found = collected.collect()
         sizes = {core: store.core(core).disk_bytes for core in (0, 1)}
 

@@ -10,6 +10,9 @@ that `quiver --help` is quick and works without the extras.
 | `output`, `progress` | tables for people, JSON for programs; a word while something takes long |
 | `instants` | times as people type them |
 | `run`, `demo` | the pipeline |
+| `top`, `top_figures` | a running pipeline, watched |
+| `dead_letters` | what exporters gave up |
+| `topic`, `topic_objects`, `aof`, `sf` | the other logs |
 | `inspect`, `verify`, `stats` | what a store holds, read beside its writer |
 | `repair`, `migrate`, `snapshot` | what changes a directory, or copies one |
 | `subscribers`, `export` | who is behind; data as files |

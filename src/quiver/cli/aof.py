@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,8 @@ __all__ = ["build_aof_app"]
 POLL_S = 0.2
 FILE_BYTES_MAX = 4 << 30
 
-Root = Annotated[Path, typer.Option("--root", help="The directory of the logs, or of one log.")]
+Root = Annotated[Path | None, typer.Option("--root", help="The same, as an option.")]
+AnyLogs = Annotated[Path | None, typer.Argument(help="The directory of the logs, or of one log.")]
 Logs = Annotated[Path, typer.Argument(help="The directory of the logs, or of one log.")]
 Objects = Annotated[
     str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
@@ -37,25 +39,30 @@ def build_aof_app() -> typer.Typer:
     Return the commands below `quiver aof`.
     """
     app = typer.Typer(help="Look at append-only logs and read them.", no_args_is_help=True, add_completion=False)
-    for command in (dump, inspect, verify, tail, evict, hydrate):
-        app.command(command.__name__)(command)
+    for command, short in _COMMANDS.items():
+        app.command(command.__name__, short_help=short)(command)
     return app
 
 
 def dump(
-    root: Root,
+    logs: AnyLogs = None,
+    root: Root = None,
     log: LogName = None,
     json_only: Annotated[bool, typer.Option("--json", "--json-only", help="Print JSON, no tables.")] = False,
 ) -> None:
     """
     Show metrics, residency and queues of the logs, as tables and as one line of JSON. Works beside a live writer.
     """
+    if (logs is None) == (root is None):
+        raise WrongUse("say once which logs: quiver aof dump aof/, or quiver aof dump --root aof/")
+    root = root or logs or Path()
     checked = _checked(root, log, read_records=False)
     if not json_only:
         for one in checked:
             told = one.as_dict()
             typer.echo(f"{one.name}: {one.directory}")
-            print_table("tier 0", [_sizes(told["tier0"]) | {"waiting to be sealed": told["queues"]["seal"]}])
+            queues = {"waiting to be sealed": told["queues"]["seal"], "batches of sinks": told["queues"]["sink"]}
+            print_table("tier 0", [_sizes(told["tier0"]) | queues])
             print_table("tier 1", [_sizes(told["tier1"] | told["tier1"]["residency"] | {"residency": None})])
             print_table("tier 2", [_sizes(told["tier2"]) | {"waiting to be deleted": told["queues"]["delete"]}])
             print_table("segments", [_segment_row(row) for row in told["segments"]])
@@ -82,6 +89,8 @@ def inspect(
         sound = all(one.sound for one in checked)
     else:
         described = _described(path, rows)
+        if described.kind == "unknown":
+            raise WrongUse(f"{path} is no file of an append-only log")
         if as_json:
             print_json(described.as_dict())
         else:
@@ -267,3 +276,14 @@ def _print_record(record: Record, *, as_json: bool) -> None:
     except (ValueError, OverflowError, OSError):
         moment = str(record.timestamp)  # no date is that far
     typer.echo(f"{record.record_id}\t{moment}\t{record.ext_id}\t{text}")
+
+
+_COMMANDS: dict[Callable[..., None], str] = {
+    dump: "Metrics, residency and queues.",
+    inspect: "What a file or a directory holds.",
+    verify: "Read and check every record.",
+    tail: "Print records, and wait for more.",
+    evict: "Pack segments, and remove their files.",
+    hydrate: "Bring the files of segments back.",
+}
+"""In the order of the help, with what fits on a line of it."""

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["dead_letters"]
 
 _Found = list[tuple[str, str, "DeadLetter"]]
+_Deliver = Callable[[str, "DeadLetter"], "Outcome"]
 
 
 class Action(StrEnum):
@@ -66,6 +69,8 @@ def dead_letters(
         _list(str(directory), found, as_json=as_json)
     elif exporter is None:
         raise WrongUse(f"{action} whose? quiver dead-letters {directory} {action} EXPORTER [BUNDLE …]")
+    elif not found and not as_json:
+        typer.echo(f"{exporter} has no dead letters in {directory}")
     elif action is Action.show:
         _show(found, as_json=as_json)
     elif action is Action.drop:
@@ -154,9 +159,15 @@ def _show(found: _Found, *, as_json: bool) -> None:
         return
     for one in shown:
         content = one.pop("content")
+        for key in [key for key in one if key.endswith("_at_ns")]:
+            one[key.removesuffix("_ns")] = _moment(one.pop(key))
         print_table(f"{one['exporter']} {one['bundle']}", [{"": key, "value": value} for key, value in one.items()])
         for name, rows in content.items():
             print_json({name: rows})
+
+
+def _moment(at_ns: int | None) -> str | None:
+    return None if at_ns is None else datetime.fromtimestamp(at_ns / 1e9, tz=UTC).isoformat(timespec="milliseconds")
 
 
 def _content(bundle: Bundle) -> dict[str, Any]:
@@ -200,11 +211,9 @@ def _drop(found: _Found, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _way_out(
-    exporter: str, pipeline: Path | None, assignments: list[str], endpoint: str | None
-) -> Iterator[Callable[[Bundle], Outcome]]:
+def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpoint: str | None) -> Iterator[_Deliver]:
     """
-    Yield what sends a bundle: as the pipeline file says, or to an endpoint.
+    Yield what delivers a letter of a store: as the pipeline file says, or to an endpoint.
     """
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
@@ -219,18 +228,26 @@ def _way_out(
     if endpoint is not None:
         sender: Any = OtlpGrpcSender(ExporterSettings(endpoint))
     else:
-        forwarders = dict(read_pipeline(pipeline or Path(), assignments, os.environ).forwarders)
+        read = read_pipeline(pipeline or Path(), assignments, os.environ)
+        queries = [name for name, route in read.routes.items() if route.is_query]
+        if exporter in queries:
+            from quiver.pipeline.replay import LetterExport  # noqa: PLC0415 - brings Spark
+
+            with LetterExport(read, exporter) as export:
+                yield export.deliver
+            return
+        forwarders = dict(read.forwarders)
         if exporter not in forwarders:
-            known = ", ".join(forwarders) or "none"
-            raise WrongUse(f"{pipeline} has no exporter {exporter} that sends requests; there are: {known}")
+            known = ", ".join([*forwarders, *queries]) or "none"
+            raise WrongUse(f"{pipeline} has no exporter {exporter}; there are: {known}")
         sender = sender_of(exporter, forwarders[exporter])
     try:
-        yield lambda bundle: send_once(sender, bundle)
+        yield lambda _root, letter: send_once(sender, letter.bundle)
     finally:
         sender.close()
 
 
-def _replay(found: _Found, deliver: Callable[[Bundle], Outcome], *, as_json: bool) -> None:
+def _replay(found: _Found, deliver: _Deliver, *, as_json: bool) -> None:
     done: list[dict[str, Any]] = []
     for (root, name), letters in _grouped(found).items():
         done += _replay_of(root, name, letters, deliver)
@@ -245,16 +262,14 @@ def _replay(found: _Found, deliver: Callable[[Bundle], Outcome], *, as_json: boo
         raise typer.Exit(1)
 
 
-def _replay_of(
-    root: str, name: str, letters: list[DeadLetter], deliver: Callable[[Bundle], Outcome]
-) -> Iterator[dict[str, Any]]:
+def _replay_of(root: str, name: str, letters: list[DeadLetter], deliver: _Deliver) -> Iterator[dict[str, Any]]:
     from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.delivery.dead_letters import open_letters, replay_letters  # noqa: PLC0415
     from quiver.delivery.policy import Delivered  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
 
     with open_letters(REAL_FILES, root, name) as box, Progress("replaying") as progress:
-        for one in () if box is None else replay_letters(box, letters, deliver):
+        for one in () if box is None else replay_letters(box, letters, partial(deliver, root)):
             progress(str(one.letter.ref))
             delivered = isinstance(one.outcome, Delivered)
             why = None if isinstance(one.outcome, Delivered) else str(one.outcome)

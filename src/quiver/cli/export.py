@@ -100,18 +100,26 @@ def _rows_of_slot(
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     import pyarrow as pa  # noqa: PLC0415
 
-    from quiver.bundle import OTAP  # noqa: PLC0415
     from quiver.store.export import plain_schema  # noqa: PLC0415
     from quiver.store.segment.conform import conform  # noqa: PLC0415
 
     number = int(slot) if slot.isascii() and slot.isdigit() else slot
     scan = reader.scan(number, columns, *span)
     if all(pa.types.is_null(kind) for kind in scan.schema.types):
-        present = sorted({stream.slot for segment in reader.statistics() for stream in segment.streams})
-        known = ", ".join(f"{number} ({OTAP.slots.get(number, 'no name')})" for number in present)
-        raise WrongUse(f"no bundle has slot {slot}; sealed are {known or 'none yet'}")
+        raise WrongUse(f"no bundle has slot {slot}; {_sealed(_present(reader))}")
     schema = plain_schema(scan.schema)
     return schema, (conform(batch, schema) for batch in scan)
+
+
+def _present(reader: StoreReader) -> list[int]:
+    return sorted({stream.slot for segment in reader.statistics() for stream in segment.streams})
+
+
+def _sealed(slots: Sequence[int]) -> str:
+    from quiver.bundle import OTAP  # noqa: PLC0415
+
+    known = ", ".join(f"{number} ({OTAP.slots.get(number, 'no name')})" for number in slots)
+    return f"sealed are {known or 'none yet'}"
 
 
 def _rows_of_view(
@@ -130,10 +138,17 @@ def _rows_of_view(
     since_ns, until_ns = (None if moment is None else instant_ns(moment) for moment in span)
 
     def requests() -> Iterator[Any]:
+        is_there = False
         for _, bundle in reader.bundles(slots_of_view(name)):
             at_ns = bundle.ingested_at_ns or 0
-            if (since_ns is None or at_ns >= since_ns) and (until_ns is None or at_ns < until_ns):
-                yield from stored_requests(bundle.batches, name)
+            if (since_ns is not None and at_ns < since_ns) or (until_ns is not None and at_ns >= until_ns):
+                is_there = True  # or not: that is not looked at
+                continue
+            for one in stored_requests(bundle.batches, name):
+                is_there = True
+                yield one
+        if not is_there:
+            raise WrongUse(f"no bundle has {name} of OpenTelemetry; {_sealed(_present(reader))}")
 
     def rows() -> Iterator[pa.RecordBatch]:
         for group in decode_groups(requests(), name, columns=columns):

@@ -22,6 +22,7 @@ __all__ = ["inspect"]
 FILE_BYTES_MAX = 2 * 1024**3
 FINGERPRINT_DIGITS = 12
 SUFFIXES_OF_OTHERS = (".tmp", ".lock")
+OTHERS = "for topics there is `quiver topic inspect`, for logs in the AOF2 format `quiver aof inspect`"
 NAMES_OF_SLOTS = (".ack-watermark", ".dead-letters")
 
 
@@ -48,6 +49,8 @@ def inspect(
         one = _describe(path, rows)
         if one is None:
             raise WrongUse(f"{path}: there is no such file")
+        if one.kind == "unknown":
+            raise WrongUse(f"{path} is no file of a store or a slot; {OTHERS}")
         found = [one]
         if as_json:
             print_json(one.as_dict())

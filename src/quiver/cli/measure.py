@@ -194,7 +194,7 @@ def _run(append: Callable[[], None], mode: Mode, seconds: float, clock: Clock, c
     def work() -> None:
         acks = 0
         try:
-            while clock.monotonic() - started < seconds:
+            while not acks or clock.monotonic() - started < seconds:  # once at least: a rate is never zero
                 append()
                 acks += 1
         except Exception as error:  # raised again below, in the caller's thread

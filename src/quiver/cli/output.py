@@ -36,9 +36,9 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, empty: str = "
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(width=width)
     if not rows:
-        console.print(f"[bold]{title}[/bold]: {empty}", highlight=False)
+        console.print(f"[bold]{_literal(title)}[/bold]: {_literal(empty)}", highlight=False)
         return
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(title=_literal(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for name in rows[0]:
         number = all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
         table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
@@ -55,9 +55,13 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
+        return _literal(", ".join(str(item) for item in value))
+    return _literal(str(value))
+
+
+def _literal(text: str) -> str:
     # A path may hold brackets, which rich would take for markup.
-    return str(value).replace("[", "\\[")
+    return text.replace("[", "\\[")
 
 
 def human_bytes(count: int) -> str:

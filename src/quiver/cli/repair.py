@@ -47,10 +47,10 @@ def repair(
 
 def _say(report: RepairReport) -> None:
     for mend in report.mends:
-        would = "would be " if report.dry_run else ""
-        typer.echo(f"{mend.path}\n  wrong:   {mend.problem}\n  mended:  {would}{mend.mended}")
+        done, lost = ("to do:  ", "to lose:") if report.dry_run else ("mended: ", "gave up:")
+        typer.echo(f"{mend.path}\n  wrong:   {mend.problem}\n  {done} {mend.mended}")
         if mend.gave_up is not None:
-            typer.echo(f"  gave up: {mend.gave_up}")
+            typer.echo(f"  {lost} {mend.gave_up}")
         if mend.copy is not None:
             typer.echo(f"  copy:    {mend.copy}")
     damaged = [finding.as_dict() for finding in report.left if finding.damaged]

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,13 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import WrongUse
+from quiver.observe import InMemoryObserver, Value
 
 if TYPE_CHECKING:
     from quiver.qwp.drainers import DrainerEvent
     from quiver.qwp.inspection import SlotReport
 
 __all__ = ["build_sf_app"]
+
+_SILENT_S = 5.0
 
 Root = Annotated[Path, typer.Argument(metavar="SF_DIR", help="What sf_dir says: the directory above the slots.")]
 Slot = Annotated[str, typer.Argument(metavar="SLOT", help="A sender_id.")]
@@ -31,9 +37,12 @@ def build_sf_app() -> typer.Typer:
     app = typer.Typer(
         help="Look at the slots of QWP senders, and drain them.", no_args_is_help=True, add_completion=False
     )
-    app.command("list")(list_slots)
-    for command in (inspect, drain, clear_failed, tail, dead_letters):
-        app.command(command.__name__.replace("_", "-"))(command)
+    app.command("list", short_help="List slots: what waits, since when, for whom.")(list_slots)
+    app.command("inspect", short_help="Show a slot: segments, and tables that wait.")(inspect)
+    app.command("drain", short_help="Send what waits, and empty the slots.")(drain)
+    app.command("clear-failed", short_help="Let drainers try marked slots again.")(clear_failed)
+    app.command("tail", short_help="Print the newest rows, a line of JSON each.")(tail)
+    app.command("dead-letters", short_help="List frames that were given up, and why.")(dead_letters)
     return app
 
 
@@ -86,6 +95,7 @@ def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:
         print_json(_as_dict(one) | {"tables": waiting})
     else:
         fields = {key: value for key, value in _as_dict(one).items() if key != "segments"}
+        fields["damaged_copies"] = ", ".join(Path(path).name for path in one.damaged_copies) or None
         print_table(f"{root}/{name}", [{"": key, "value": value} for key, value in fields.items()])
         segments = [{"segment": Path(path).name, "frames": count} for path, count in one.segments.items()]
         print_table("segments", segments)
@@ -117,11 +127,29 @@ def drain(
         raise typer.Exit(1)
 
 
+class _Telling(InMemoryObserver):
+    """
+    Says once in a while that no server answers: the time for reconnecting is minutes.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said_at = -math.inf
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:  # noqa: ARG002
+        """
+        Tell the person in front of the terminal, or keep quiet.
+        """
+        now = self._clock.monotonic()
+        if name == "qwp.no_server" and now - self._said_at >= _SILENT_S:
+            self._said_at = now
+            typer.echo(f"quiver: {attributes['reason']}; {attributes['frames']} frames wait, trying again", err=True)
+
+
 def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> list[DrainerEvent]:
     from random import Random  # noqa: PLC0415 - keeps `--help` quick
 
-    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.qwp.drainers import Drainers  # noqa: PLC0415
     from quiver.qwp.environment import conf_from_env  # noqa: PLC0415
@@ -139,7 +167,7 @@ def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> li
         on_error=lambda error: typer.echo(f"quiver: {error}", err=True),
         fs=REAL_FILES,
         clock=SYSTEM_CLOCK,
-        observer=InMemoryObserver(),
+        observer=_Telling(),
         random=Random(),  # noqa: S311
     )
     return [drainers.drain(name) for name in waiting]
@@ -197,7 +225,6 @@ def dead_letters(
     """
     List the messages of a slot that the server refused and the sender gave up, with the reason.
     """
-    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.primitives.scan import Frame  # noqa: PLC0415
     from quiver.qwp.inspection import rows_of  # noqa: PLC0415
@@ -257,7 +284,6 @@ def _look(root: Path, name: str) -> SlotReport:
 
 
 def _age_s(one: SlotReport) -> float | None:
-    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
 
     return None if one.oldest_us is None else max(0.0, SYSTEM_CLOCK.now_ns() / 1e9 - one.oldest_us / 1e6)
 
@@ -285,5 +311,6 @@ def _as_dict(one: SlotReport) -> dict[str, Any]:
         "failed": one.failed,
         "dead_letters": one.dead_letters,
         "problem": one.problem,
+        "damaged_copies": list(one.damaged_copies),
         "segments": one.segments,
     }

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,20 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["subscribers"]
 
-
-class Action(StrEnum):
-    """
-    What to do.
-    """
-
-    list = "list"
-    drop = "drop"
-    rewind = "rewind"
+ACTIONS = ("list", "drop", "rewind")
 
 
 def subscribers(
     directory: Annotated[Path, typer.Argument(help="A store's directory.")],
-    action: Annotated[Action, typer.Argument(help="What to do.")] = Action.list,
+    action: Annotated[str, typer.Argument(metavar="[list|drop|rewind]", help="What to do.")] = "list",
     subscriber: Annotated[str | None, typer.Argument(metavar="ID", help="Whom to drop or rewind.")] = None,
     to: Annotated[
         str | None,
@@ -52,14 +43,16 @@ def subscribers(
     from quiver.store.instances import instance_roots  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
-    if action is Action.list:
+    if action not in ACTIONS:
+        raise WrongUse(f"{action!r}: do one of {', '.join(ACTIONS)}")
+    if action == "list":
         if subscriber is not None or to is not None:
             raise WrongUse("list takes no ID and no --to")
         _list(str(directory), roots, as_json=as_json)
         return
     if subscriber is None:
         raise WrongUse(f"{action} whom? quiver subscribers {directory} {action} ID")
-    if (to is None) is (action is Action.rewind):
+    if (to is None) is (action == "rewind"):
         raise WrongUse("rewind needs --to; drop takes none")
     refuse_snapshot(REAL_FILES, str(directory))
     done = _drop(roots, subscriber) if to is None else _rewind(roots, subscriber, to)
@@ -84,11 +77,11 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     else:
         several = len(roots) > 1
         rows = [
-            ({"core": Path(root).name} if several else {}) | row(one) | _retry_row(retries)
+            ({"core": Path(root).name} if several else {}) | row(one) | _retry_row(one, retries)
             for (root, one), retries in zip(found, waiting, strict=True)
         ]
         print_table(f"subscribers of {directory}", rows)
-    if any(one.problem for _, one in found):
+    if any(one.problem for _, one in found) or any(retries["retry_problem"] for retries in waiting):
         raise typer.Exit(1)
 
 
@@ -127,11 +120,12 @@ def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
 
     told: dict[str, Any] = {"retrying": 0, "attempts": 0, "next_retry_s": None, "last_failure": None}
+    told["retry_problem"] = None
     try:
         entries = load_retry_set(REAL_FILES, root, subscriber)
     except Damaged as damage:
         entries = ()
-        told["last_failure"] = str(damage)
+        told["retry_problem"] = f"{damage}; quiver repair mends it, and so does its exporter"
     if entries:
         due = min(entries, key=lambda entry: entry.next_try_at_ns)
         told |= {
@@ -143,9 +137,10 @@ def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
     return told | {"dead_letters": len(read_letters(REAL_FILES, root, subscriber))}
 
 
-def _retry_row(retries: dict[str, Any]) -> dict[str, Any]:
+def _retry_row(one: Standing, retries: dict[str, Any]) -> dict[str, Any]:
     seconds = retries["next_retry_s"]
     return {
+        "problem": one.problem or retries["retry_problem"],
         "retrying": retries["retrying"],
         "attempts": retries["attempts"],
         "next_retry": None if seconds is None else f"in {human_age(seconds)}" if seconds else "now",

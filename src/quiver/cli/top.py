@@ -37,7 +37,8 @@ def top(
     """
     Watch a running pipeline: its processes, what flows, who is behind, the disk, and its last errors.
 
-    Reads the metrics port and the directory, nothing else. With --json each look is one line.
+    Reads the metrics port and the directory, nothing else. With --json each look is one line. Where nobody watches,
+    in a pipe or a file, one look is enough.
     """
     import threading  # noqa: PLC0415 - for this alone
 
@@ -52,6 +53,8 @@ def top(
     beside = directory.with_name(f"{directory.name}.run") if run_dir is None else run_dir
     if not directory.exists() and not beside.exists():
         raise WrongUse(f"neither {directory} nor {beside} exists: name the store's directory of a pipeline")
+    if looks is None and not as_json and not sys.stdout.isatty():
+        looks = 1
     never = threading.Condition()
     before = None
     done = 0

@@ -25,7 +25,8 @@ ERRORS_SHOWN_MAX = 5
 ENDPOINT_TIMEOUT_S = 2.0
 
 STATE_NAME = "state.json"
-_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
+_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ")
+_TRACEBACK = "Traceback (most recent call last)"
 
 FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("OTLP requests", "quiver_receiver_requests_total", ("signal", "outcome")),
@@ -218,8 +219,15 @@ def _trouble(fs: FileSystem, path: str) -> list[str]:
         tail = file.pread(LOG_TAIL_BYTES, max(0, file.size() - LOG_TAIL_BYTES))
     finally:
         file.close()
-    lines = tail.decode(errors="replace").splitlines()
-    return [line.strip() for line in lines if any(word in line for word in _TROUBLE)][-ERRORS_SHOWN_MAX:]
+    found = []
+    is_inside = False
+    for line in tail.decode(errors="replace").splitlines():
+        # Of a traceback the line behind its frames says what it is.
+        if any(word in line for word in _TROUBLE) or (is_inside and line and not line[0].isspace()):
+            found.append(line.strip())
+            is_inside = False
+        is_inside = is_inside or line.startswith(_TRACEBACK)
+    return found[-ERRORS_SHOWN_MAX:]
 
 
 def showing(now: Look, before: Look | None) -> Showing:

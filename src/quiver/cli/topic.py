@@ -4,20 +4,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
-from quiver.cli.topic_objects import rebuild_catalogue
+from quiver.cli.topic_objects import messages_of_objects, metadata_of, rebuild_catalogue
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.topics.check import CheckedTopic
     from quiver.topics.format.message import Message
+    from quiver.topics.read import TopicFiles
+    from quiver.topics.store import TopicStore
 
 __all__ = ["build_topic_app"]
 
@@ -25,6 +29,16 @@ POLL_S = 0.2
 
 Root = Annotated[Path, typer.Argument(help="The directory of the topics.")]
 Topic = Annotated[str, typer.Argument(help="namespace/topic")]
+MetadataUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--metadata", help="What is in objects: etcd://host:port, sqlite:///path; by default beside the topics."
+    ),
+]
+ObjectsUrl = Annotated[
+    str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
+]
+RootPrefix = Annotated[str, typer.Option("--root-prefix", help="Before every key of the metadata.")]
 
 
 def build_topic_app() -> typer.Typer:
@@ -32,17 +46,24 @@ def build_topic_app() -> typer.Typer:
     Return the commands below `quiver topic`.
     """
     app = typer.Typer(help="Look at topics, read them, write to them.", no_args_is_help=True, add_completion=False)
-    for command in (list_topics, inspect, verify, repair, tail, produce, subscriptions):
-        app.command(command.__name__.removesuffix("_topics"))(command)
-    app.command("rebuild-catalogue")(rebuild_catalogue)
+    app.command("list", short_help="List the topics.")(list_topics)
+    app.command("inspect", short_help="Show a topic's files, objects, subscriptions.")(inspect)
+    app.command("verify", short_help="Read every message and check it.")(verify)
+    app.command("repair", short_help="Cut torn tails, keep damage aside.")(repair)
+    app.command("tail", short_help="Print messages.")(tail)
+    app.command("produce", short_help="Append messages.")(produce)
+    app.command("subscriptions", short_help="Show who subscribes, and how far behind.")(subscriptions)
+    app.command("rebuild-catalogue", short_help="Make the metadata anew from the objects.")(rebuild_catalogue)
     return app
 
 
-def list_topics(root: Root, as_json: JsonFlag = False) -> None:
+def list_topics(
+    root: Root, metadata: MetadataUrl = None, root_prefix: RootPrefix = "/danube", as_json: JsonFlag = False
+) -> None:
     """
     List the topics with their offsets, files and subscriptions. Works beside a live writer.
     """
-    checked = [(topic, _check(root, topic)) for topic in _topics(root)]
+    checked = _check_each(root, _topics(root), metadata, root_prefix).items()
     if as_json:
         print_json([{"topic": topic} | one.as_dict() for topic, one in checked])
         return
@@ -61,11 +82,17 @@ def list_topics(root: Root, as_json: JsonFlag = False) -> None:
     print_table(f"topics of {root}", rows)
 
 
-def inspect(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
+def inspect(
+    root: Root,
+    topic: Topic,
+    metadata: MetadataUrl = None,
+    root_prefix: RootPrefix = "/danube",
+    as_json: JsonFlag = False,
+) -> None:
     """
     Show a topic's files, subscriptions and whatever is wrong with them. Exits with 1 when something is damaged.
     """
-    one = _check(root, topic)
+    (one,) = _check_each(root, [topic], metadata, root_prefix).values()
     if as_json:
         print_json(one.as_dict())
     else:
@@ -82,12 +109,17 @@ def inspect(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
 def verify(
     root: Root,
     topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
+    metadata: MetadataUrl = None,
+    root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every message of a topic, or of all, and check it. Exits with 1 when something is damaged.
+    Read every message in the files of a topic, or of all, and check it. Exits with 1 when something is damaged.
+
+    Messages that no file has are lost, unless the metadata say that objects have them; `rebuild-catalogue` reads those.
     """
-    checked = [_check(root, one) for one in ([topic] if topic is not None else _topics(root))]
+    names = [topic] if topic is not None else _topics(root)
+    checked = _check_each(root, names, metadata, root_prefix).values()
     if as_json:
         print_json([one.as_dict() for one in checked])
     else:
@@ -102,29 +134,33 @@ def verify(
 def repair(
     root: Root,
     topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
+    objects: ObjectsUrl = None,
+    metadata: MetadataUrl = None,
+    root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
     """
     Do what opening does: cut torn tails, keep damaged bytes aside, go on with safe offsets. Nobody may have them open.
 
     Every message is read. Damaged bytes stay where they are, too: readers step over them and say which messages are
-    lost. Exits with 1 when some are.
+    lost; `verify` calls them quarantined from then on. Exits with 1 when there is damage that this cannot do anything
+    about.
     """
-    from quiver.topics.store import TopicStore  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.topics.format.names import QUARANTINE_DIR  # noqa: PLC0415 - keeps `--help` quick
 
     names = [topic] if topic is not None else _topics(root)
-    before = {name: _check(root, name) for name in names}
-    with TopicStore.open(root, background=False) as store:
+    before = _check_each(root, names, metadata, root_prefix)
+    with _opened(root, objects, metadata, root_prefix) as store:
         for name in names:
             with store.topic(name).reader("earliest", follow=False, on_lost="skip") as reader:
                 for _ in reader:  # damage is kept aside where it is met
                     pass
-    after = {name: _check(root, name) for name in names}
+    after = _check_each(root, names, metadata, root_prefix)
     rows = [
         {
             "topic": name,
             "cut_bytes": before[name].size_bytes - one.size_bytes,
-            "kept_aside": sum(finding.kind == "quarantined" for finding in one.findings),
+            "kept_aside": sum(f"/{QUARANTINE_DIR}/" in finding.path for finding in one.findings),
             "next": one.next_offset,
             "sound": one.sound,
         }
@@ -144,10 +180,15 @@ def tail(
     start: Annotated[str, typer.Option("--from", help="earliest, latest, or an offset.")] = "earliest",
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more.")] = False,
+    objects: ObjectsUrl = None,
+    metadata: MetadataUrl = None,
+    root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Print the messages that the local files have, also beside a live writer. Lost ranges are passed over.
+    Print the messages that the local files have, also beside a live writer; with --objects those behind them, too.
+
+    Lost ranges are passed over.
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.topics.read import TopicFiles  # noqa: PLC0415
@@ -155,11 +196,12 @@ def tail(
     source = TopicFiles(str(root), topic)
     if start not in {"earliest", "latest"} and not start.isdecimal():
         raise WrongUse("--from takes earliest, latest or an offset")
-    at = int(start) if start.isdecimal() else source.start_offset() if start == "earliest" else source.next_offset()
+    at = int(start) if start.isdecimal() else 0 if start == "earliest" else source.next_offset()
+    messages = _messages(root, topic, source, at, objects=objects, metadata=metadata, root_prefix=root_prefix)
     printed = 0
     pause = threading.Condition()
     while True:
-        for message in source.read(at, on_lost="skip"):
+        for message in messages:
             _print_message(message, as_json=as_json)
             at = message.offset + 1
             printed += 1
@@ -169,6 +211,34 @@ def tail(
             return
         with pause:
             SYSTEM_CLOCK.wait(pause, POLL_S)
+        messages = source.read(max(at, source.start_offset()), on_lost="skip")
+
+
+def _messages(
+    root: Path,
+    topic: str,
+    source: TopicFiles,
+    start: int,
+    *,
+    objects: str | None,
+    metadata: str | None,
+    root_prefix: str,
+) -> Iterator[Message]:
+    from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
+    from quiver.topics.format.names import check_topic  # noqa: PLC0415
+
+    local = source.start_offset()
+    if start < local:
+        with metadata_of(root, metadata) as store:
+            catalogue = None if store is None else ObjectCatalogue(store, root=root_prefix, topic=check_topic(topic))
+            first = None if catalogue is None else catalogue.start_offset
+            if catalogue is not None and first is not None and first < local:
+                first = max(first, start)
+                if objects is None:
+                    typer.echo(f"messages {first} to {local - 1} are in objects: say where, with --objects", err=True)
+                else:
+                    yield from messages_of_objects(objects, catalogue, first, local)
+    yield from source.read(max(start, local), on_lost="skip")
 
 
 def produce(
@@ -177,13 +247,14 @@ def produce(
     payloads: Annotated[list[str] | None, typer.Argument(help="Messages; without any, lines of the input.")] = None,
     key: Annotated[str | None, typer.Option(help="The key of each.")] = None,
     attribute: Annotated[list[str] | None, typer.Option(help="name=value, of each; may be repeated.")] = None,
+    objects: ObjectsUrl = None,
+    metadata: MetadataUrl = None,
+    root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
     """
     Append messages to a topic, durably. Nobody else may have the directory open.
     """
-    from quiver.topics.store import TopicStore  # noqa: PLC0415 - keeps `--help` quick
-
     attributes: dict[str, str] = {}
     for pair in attribute or ():
         name, equals, value = pair.partition("=")
@@ -191,7 +262,7 @@ def produce(
             raise WrongUse(f"--attribute {pair!r}: write name=value")
         attributes[name] = value
     found: list[int] = []
-    with TopicStore.open(root, background=False) as store:
+    with _opened(root, objects, metadata, root_prefix) as store:
         log = store.topic(topic)
         lines = payloads or (line.rstrip("\n") for line in sys.stdin)
         found.extend(log.append(line.encode(), attributes=attributes or None, key=key) for line in lines)
@@ -214,6 +285,16 @@ def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
         print_table(f"subscriptions of {topic}", rows)
 
 
+def _opened(root: Path, objects: str | None, metadata: str | None, root_prefix: str) -> TopicStore:
+    from quiver.objects import ObjectLocation  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.topics.settings import TopicSettings, UploaderSettings  # noqa: PLC0415
+    from quiver.topics.store import TopicStore  # noqa: PLC0415
+
+    location = None if objects is None else ObjectLocation.from_url(objects, environment=os.environ)
+    settings = TopicSettings(uploader=UploaderSettings(root_prefix=root_prefix))
+    return TopicStore.open(root, settings=settings, objects=location, metadata=metadata, background=False)
+
+
 def _topics(root: Path) -> list[str]:
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.format.names import ACTIVE_FILE  # noqa: PLC0415
@@ -223,14 +304,25 @@ def _topics(root: Path) -> list[str]:
 
 
 def _check(root: Path, topic: str) -> CheckedTopic:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    return _check_each(root, [topic], None, "/danube")[topic]
+
+
+def _check_each(root: Path, topics: list[str], metadata: str | None, root_prefix: str) -> dict[str, CheckedTopic]:
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.check import check_topic_directory  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
-    directory = root / check_topic(topic)
-    if not directory.is_dir():
-        raise WrongUse(f"{directory} holds no topic")
-    return check_topic_directory(REAL_FILES, str(directory))
+    found = {}
+    with metadata_of(root, metadata) as store:
+        for topic in map(check_topic, topics):
+            directory = root / topic
+            if not directory.is_dir():
+                raise WrongUse(f"{directory} holds no topic")
+            known = () if store is None else ObjectCatalogue(store, root=root_prefix, topic=topic).descriptors()
+            objects = [(one.start_offset, one.end_offset + 1) for one in known]
+            found[topic] = check_topic_directory(REAL_FILES, str(directory), objects=objects)
+    return found
 
 
 def _file_row(file: dict[str, Any]) -> dict[str, Any]:

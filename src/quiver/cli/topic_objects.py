@@ -1,11 +1,15 @@
 """
-`quiver topic rebuild-catalogue`: what the metadata says of a topic's objects, made anew from the objects.
+`quiver topic rebuild-catalogue`: what the metadata says of a topic's objects, made anew from the objects; and what the
+other commands ask of objects.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,9 +20,11 @@ from quiver.errors import WrongUse
 if TYPE_CHECKING:
     from quiver.metadata.port import MetadataStore
     from quiver.objects.port import ObjectTier
+    from quiver.topics.catalogue import ObjectCatalogue
     from quiver.topics.catalogue_rebuild import Rebuilt
+    from quiver.topics.format.message import Message
 
-__all__ = ["rebuild_catalogue"]
+__all__ = ["messages_of_objects", "metadata_of", "rebuild_catalogue"]
 
 _TTL_S = 60.0
 
@@ -30,6 +36,56 @@ Options = Annotated[
     list[str] | None, typer.Option("--option", help="key=value for the object store; ${NAME} is a variable.")
 ]
 Wait = Annotated[float, typer.Option("--wait", help="Seconds to watch an owner that may be dead.")]
+
+
+@contextlib.contextmanager
+def metadata_of(root: Path, url: str | None) -> Iterator[MetadataStore | None]:
+    """
+    Open what says what is in objects: *url*, or the file beside the topics; None where there is neither.
+
+    Raises:
+        SettingsInvalid, MetadataUnavailable, Damaged: it cannot be opened.
+    """
+    from quiver.metadata import open_metadata  # noqa: PLC0415
+    from quiver.topics.format.names import METADATA_FILE  # noqa: PLC0415
+
+    beside = root / METADATA_FILE
+    url = url or (f"sqlite://{beside.resolve()}" if beside.is_file() else None)
+    store = None if url is None else open_metadata(url)
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
+
+
+def messages_of_objects(objects: str, catalogue: ObjectCatalogue, start: int, stop: int) -> Iterator[Message]:
+    """
+    Yield the messages from *start* on and below *stop* that objects have; what is damaged is passed over.
+
+    Raises:
+        ObjectsUnavailable, MetadataUnavailable, AccessRefused: they cannot be read.
+    """
+    from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
+    from quiver.observe import InMemoryObserver  # noqa: PLC0415
+    from quiver.primitives.scan import Damage  # noqa: PLC0415
+    from quiver.topics.cold import ColdPiece  # noqa: PLC0415
+    from quiver.topics.format.message import decode_message  # noqa: PLC0415
+    from quiver.topics.tiered_reader import ObjectReader  # noqa: PLC0415
+
+    tier = open_objects(ObjectLocation.from_url(objects, environment=os.environ), writable=False)
+    reader = ObjectReader(tier, catalogue, observer=InMemoryObserver())
+    while start < stop:
+        found = reader.take(start, stop)
+        if isinstance(found, ColdPiece):
+            for body in found.bodies:
+                message = decode_message(body)
+                if not isinstance(message, Damage):
+                    yield message
+            start += len(found.bodies)
+        else:
+            behind = reader.next_offset(start) if found is None else found.next_offset
+            start = stop if behind is None else behind
 
 
 def rebuild_catalogue(

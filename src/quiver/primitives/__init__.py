@@ -12,8 +12,11 @@ file                    purpose
 `real_files.py`         the port on the real disk
 `platform_files.py`     what Windows and macOS do differently, chosen at import
 `atomic.py`             replace a small file: temp, fsync, rename, fsync directory
+`batch_notes.py`        batches that many stage and one takes over: names, checked notes (pure)
+`staging.py`            the same on the disk: which batch was the last, what goes when it was taken over
 `copying.py`            whole files from here to there, with their checksum; linked where that is enough
 `lock.py`               a lock the kernel releases, with the holder's pid for people
+`forked.py`             what a forked child inherits and must not use: it refuses, in words
 `prealloc.py`           reserve blocks, or refuse
 `mapping.py`            mapped files with an owned lifetime
 `disk_full.py`          a full disk, which passes, or a broken one                      (pure)

@@ -7,13 +7,31 @@ these promises and no more. Paths are plain strings.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Buffer", "File", "FileStat", "FileSystem", "Mapping", "WriteMapping"]
+from quiver.errors import WrongUse
+
+__all__ = ["Buffer", "File", "FileStat", "FileSystem", "Mapping", "WriteMapping", "directory_name"]
 
 Buffer = bytes | bytearray | memoryview
+
+
+def directory_name(path: str | os.PathLike[str]) -> str:
+    """
+    Return *path* as logs write it in front of a name: a string that no slash ends, but for the root's own.
+
+    Raises:
+        WrongUse: it is empty, which would be the root of the machine, or no string.
+    """
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise WrongUse(f"path={path!r}: a directory is named by a string or a path")
+    if not name:
+        raise WrongUse("an empty path names no directory")
+    return name.rstrip("/") or "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +139,11 @@ class WriteMapping(Protocol):
     def view(self) -> memoryview:
         """
         Return the whole file as a writable view, without copying.
+        """
+
+    def store(self, start: int, data: Buffer) -> None:
+        """
+        Store *data* at *start*, as through the view; large pieces in the way that costs least.
         """
 
     def touch(self, start: int, end: int) -> None:

@@ -14,7 +14,7 @@ from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = ["Description", "Finding", "Kind", "Problem"]
 
-Kind = Literal["damaged", "torn tail", "quarantined", "left over", "other adapter", "not reached"]
+Kind = Literal["damaged", "torn tail", "quarantined", "left over", "other adapter", "not reached", "in objects"]
 """What a finding is. Only `damaged` is bad."""
 
 

@@ -10,14 +10,17 @@ One that is mapped for writing must have its blocks, too: a store into a hole of
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 
 from quiver.errors import StoreClosed
+from quiver.primitives.files import Buffer
 
 __all__ = ["MappedForWriting", "ReadMapping", "map_descriptor", "map_descriptor_for_writing"]
 
 _TOUCH_BYTES = 1 << 20
+_WRITE_BYTES = 16 << 10
 
 
 class ReadMapping:
@@ -63,13 +66,21 @@ def map_descriptor(fd: int, size: int) -> ReadMapping:
 class MappedForWriting:
     """
     A writable mapping of a whole file. *sync* makes what was stored durable, given the pages.
+
+    *write* puts bytes at an offset of the same file where that is seen in the mapping at once; None where it is not.
     """
 
-    __slots__ = ("_pages", "_sync")
+    __slots__ = ("_pages", "_sync", "_write")
 
-    def __init__(self, pages: mmap.mmap | bytearray, sync: Callable[[mmap.mmap | bytearray], None]) -> None:
+    def __init__(
+        self,
+        pages: mmap.mmap | bytearray,
+        sync: Callable[[mmap.mmap | bytearray], None],
+        write: Callable[[Buffer, int], None] | None = None,
+    ) -> None:
         self._pages: mmap.mmap | bytearray | None = pages
         self._sync = sync
+        self._write = write
 
     def _require(self) -> mmap.mmap | bytearray:
         if self._pages is None:
@@ -84,6 +95,21 @@ class MappedForWriting:
             StoreClosed: after `close`.
         """
         return memoryview(self._require())
+
+    def store(self, start: int, data: Buffer) -> None:
+        """
+        Store *data* at *start*: as through the view, but many pages at once where that costs less.
+
+        Raises:
+            StoreClosed: after `close`.
+        """
+        pages = self._require()
+        if self._write is not None and len(data) >= _WRITE_BYTES:
+            # After each sync the first store into a page is a fault, which costs more than the copy.
+            with contextlib.suppress(OSError):  # what was written of it is written again
+                self._write(data, start)
+                return
+        pages[start : start + len(data)] = data
 
     def touch(self, start: int, end: int) -> None:
         """
@@ -114,12 +140,17 @@ class MappedForWriting:
         self._pages = None
 
 
-def map_descriptor_for_writing(fd: int, size: int, sync: Callable[[mmap.mmap | bytearray], None]) -> MappedForWriting:
+def map_descriptor_for_writing(
+    fd: int,
+    size: int,
+    sync: Callable[[mmap.mmap | bytearray], None],
+    write: Callable[[Buffer, int], None] | None = None,
+) -> MappedForWriting:
     """
-    Map *size* bytes of the open file *fd* for writing; *sync* makes its pages durable.
+    Map *size* bytes of the open file *fd* for writing; *sync* makes its pages durable, *write* writes to the file.
 
     Raises:
         OSError: the file cannot be mapped.
         ValueError: the file is empty.
     """
-    return MappedForWriting(mmap.mmap(fd, size, access=mmap.ACCESS_WRITE), sync)
+    return MappedForWriting(mmap.mmap(fd, size, access=mmap.ACCESS_WRITE), sync, write)

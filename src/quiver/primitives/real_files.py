@@ -41,12 +41,13 @@ class RealFile:
     Positions are explicit, so several threads may read while one writes.
     """
 
-    __slots__ = ("__weakref__", "_fd", "_platform", "_pwritev", "path")
+    __slots__ = ("__weakref__", "_fd", "_platform", "_pwrite", "_pwritev", "path")
 
     def __init__(self, path: str, fd: int, platform: Platform) -> None:
         self.path = path
         self._fd = fd
         self._platform = platform
+        self._pwrite = platform.pwrite
         self._pwritev = platform.pwritev
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -73,10 +74,15 @@ class RealFile:
         """
         Write all of *data* at *offset*. Visible to readers on return, not durable.
         """
-        left = memoryview(data).cast("B")
+        left = data if type(data) is bytes else memoryview(data).cast("B")
         try:
+            written = self._pwrite(self._fd, left, offset)
+            if written == len(left):
+                return
+            left = memoryview(left)[written:]
+            offset += written
             while left:
-                written = _taken(self._platform.pwrite(self._fd, left, offset))
+                written = _taken(self._pwrite(self._fd, left, offset))
                 left = left[written:]
                 offset += written
         except OSError as error:
@@ -179,7 +185,8 @@ class RealFile:
         `sync` of the mapping is `sync_data` of this file.
         """
         try:
-            return map_descriptor_for_writing(self._fd, os.fstat(self._fd).st_size, self._sync_pages)
+            write = None if self._platform.maps_apart else self.pwrite
+            return map_descriptor_for_writing(self._fd, os.fstat(self._fd).st_size, self._sync_pages, write)
         except OSError as error:
             error.filename = self.path
             raise

@@ -22,7 +22,9 @@ file or room               purpose
 `drops.py`                 the drop ledger: what policy gave up, durable before it goes
 `capacity.py`              what a size cap is held against
 `side_files.py`            what else lies in the directory; a reserve for a full disk
+`adoption.py`              what Spark sinks committed becomes segments of the store
 `background.py`            the two threads
+`views.py`                 what an open store tells of itself: sizes, figures, rows
 `figures.py`               `Store.stats`
 `receipts.py`              what the store's calls return
 =========================  ========================================================================
@@ -46,6 +48,7 @@ With an object tier:
 `cold_location.py`         where the objects are, without secrets; the tier, opened when needed
 `cold_register.py`         the list of what it has: in memory, on disk
 `cold_tier.py`             sealed segments are sent and verified, finished ones removed
+`cold_rebuild.py`          its list, damaged, made anew from the objects
 `cold_window.py`           what it has leaves the disk
 `cold_files.py`            a file system that shows what only the tier has
 =========================  ========================================================================

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
 
 from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailable, Damaged
@@ -28,6 +30,10 @@ READERS_MAX = 64
 
 COLD_BYTES_MAX = 128 * 1024 * 1024
 """Segments of the object tier are held in memory to be read: these many bytes of them, and one at least."""
+
+_Latest = tuple[int, Callable[[int], dict[int, pa.RecordBatch]], Sequence[int] | None]
+"""The segment that was asked last, checked: its number, what reads its bundles, and when those were ingested. Bundles
+of one segment are taken one behind the other."""
 
 
 class Catalog:
@@ -54,8 +60,7 @@ class Catalog:
         self._leaving: set[int] = set()
         """Known still, while their files are being removed."""
         self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
-        self._latest: SegmentReader | None = None
-        """The one that was asked last, checked: bundles of one segment are taken one behind the other."""
+        self._latest: _Latest | None = None
         self.bytes = 0
         """Of those that lie on the disk."""
         self.verified = VerifiedSegments()
@@ -125,25 +130,30 @@ class Catalog:
             Damaged: the segment's bytes are not what was written.
         """
         seq, index = ref
+        latest = self._latest
+        if latest is None or latest[0] != seq:
+            latest = self._look_at(seq)
+        times = latest[2]
+        return Bundle.of_read(latest[1](index), None if times is None else times[index], self._adapter)
+
+    def _look_at(self, seq: int) -> _Latest:
         info = self._segments.get(seq)
         if info is None:
             raise BundleUnavailable(f"segment {seq} is not on disk any more")
-        reader = self._latest
-        if reader is None or reader.info.seq != seq:
-            try:
-                reader = self._reader(info)
-                reader.verify()
-            except Damaged as damage:
-                was_local = self.is_local(seq)
-                self._on_damage(info, damage)
-                if was_local and seq in self._cold:
-                    return self.bundle(ref)  # the object tier has it still
-                raise
-            with self._lock:
-                if seq in self._segments:
-                    self._latest = reader
-        slots, times = reader.bundle(index), reader.manifest.ingested_times_ns
-        return Bundle.of_read(slots, None if times is None else times[index], self._adapter)
+        try:
+            reader = self._reader(info)
+            reader.verify()
+        except Damaged as damage:
+            was_local = self.is_local(seq)
+            self._on_damage(info, damage)
+            if was_local and seq in self._cold:
+                return self._look_at(seq)  # the object tier has it still
+            raise
+        latest = seq, reader.bundle, reader.manifest.ingested_times_ns
+        with self._lock:
+            if seq in self._segments:
+                self._latest = latest
+        return latest
 
     def _reader(self, info: SegmentInfo) -> SegmentReader:
         with self._lock:
@@ -186,7 +196,7 @@ class Catalog:
 
     def _let_go(self, seq: int) -> None:
         self._readers.pop(seq, None)  # an open file holds its disk space, also when it is deleted
-        if self._latest is not None and self._latest.info.seq == seq:
+        if self._latest is not None and self._latest[0] == seq:
             self._latest = None
         if seq in self._segments and seq not in self._cold:
             self.bytes -= self._segments[seq].size_bytes

@@ -463,10 +463,15 @@ class Cleanup:
             if is_noted:
                 self._count_dropped(fresh)
             self._fold(dropped)
-            gone = [info for info in parts.catalog.segments() if not parts.files.exists(info.path)]
-            seqs = [info.seq for info in gone]
+            given_up = {entry.seq for entry in dropped}
+            gone = [info.seq for info in parts.catalog.local_segments() if not parts.files.exists(info.path)]
+            copied = [seq for seq in gone if seq not in given_up and parts.cold.is_verified(seq)]
+            for seq in copied:
+                parts.catalog.went_cold(seq)
+            seqs = sorted(set(gone).difference(copied))
             if seqs:
                 parts.catalog.keep_floor(max(seqs) + 1)
+                parts.cold.leave(seqs)
                 for seq in seqs:
                     parts.catalog.forget(seq)
                 parts.registry.removed(seqs)

@@ -27,7 +27,7 @@ from quiver.store.cold_location import location_from_list, object_key
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list
 from quiver.store.format.names import COLD_LIST, SEGMENTS_DIR, parse_segment_name, segment_name
 
-__all__ = ["COLD_INODE", "ColdFiles", "OpenTier", "fetch_segment", "read_cold_list"]
+__all__ = ["COLD_INODE", "ColdFiles", "OpenTier", "fetch_segment", "read_cold_list", "require_place"]
 
 COLD_INODE = 0
 """What `stat` says of a segment in the tier; no file has it."""
@@ -73,19 +73,35 @@ def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
     return ColdListing(location, folder, verified)
 
 
+def require_place(tier: ObjectTier, missing: str) -> None:
+    """
+    Return when there is an object in the folder of the object *missing*: then that one alone is gone.
+
+    An empty directory where a disk should be mounted, or another bucket, looks as if all of them were.
+
+    Raises:
+        ObjectsUnavailable: there is none.
+    """
+    folder = missing.rpartition("/")[0]
+    if next(iter(tier.list_below(f"{folder}/")), None) is None:
+        reason = "nothing of this store is there: is it the right place, and is it mounted?"
+        raise ObjectsUnavailable("get", missing, reason)
+
+
 def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
     """
     Return the whole segment, every byte as it was written.
 
     Raises:
         Damaged: the object is another one, or is gone; names its key.
-        ObjectsUnavailable: nobody answers.
+        ObjectsUnavailable: nobody answers, or nothing of this store is there.
     """
     reason = ""
     for _ in range(_TRIES):
         try:
             data = tier.get(key, size_max=entry.size_bytes)
         except ObjectMissing:
+            require_place(tier, key)
             raise Damaged(key, 0, "the object is gone from the tier") from None
         except WrongUse as error:
             raise Damaged(key, 0, str(error)) from error
@@ -121,6 +137,7 @@ class _ColdFile:
         try:
             data = self._tier.get_range(self._key, offset, length)
         except ObjectMissing:
+            require_place(self._tier, self._key)
             raise Damaged(self._key, offset, "the object is gone from the tier") from None
         if len(data) != length:
             raise ObjectsUnavailable("get_range", self._key, f"{len(data)} bytes came instead of {length}")

@@ -5,10 +5,11 @@ What a store needs of the object tier before it reads its first segment: the lis
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os.path
 
 from quiver.clock import Clock
-from quiver.errors import WrongUse
+from quiver.errors import Damaged, WrongUse
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
@@ -17,6 +18,7 @@ from quiver.settings import Settings
 from quiver.store.catalog import Catalog
 from quiver.store.cold_files import ColdFiles
 from quiver.store.cold_location import TierWhenNeeded, folder_of, location_from_list, location_to_list
+from quiver.store.cold_rebuild import rebuild_cold_list
 from quiver.store.cold_register import ColdRegister, info_of
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID
 
@@ -85,7 +87,8 @@ def open_cold_side(
     objects: ObjectTier | None,
 ) -> ColdSide:
     """
-    Read the list of the store at *root*. Nothing is asked of the object store yet.
+    Read the list of the store at *root*. Nothing is asked of the object store yet, unless the list is damaged: then it
+    is made anew from the objects.
 
     Args:
         root: the store's directory; it has its identity.
@@ -96,7 +99,8 @@ def open_cold_side(
         objects: the tier, open; by default it is opened when it is needed.
 
     Raises:
-        Damaged: the list cannot be read.
+        Damaged: the list cannot be read, and there are no objects to make it anew from.
+        ObjectsUnavailable: it cannot be read, and nobody answers where the objects are.
         SettingsInvalid: there are objects elsewhere.
         WrongUse: a tier without `cold.objects`: nobody could find the objects again.
         OSError: the disk says so.
@@ -111,7 +115,23 @@ def open_cold_side(
     if location is not None:
         identity = files.read_all(f"{root}/{STORE_ID}", size_max=_ID_BYTES_MAX).decode("ascii", "replace").strip()
         wanted = location_to_list(location, folder_of(identity))
-    register = ColdRegister.load(files, f"{root}/{SEGMENTS_DIR}", wanted)
+    directory = f"{root}/{SEGMENTS_DIR}"
+    try:
+        register = ColdRegister.load(files, directory, wanted)
+    except Damaged as damage:
+        if wanted is None:
+            raise
+        tier = TierWhenNeeded(location, objects, files=files, clock=clock, observer=observer)
+        try:
+            register = rebuild_cold_list(files, root, directory, wanted, tier.get(), damage)
+        except BaseException:
+            tier.close()
+            raise
+        observer.count("quiver.recovery.damaged_files_total", kind="cold")
+        observer.event(
+            "quiver.cold.rebuilt", level=logging.ERROR, path=damage.path, reason=damage.reason, segments=len(register)
+        )
+        return ColdSide(register, tier, is_set=True)
     if location is None and len(register):
         location = location_from_list(register.location)[0]
     tier = TierWhenNeeded(location, objects, files=files, clock=clock, observer=observer)

@@ -120,8 +120,8 @@ class ColdRegister:
         if not isinstance(answer, Frame):
             offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
             reason += (
-                "; it says which segments only the object tier has. Put a copy of the file back, or move it away to go "
-                "on without those segments"
+                "; it says which segments only the object tier has. Open the store with cold.objects to make it anew "
+                "from the objects, put a copy of the file back, or move it away to go on without those segments"
             )
             raise Damaged(path, offset, reason)
         found = answer.value
@@ -174,6 +174,16 @@ class ColdRegister:
         """
         with self._lock:
             self._write(self._entries | {entry.seq: entry})
+
+    def replace_all(self, entries: Iterable[ColdSegment]) -> None:
+        """
+        Make *entries* all there is. Durable on return.
+
+        Raises:
+            OSError: the disk refused; the register is as it was.
+        """
+        with self._lock:
+            self._write({entry.seq: entry for entry in entries})
 
     def drop(self, seqs: Iterable[int]) -> None:
         """

@@ -27,6 +27,7 @@ from quiver.objects.port import ObjectTier
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import File
+from quiver.store.cold_files import require_place
 from quiver.store.cold_location import location_from_list, object_key, quarantine_key
 from quiver.store.cold_register import cold_segment
 from quiver.store.format.cold_list import ColdSegment
@@ -86,11 +87,14 @@ class ColdTier:
         Return figures of this moment.
         """
         verified = [entry for entry in self._register.entries() if entry.state == "verified"]
+        waiting = self.waiting()
+        sequences = [one.sequence_first for one in waiting if one.sequence_first is not None]
         return {
             "segments": len(verified),
             "segment_bytes": sum(entry.size_bytes for entry in verified),
             "only_there": len(self._parts.catalog) - self._parts.catalog.local_count,
-            "waiting": len(self.waiting()),
+            "waiting": len(waiting),
+            "waiting_sequence": min(sequences, default=None),
             "leaving": len(self._leaving()),
             "problem": self.failure,
         }
@@ -126,9 +130,12 @@ class ColdTier:
             if self._stopping.is_set():
                 return 0
             try:
-                if self._leaving():
+                leaving, waiting = self._leaving(), self.waiting()
+                if leaving or waiting:
+                    self._require_place(self._open_tier())
+                if leaving:
                     self._remove(self._open_tier())
-                for info in self.waiting():
+                for info in waiting:
                     if self._stopping.is_set():
                         break
                     sent += self._send(self._open_tier(), info)
@@ -142,6 +149,18 @@ class ColdTier:
                     self._delays = _BACKOFF.delays(Random())  # noqa: S311
                 self.failure = self._not_before_s = None
         return sent
+
+    def _require_place(self, tier: ObjectTier) -> None:
+        """
+        Return when the tier is where earlier segments went: what is sent elsewhere would be missed there.
+        """
+        verified = next((entry for entry in self._register.entries() if entry.state == "verified"), None)
+        if verified is not None:
+            key = object_key(self._folder, verified)
+            try:
+                tier.head(key)
+            except ObjectMissing:
+                require_place(tier, key)
 
     def _send(self, tier: ObjectTier, info: SegmentInfo) -> int:
         try:

@@ -23,7 +23,7 @@ from quiver.store.segment.ipc_file import END_OF_STREAM, is_one_batch_message
 
 __all__ = ["EncodedBundle", "SlotEncoder", "slot_pieces", "write_slots"]
 
-_END_OF_STREAM_BUFFER = pa.py_buffer(END_OF_STREAM)
+_END = struct.Struct(f"{len(END_OF_STREAM)}s")
 _SCHEMAS_PER_SLOT_MAX = 64
 _MESSAGE_HEAD = struct.Struct("<II")
 
@@ -60,19 +60,18 @@ def write_slots(slots: list[EncodedSlot], region: memoryview, at: int) -> None:
     for slot in slots:
         stream = slot.stream_schema
         message = slot.message
-        SLOT_HEAD.pack_into(region, at, slot.slot, stream.fingerprint, slot.row_count, slot.payload_bytes)
-        start = at + SLOT_HEAD.size
-        if not stream.has_dictionaries:
-            at = start + len(stream.schema_message)
-            region[start:at] = stream.schema_message
-            start = at
+        head = stream.head
+        # One call for head and schema's message: small bundles are made of such calls.
+        head.pack_into(
+            region, at, slot.slot, stream.fingerprint, slot.row_count, slot.payload_bytes, stream.schema_bytes
+        )
+        start = at + head.size
         at = start + len(message)
         slot.message = kept = region[start:at]
         kept[:] = message
         if not stream.has_dictionaries:
-            start = at
-            at = start + len(END_OF_STREAM)
-            region[start:at] = _END_OF_STREAM_BUFFER
+            _END.pack_into(region, at, END_OF_STREAM)
+            at += _END.size
 
 
 def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
@@ -95,7 +94,8 @@ class SlotEncoder:
 
     def __init__(self) -> None:
         self._schemas: dict[int, list[StreamSchema]] = {}
-        self._adopted_last: tuple[int, StreamSchema, bytes] | None = None
+        # By slot, of the entry adopted last: fingerprint, the schema's message, and what it means.
+        self._adopted: dict[int, tuple[bytes, bytes, StreamSchema]] = {}
 
     def encode(
         self, slots: Mapping[int, pa.RecordBatch], fingerprints: Mapping[int, bytes] | None = None
@@ -136,27 +136,30 @@ class SlotEncoder:
         encoded: list[EncodedSlot] = []
         bitmap = 0
         total = 0
-        for slot in slots:
-            payload = slot.payload
+        for slot, fingerprint, row_count, payload in slots:
             size = len(payload)
-            schema_end = _MESSAGE_HEAD.size
-            if size > schema_end:
-                schema_end += _MESSAGE_HEAD.unpack_from(payload)[1]
-            if not 0 < schema_end < size or payload[size - len(END_OF_STREAM) :] != END_OF_STREAM:
+            message_end = size - len(END_OF_STREAM)
+            if message_end < _MESSAGE_HEAD.size or payload[message_end:] != END_OF_STREAM:
                 return None
-            stream = self._adopted(slot.slot, slot.fingerprint, payload[:schema_end])
-            message = payload[schema_end : size - len(END_OF_STREAM)].cast("b")  # as the arena and pyarrow have it
-            if stream is None or not is_one_batch_message(message):
+            known = self._adopted.get(slot)
+            schema_end = 0 if known is None else len(known[1])
+            if known is not None and known[0] == fingerprint and payload[:schema_end] == known[1]:
+                stream = known[2]
+            else:
+                schema_end = _MESSAGE_HEAD.size + _MESSAGE_HEAD.unpack_from(payload)[1]
+                adopted = self._adopt_schema(slot, fingerprint, payload[:schema_end])
+                if adopted is None:
+                    return None
+                stream = adopted
+            message = payload[schema_end:message_end].cast("b")  # as the arena and pyarrow have it
+            if not is_one_batch_message(message):
                 return None
-            bitmap |= 1 << slot.slot
+            bitmap |= 1 << slot
             total += SLOT_HEAD.size + size
-            encoded.append(EncodedSlot(slot.slot, stream, slot.row_count, message, size))
+            encoded.append(EncodedSlot(slot, stream, row_count, message, size))
         return _encoded_bundle((encoded, bitmap, total))
 
-    def _adopted(self, slot: int, fingerprint: bytes, schema_message: memoryview) -> StreamSchema | None:
-        last = self._adopted_last
-        if last is not None and last[0] == slot and last[1].fingerprint == fingerprint and last[2] == schema_message:
-            return last[1]
+    def _adopt_schema(self, slot: int, fingerprint: bytes, schema_message: memoryview) -> StreamSchema | None:
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
             stream = self._stream_schema(slot, schema, fingerprint)
@@ -164,7 +167,7 @@ class SlotEncoder:
             return None
         if stream.has_dictionaries or stream.schema_message != schema_message:
             return None
-        self._adopted_last = slot, stream, bytes(schema_message)
+        self._adopted[slot] = fingerprint, bytes(schema_message), stream
         return stream
 
     def _stream_schema(self, slot: int, schema: pa.Schema, fingerprint: bytes | None) -> StreamSchema:

@@ -9,6 +9,7 @@ NaN and infinities by name; a map becomes a list of ``{"key": …, "value": …}
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import posixpath
@@ -97,14 +98,19 @@ def export(
     """
     temporary = path + TEMPORARY_SUFFIX
     file = fs.create_or_truncate(temporary, mode=0o640)
+    written = False
     try:
         sink = _Sink(file)
         rows = _WRITERS[kind](sink, schema, _grouped(schema, batches))
         file.sync()
+        written = True
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise WrongUse(f"{kind} cannot hold this: {error}") from error
     finally:
         file.close()
+        if not written:  # it may be what fills the disk
+            with contextlib.suppress(OSError):
+                fs.remove(temporary)
     fs.rename(temporary, path)
     fs.sync_dir(posixpath.dirname(path) or ".")
     return Exported(path, rows, sink.offset)

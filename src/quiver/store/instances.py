@@ -32,5 +32,8 @@ def instance_roots(fs: FileSystem, root: str) -> list[str]:
     candidates = [root, *(f"{root}/{core_directory(core)}" for core in sorted(c for c in found_cores if c is not None))]
     found = [one for one in candidates if is_store(fs, one)]
     if not found:
-        raise WrongUse(f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/")
+        raise WrongUse(
+            f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/; for topics there is "
+            "`quiver topic`, for logs in the AOF2 format `quiver aof`"
+        )
     return found

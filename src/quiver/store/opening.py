@@ -12,7 +12,8 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.objects.port import ObjectTier
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.files import FileSystem, directory_name
+from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
@@ -58,7 +59,7 @@ def open_store(
         FormatUnsupported: it was written by a newer version or under another adapter.
         WrongUse: it is a snapshot: make a store of it first.
     """
-    root = os.fspath(path).rstrip("/") or "/"
+    root = directory_name(path)
     refuse_snapshot(files, root)
     files.make_dirs(root)
     lock = hold(files, f"{root}/{STORE_LOCK}", owner="quiver store")
@@ -68,7 +69,7 @@ def open_store(
         identity = f"{root}/{STORE_ID}"
         if not files.exists(identity):
             replace_file(files, identity, f"{uuid.uuid4()}\n".encode())  # noqa: TID251 - made once, at creation
-        return Store(
+        store = Store(
             root,
             settings or Settings(),
             files=files,
@@ -83,3 +84,5 @@ def open_store(
     except BaseException:
         lock.release()
         raise
+    refuse_in_children(store, f"the store {root}")
+    return store

@@ -330,7 +330,7 @@ def _entry_schema(digests: SegmentDigests, path: str, scanned: ScannedEntry, slo
 
 
 def _entry_batch(digests: SegmentDigests, path: str, scanned: ScannedEntry, slot: int) -> pa.RecordBatch | None:
-    only: WalEntry = replace(scanned.entry, slots=tuple(found for found in scanned.entry.slots if found.slot == slot))
+    only: WalEntry = scanned.entry._replace(slots=tuple(found for found in scanned.entry.slots if found.slot == slot))
     try:
         return decode_slots(only, path=path, position=scanned.start)[slot]
     except Damaged as damage:

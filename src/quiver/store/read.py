@@ -30,7 +30,7 @@ from quiver.errors import Damaged, WrongUse
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
-from quiver.primitives.files import FileSystem
+from quiver.primitives.files import FileSystem, directory_name
 from quiver.primitives.real_files import REAL_FILES
 from quiver.store.cold_files import OpenTier
 from quiver.store.digests import SegmentDigests
@@ -71,7 +71,7 @@ def read(
         WrongUse: the directory holds no store.
         OSError: it cannot be read.
     """
-    root = os.fspath(path).rstrip("/") or "/"
+    root = directory_name(path)
     open_tier: OpenTier | None = None
     if isinstance(objects, ObjectLocation):
         place = objects

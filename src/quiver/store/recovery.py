@@ -1,12 +1,20 @@
 """
-What happens at open, in order; each step is a function and reports an event.
+What happens at open, in order. `Store._recover` calls the steps; those without a file are here.
 
-1. `remove_leftovers`     temporary files of writes that a crash cut short
-2. `load_cursor`          the position before which the log is not needed
-3. `load_segments`        sealed segments; those that are not sound move to quarantine
-4. `scan_log`             every WAL file; damage is copied to quarantine, what no segment covers is kept
-5. `continue_log`         the active file goes on behind its last good entry, or a fresh one begins
-6. replay                 (by the store) kept entries go to the open segment, in order
+1. the cold list          `cold_opening`: which segments the object tier has
+2. `remove_leftovers`     temporary files of writes that a crash cut short
+3. `load_cursor`          the position before which the log is not needed
+4. `load_segments`        sealed segments; those that are not sound move to quarantine
+5. `restore`              `cold_opening`: segments that only the object tier has are known, too
+6. `scan_log`             every WAL file; damage is copied to quarantine, what no segment covers is kept
+7. `continue_log`         the active file goes on behind its last good entry, or a fresh one begins
+8. `load_floor`           numbers that were given out once are not given out again
+9. progress               `subscribers/members`: every progress file; one that is damaged as the policy says
+10. the drop ledger       `drops`: what policy gave up and not everybody has taken note of
+11. `take_back`           `cleanup`: drops that never took effect are forgotten
+12. replay                `store`: kept entries go to the open segment, in order
+13. `continue_drops`      `cleanup`: a drop that was cut short is finished
+14. the reserve           `side_files`: room for acknowledgements on a full disk
 
 Recovering twice equals recovering once: no step depends on what an earlier recovery left half done.
 """
@@ -256,18 +264,18 @@ class Coverage:
         self.position_end = max([cursor, *(segment.wal_position_end or 0 for segment in segments)])
         self.sequence_end = (self._reach[-1] if self._reach else -1) + 1
 
-    def holds(self, scanned: ScannedEntry, *, trust_position: bool) -> bool:
+    def holds(self, sequence: int, end: int, *, trust_position: bool) -> bool:
         """
-        Say whether a segment has the entry, or the cursor has passed it; both go by position only if it is trusted.
+        Say whether a segment has the entry of that sequence number which ends at position *end*, or the cursor has
+        passed it; both go by position only if it is trusted.
         """
-        if trust_position and scanned.end <= self.cursor:
+        if trust_position and end <= self.cursor:
             return True
-        sequence = scanned.sequence
         at = bisect_right(self._firsts, sequence) - 1
         while at >= 0 and self._reach[at] >= sequence:
             segment = self.segments[at]
             if sequence <= (segment.sequence_last or 0) and (
-                not trust_position or scanned.end <= (segment.wal_position_end or 0)
+                not trust_position or end <= (segment.wal_position_end or 0)
             ):
                 return True
             at -= 1
@@ -313,11 +321,10 @@ class Replay:
         Take note of what *scan* has to replay.
         """
         wanted = array("Q")
-        for at, scanned in enumerate(scan.entries):
-            if scanned.entry_type != ENTRY_TYPE_BUNDLE:
-                continue  # a later version's; skipped by its length
-            moved = scanned.moved(shift) if shift else scanned
-            if not self._coverage.holds(moved, trust_position=trusted):
+        holds = self._coverage.holds
+        for at, (entry_type, sequence, end) in enumerate(scan.entries.places()):
+            # Of another type: a later version's; skipped by its length.
+            if entry_type == ENTRY_TYPE_BUNDLE and not holds(sequence, end + shift, trust_position=trusted):
                 wanted.append(at)
         if wanted:
             entries = scan.entries if is_active else scan.entries.within(_NO_BYTES)

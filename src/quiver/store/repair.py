@@ -6,8 +6,9 @@ In order; each step can be cut off by a crash and is done again by the next repa
 1. temporary files of writes that never took effect go
 2. small files that cannot be read are copied to quarantine and made anew, or go: the next open makes them
 3. damaged segments: copied to quarantine; written again from the log where it still has all of their bundles
-4. heads of log files that would refuse to open though their entries are sound
-5. the store is opened, which copies damaged ranges of the log to quarantine and cuts torn ends, and everything in
+4. damaged retry sets: copied to quarantine; begun anew with what their subscriber has not resolved
+5. heads of log files that would refuse to open though their entries are sound
+6. the store is opened, which copies damaged ranges of the log to quarantine and cuts torn ends, and everything in
    the log is sealed, so that no damaged log file is needed any more
 
 Nothing that is damaged is ever delivered. What newer versions wrote is left alone.
@@ -20,13 +21,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quiver.bundle import OTAP, OTAP_CONFIG_HASH
+from quiver.bundle import OTAP, OTAP_CONFIG_HASH, BundleRef
 from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.copying import damaged_copy, keep_damaged, link_or_copy
 from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import Finding
+from quiver.primitives.lock import hold
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
 from quiver.store.closed import drain, held_closed, raise_floor
@@ -45,9 +47,18 @@ from quiver.store.format.names import (
     WAL_DIR,
     WAL_NEXT,
     parse_progress_name,
+    parse_retry_set_name,
     parse_segment_name,
+    retry_lock_name,
 )
-from quiver.store.format.progress import decode_progress, progress_checksum
+from quiver.store.format.progress import Progress, decode_progress, progress_checksum
+from quiver.store.format.retry_set import (
+    RETRY_ENTRIES_MAX,
+    RETRY_SET_BYTES_MAX,
+    RetryEntry,
+    decode_retry_set,
+    encode_retry_set,
+)
 from quiver.store.format.wal_file import WAL_HEADER, WAL_HEADER_BYTES, WAL_MAGIC, WAL_VERSION, decode_wal_header
 from quiver.store.salvage import DamagedSegment, entries_of, examine, export_streams, is_whole, rewrite
 from quiver.store.segment.info import SegmentInfo
@@ -154,7 +165,7 @@ def _by_opening(before: list[Finding], mends: list[Mend]) -> list[Mend]:
     Return what no step said a word about: recovery holds it against its neighbours when the store is opened.
     """
     told = {mend.path for mend in mends}
-    how = "set right by what is around it, when the store was opened to seal its log"
+    how = "left to the opening of the store, which sets it right by what is around it"
     return [
         Mend(finding.path, f"at byte {finding.offset}: {finding.reason}", how)
         for finding in before
@@ -428,7 +439,55 @@ def _loss(work: _Work, damaged: DamagedSegment, have: int) -> str:
     return f"{lost} of its {info.bundle_count} bundles" + (f": {', '.join(waiting)}" if waiting else ", all delivered")
 
 
-# 4. and 5. The log.
+# 4. What exporters try again.
+
+
+def _retry_sets(work: _Work) -> Iterator[Mend]:
+    for name in work.names(work.root):
+        subscriber = parse_retry_set_name(name)
+        if subscriber is None:
+            continue
+        path = f"{work.root}/{name}"
+        data = work.fs.read_all(path, size_max=RETRY_SET_BYTES_MAX)
+        problem = _damage_of(decode_retry_set(memoryview(data)))
+        if problem is not None and not _is_newer(data, problem):
+            yield _mend_retry_set(work, path, subscriber, data, f"damaged {problem}")
+
+
+def _mend_retry_set(work: _Work, path: str, subscriber: str, data: bytes, problem: str) -> Mend:
+    # Which of them its exporter had passed is not known. One that is not in the set might never be sent.
+    waiting = _unresolved(work, subscriber)
+    if len(waiting) > RETRY_ENTRIES_MAX:
+        return Mend(path, problem, f"left as it is: {subscriber} has more bundles to come than a retry set holds")
+    try:
+        lock = hold(work.fs, f"{work.root}/{retry_lock_name(subscriber)}", owner="quiver repair")
+    except DirectoryInUse as error:
+        return Mend(path, problem, f"left as it is: {error}")
+    try:
+        copy = work.keep(path, data)
+        work.put(path, encode_retry_set(RetryEntry(ref, 1, 0, 0, "the retry set was damaged") for ref in waiting))
+    finally:
+        lock.release()
+    mended = f"begun anew with the {len(waiting)} bundles that {subscriber} has not resolved"
+    return Mend(path, problem, mended, "how often each was tried, and when it was due: they are tried at once", copy)
+
+
+def _unresolved(work: _Work, subscriber: str) -> list[BundleRef]:
+    try:
+        progress = load_progress(work.fs, work.root, subscriber)
+    except Damaged:  # and not mended: a dry run, or somebody holds it
+        progress = Progress(0, {})
+    if progress is None:
+        return []
+    state = SubscriberState.from_progress(progress)
+    found = []
+    for info in work.sound:
+        left = state.unresolved(SegmentRef.of(info))
+        found += [BundleRef(info.seq, index) for index in range(info.bundle_count) if left >> index & 1]
+    return found
+
+
+# 5. and 6. The log.
 
 
 def _log(work: _Work) -> Iterator[Mend]:
@@ -516,7 +575,9 @@ def _lost_between(scan: WalFileScan, offset: int, held: list[tuple[int, int]]) -
     ]
     if not lost:
         return None
+    if len(lost) == 1:
+        return f"the bundle with sequence number {lost[0]}"
     return f"{len(lost)} bundles, with sequence numbers {lost[0]} to {lost[-1]}"
 
 
-_STEPS: tuple[Callable[[_Work], Iterator[Mend]], ...] = (_leftovers, _small_files, _segments, _log)
+_STEPS: tuple[Callable[[_Work], Iterator[Mend]], ...] = (_leftovers, _small_files, _segments, _retry_sets, _log)

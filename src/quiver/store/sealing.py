@@ -29,6 +29,8 @@ __all__ = ["LAG_SEGMENTS", "Pending", "Sealing"]
 
 RETRY_S = 1.0
 """A segment write that found the disk full is tried again after this long."""
+TELL_S = 60.0
+"""While the disk stays full, it is said this often."""
 
 LAG_SEGMENTS = 8
 """Time-based sealing waits for size while every subscriber has this many finished segments to read."""
@@ -91,6 +93,7 @@ class Sealing:
         self._opened_at: float | None = None
         self._opened_wall_ns = 0
         self._retry_at = 0.0
+        self._tell_at = 0.0
 
     def _new_segment(self) -> OpenSegment:
         settings = self._settings
@@ -202,12 +205,18 @@ class Sealing:
                 adapter=self._adapter,
             )
         except OSError as error:
-            self._observer.event("quiver.segment.flush", level=logging.ERROR, segment=pending.seq, problem=str(error))
             self._observer.count("quiver.segment.flush_failures_total")
+            now_s = self._clock.monotonic()
+            if self.failure is None or not is_full_disk(error) or now_s >= self._tell_at:
+                # Once a second on a full disk, perhaps on the very disk that the words go to: not each time.
+                self._tell_at = now_s + TELL_S
+                self._observer.event(
+                    "quiver.segment.flush", level=logging.ERROR, segment=pending.seq, problem=str(error)
+                )
             if not is_full_disk(error):
                 raise StoreFailed(f"segment {pending.seq} could not be written: {error}; reopen to recover") from error
             self.failure = error
-            self._retry_at = self._clock.monotonic() + RETRY_S
+            self._retry_at = now_s + RETRY_S
             return None
         finally:
             pending.log.close()

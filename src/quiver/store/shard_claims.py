@@ -11,6 +11,9 @@ directory needs to do nothing, and may be dead, hang, or be busy. In the order o
     3  the record, quiver.evicted     from here on a missing file is a segment that went, not damage
     4  the files, then the directory
 
+A file that is the tier's verified object, by the cold list beside it, may go whoever still wants it: its owner finds
+the file missing, sees the same list, and goes on reading there.
+
 The record is a drop ledger. It lists only segments that `drop_oldest` gave up unresolved; an empty one says: look
 which files are gone. Their owner counts them, once, when it takes note: who evicts cannot know whether the owner gave
 up the same segment at the same moment. A crash before 4 leaves a record of segments that still exist: those in the
@@ -29,12 +32,14 @@ from dataclasses import dataclass
 
 from quiver.bundle import BundleRef
 from quiver.clock import Clock
-from quiver.errors import Damaged
+from quiver.errors import Damaged, SettingsInvalid
 from quiver.observe import Observer
 from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.copying import keep_damaged
 from quiver.primitives.files import FileSystem, Lock
 from quiver.primitives.scan import Frame
+from quiver.store.cold_files import read_cold_list
+from quiver.store.format.cold_list import ColdSegment
 from quiver.store.format.cores import EVICT_LOCK, EVICTED, core_directory
 from quiver.store.format.drop_ledger import (
     DROP_ENTRIES_MAX,
@@ -51,6 +56,8 @@ from quiver.store.subscribers.progress_store import find_subscribers, load_progr
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 
 __all__ = ["Evictor", "forget_record", "read_record", "take_claim", "was_evicted"]
+
+_CRC_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -141,9 +148,10 @@ class Evictor:
         """
         Remove the oldest fully resolved segments of *cores* until *bytes_wanted* are free, durably on return.
 
-        When that is not enough, the oldest segments of the cores in *drop_from* go whether resolved or not, each with
-        a durable record of what was given up. Returns the bytes freed, by core. A core whose directory cannot be read
-        or written is left out, and reported: the others still give room.
+        When that is not enough, files go whose segments an object tier has: nobody loses them. After that the oldest
+        segments of the cores in *drop_from* go whether resolved or not, each with a durable record of what was given
+        up. Returns the bytes freed, by core. A core whose directory cannot be read or written is left out, and
+        reported: the others still give room.
         """
         claims: dict[int, Lock] = {}
         freed: dict[int, int] = {}
@@ -153,12 +161,13 @@ class Evictor:
                     claim = take_claim(self._fs, self._directory(core), who=core_directory(self._core))
                     if claim is not None:
                         claims[core] = claim
-            victims = self._choose([self._guarded(core, self._finished(core)) for core in claims], bytes_wanted)
-            missing = bytes_wanted - sum(victim.size_bytes for victim in victims)
-            if missing > 0:
-                gone = {(victim.core, victim.seq) for victim in victims}
-                unfinished = [self._guarded(core, self._any(core, gone)) for core in claims if core in drop_from]
-                victims += self._choose(unfinished, missing)
+            victims: list[_Victim] = []
+            for find, where in ((self._finished, claims), (self._copied, claims), (self._any, drop_from)):
+                missing = bytes_wanted - sum(victim.size_bytes for victim in victims)
+                if missing > 0:
+                    gone = {(victim.core, victim.seq) for victim in victims}
+                    sources = [self._guarded(core, find(core, gone)) for core in claims if core in where]
+                    victims += self._choose(sources, missing)
             for core in claims:
                 try:
                     freed[core] = self._remove(core, [one for one in victims if one.core == core])
@@ -199,13 +208,37 @@ class Evictor:
         names = self._fs.list_dir(directory) if self._fs.exists(directory) else []
         return sorted(seq for seq in map(parse_segment_name, names) if seq is not None)[:-1]
 
-    def _finished(self, core: int) -> Iterator[_Victim]:
+    def _finished(self, core: int, _gone: set[tuple[int, int]]) -> Iterator[_Victim]:
         states = self._durable_states(core)
         if states:
             for seq in self._numbers(core):
                 victim = self._victim(core, seq)
                 if victim is not None and self._is_finished(victim, states):
                     yield _Victim(victim.sealed_ns, core, seq, victim.size_bytes, 0)
+
+    def _copied(self, core: int, gone: set[tuple[int, int]]) -> Iterator[_Victim]:
+        try:
+            listing = read_cold_list(self._fs, f"{self._directory(core)}/{SEGMENTS_DIR}")
+        except (Damaged, SettingsInvalid):
+            return  # its owner reports it
+        verified = {} if listing is None else listing.verified
+        for seq in self._numbers(core):
+            entry = None if (core, seq) in gone else verified.get(seq)
+            victim = None if entry is None else self._victim(core, seq)
+            if victim is not None and entry is not None and self._is_copy(victim, entry):
+                yield victim
+
+    def _is_copy(self, victim: _Victim, entry: ColdSegment) -> bool:
+        """
+        Say whether the file is what the tier has, and nothing that the log would bring back.
+        """
+        if self._info(victim) is None or victim.size_bytes != entry.size_bytes:
+            return False
+        file = self._fs.open_read(self._path(victim.core, victim.seq))
+        try:
+            return file.pread(_CRC_BYTES, entry.size_bytes - _CRC_BYTES) == entry.crc32.to_bytes(_CRC_BYTES, "little")
+        finally:
+            file.close()
 
     def _any(self, core: int, gone: set[tuple[int, int]]) -> Iterator[_Victim]:
         for seq in self._numbers(core):

@@ -12,7 +12,8 @@ from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.files import FileSystem, directory_name
+from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.check import refuse_snapshot
@@ -92,12 +93,12 @@ def open_path(
     Raises:
         DirectoryInUse: another process, or this one, has it open.
         FormatUnsupported: it was written by a newer version or under another adapter.
-        SettingsInvalid: the size cap is too small for so many cores, or there is an object tier.
+        SettingsInvalid: the size cap is too small for so many cores.
         WrongUse: *cores* or *core* is out of range, or the directory was made with cores and is opened without, or
             the other way round.
     """
-    root = os.fspath(path).rstrip("/") or "/"
-    settings = settings or Settings()
+    root = directory_name(path)
+    settings = _checked(settings)
     observer = observer or InMemoryObserver()
     found = find_cores(files, root) if files.exists(root) else []
     if cores is None:
@@ -109,12 +110,11 @@ def open_path(
             root, settings, files=files, clock=clock, observer=observer, adapter=adapter, background=background
         )
     _check_cores(files, root, cores, core)
-    _refuse_tier(settings)
     part = _divided(settings, cores, len({*found, *range(cores)}))
     # make_dirs makes each missing level durable, so no core's directory is lost behind its segments.
     files.make_dirs(root)
     place = _Place(root, settings if share_cap else part, cores, files, clock, observer, adapter, background)
-    return ShardedStore(
+    store = ShardedStore(
         root,
         settings,
         cores=cores,
@@ -126,6 +126,16 @@ def open_path(
         adapter=adapter,
         background=background,
     )
+    refuse_in_children(store, f"the store {root}")
+    return store
+
+
+def _checked(settings: Settings | None) -> Settings:
+    if settings is None:
+        return Settings()
+    if not isinstance(settings, Settings):
+        raise WrongUse(f"settings is a {type(settings).__name__}: write quiver.Settings.from_mapping({{…}})")
+    return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +214,9 @@ class _Place:
         return capacity
 
 
-def _refuse_tier(settings: Settings) -> None:
-    if settings.cold_objects is not None:
-        raise SettingsInvalid(
-            "cold.objects cannot be combined with cores: other cores would take a file in the tier for one that is gone"
-        )
-
-
 def _check_cores(files: FileSystem, root: str, cores: int, core: int | None) -> None:
-    if not 1 <= cores <= CORE_MAX + 1:
-        raise WrongUse(f"cores={cores} is not 1 to {CORE_MAX + 1}")
+    if not isinstance(cores, int) or not 1 <= cores <= CORE_MAX + 1:
+        raise WrongUse(f"cores={cores!r} is not 1 to {CORE_MAX + 1}")
     if core is not None and not 0 <= core < cores:
         raise WrongUse(f"core={core} is not 0 to {cores - 1}")
     refuse_snapshot(files, root)

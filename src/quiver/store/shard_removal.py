@@ -14,6 +14,7 @@ from quiver.primitives.atomic import remove_durably
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import hold
 from quiver.store.format.names import (
+    COLD_LIST,
     CURSOR_NAME,
     QUARANTINE_DIR,
     SEGMENTS_DIR,
@@ -29,8 +30,8 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
     """
     Remove a closed store's *directory*, durably; False when it stays.
 
-    It stays while somebody has it open, while it holds a segment after all, and for ever when damaged bytes were put
-    into its quarantine: those only a person may throw away.
+    It stays while somebody has it open, while it holds a segment after all or its list names objects of a tier, and for
+    ever when damaged bytes were put into its quarantine: those only a person may throw away.
 
     Raises:
         OSError: the disk refused; what is left can be opened and removed later.
@@ -71,7 +72,8 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
 def _must_stay(fs: FileSystem, directory: str) -> bool:
     if _names(fs, f"{directory}/{QUARANTINE_DIR}"):
         return True
-    return any(parse_segment_name(name) is not None for name in _names(fs, f"{directory}/{SEGMENTS_DIR}"))
+    names = _names(fs, f"{directory}/{SEGMENTS_DIR}")
+    return COLD_LIST in names or any(parse_segment_name(name) is not None for name in names)
 
 
 def _names(fs: FileSystem, directory: str) -> list[str]:

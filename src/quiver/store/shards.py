@@ -42,6 +42,7 @@ _MOMENT_S = 1e-6
 _ROOM_S = 0.05
 """While all cores are full, each is waited for this long in turn."""
 _SUMMED = ("segments", "segment_bytes", "wal_bytes", "wal_files", "open_bundles", "open_bytes")
+_SUMMED_COLD = ("segments", "segment_bytes", "only_there", "waiting", "leaving")
 _ADOPT_S = 5.0
 """A directory of a removed core that another process has open is tried again this often."""
 
@@ -399,8 +400,8 @@ class ShardedStore:
         if figures["open_bundles"]:
             shard.store.flush()
             return
-        if figures["segments"]:
-            return
+        if figures["segments"] or figures.get("cold", {}).get("leaving"):
+            return  # what lies in the tier goes with the next passes
         for known in self._registered.values():
             known.subscriber.leave(shard.core)
         del self._shards[shard.core]
@@ -464,6 +465,10 @@ class ShardedStore:
                     adds = isinstance(value, int) and not isinstance(value, bool) and key != "oldest_incomplete"
                     if key != "oldest_incomplete":
                         total[key] = total.get(key, 0) + value if adds else max(total.get(key, value), value)
+        of_tier = [one["cold"] for one in figures["cores"].values() if "cold" in one]
+        if of_tier:
+            problem = next((one["problem"] for one in of_tier if one["problem"] is not None), None)
+            figures["cold"] = {key: sum(one[key] for one in of_tier) for key in _SUMMED_COLD} | {"problem": problem}
         return figures
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────

@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
 from quiver.clock import Clock
-from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreClosed
+from quiver.errors import AtCapacity, BundleInvalid, Damaged
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
@@ -34,12 +34,10 @@ from quiver.store.cold_opening import open_cold_side
 from quiver.store.cold_tier import ColdTier
 from quiver.store.drops import DropLedger
 from quiver.store.encode import EncodedBundle, SlotEncoder, slot_pieces, write_slots
-from quiver.store.figures import figures
 from quiver.store.format.drop_ledger import DroppedSegment
-from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
-from quiver.store.format.wal_entry import CRC, ENTRY_HEAD, WalEntry
+from quiver.store.format.names import SEGMENTS_DIR
+from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
 from quiver.store.parts import Parts
-from quiver.store.query import By, Moment, Scan
 from quiver.store.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
 from quiver.store.sealer import Sealer
@@ -49,7 +47,8 @@ from quiver.store.segment.logged import LoggedMessage
 from quiver.store.subscribers.calls import SubscriberCalls
 from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef
-from quiver.store.wal.replay import decode_slots, logged_entries
+from quiver.store.views import StoreViews
+from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
 from quiver.store.wal.timing import timed_sync
 from quiver.store.wal.writer import ZERO_AHEAD_BYTES, WalLimits, WalWriter
@@ -70,7 +69,7 @@ _receipt = partial(tuple.__new__, BundleReceipt)
 """`BundleReceipt(*pair)` at a third of the price: it is made for every bundle."""
 
 
-class Store(SubscriberCalls):
+class Store(SubscriberCalls, StoreViews):
     """
     One writer's view of one directory. Thread-safe. Made by `quiver.open`.
 
@@ -293,7 +292,13 @@ class Store(SubscriberCalls):
             StoreFailed: a write or sync failed, now or earlier; reopen to recover.
             StoreClosed: the store was closed.
         """
-        if bundle.named and bundle.adapter is not self.adapter and bundle.adapter != self.adapter:
+        try:
+            named = bundle.named
+        except AttributeError:
+            raise BundleInvalid(
+                f"a {type(bundle).__name__} is no bundle: wrap it, quiver.Bundle({{slot: batch}})"
+            ) from None
+        if named and bundle.adapter is not self.adapter and bundle.adapter != self.adapter:
             raise BundleInvalid(
                 f"slots were named after adapter {bundle.adapter.name!r}; this store has {self.adapter.name!r}"
             )
@@ -493,60 +498,7 @@ class Store(SubscriberCalls):
             if not self._closed:
                 self._cleanup.quarantine(info, damage)
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def disk_bytes(self) -> int:
-        """
-        Bytes on disk: log, segments, and everything beside them.
-        """
-        return self._admission.disk_bytes
-
-    def claimed_bytes(self) -> int:
-        """
-        Return what counts for the size cap: `disk_bytes`, and what is in memory and will be a segment.
-        """
-        return self._admission.used_bytes
-
-    def scan(
-        self,
-        slot: int | str,
-        columns: Sequence[str] | None = None,
-        start: Moment | None = None,
-        end: Moment | None = None,
-        *,
-        by: By = "ingested",
-    ) -> Scan:
-        """
-        Return the rows of one slot as one table, for whatever speaks Arrow; see `StoreReader.scan`.
-
-        Resolves nothing. Bundles that are not in the log (`segment_only`) are there once they are sealed.
-
-        Raises:
-            BundleInvalid: no such slot.
-            StoreClosed: the store is closed.
-            WrongUse: as `StoreReader.scan`.
-        """
-        self._require_open()
-        return self._reader.scan(slot, columns, start, end, by=by)
-
-    def recent_wal_entries(self) -> Iterator[WalEntry]:
-        """
-        Iterate over the entries that are physically in the log, also those that segments hold by now, oldest first.
-        """
-        return logged_entries(self._files, f"{self.path}/{WAL_DIR}")
-
-    def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment: bytes, counts, and each subscriber's lag.
-        """
-        return figures(self._parts, self._cold_tier, next_sequence=self._sequence, disk_bytes=self.disk_bytes)
-
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise StoreClosed(f"{self.path} is closed")
 
     def close(self) -> None:
         """

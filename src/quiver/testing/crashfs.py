@@ -167,6 +167,12 @@ class CrashWriteMapping:
             raise StoreClosed("the mapping was closed")
         return memoryview(self._memory)
 
+    def store(self, start: int, data: Buffer) -> None:
+        """
+        Store *data* at *start*, as through the view.
+        """
+        self.view()[start : start + len(data)] = data
+
     def touch(self, start: int, end: int) -> None:
         """
         Write the bytes from *start* to *end* again as they are.

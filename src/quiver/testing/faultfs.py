@@ -137,6 +137,7 @@ class FaultWriteMapping:
         self._inner = inner
         self._may_fail_to_sync = sync
         self.view = inner.view
+        self.store = inner.store
         self.touch = inner.touch
         self.close = inner.close
 

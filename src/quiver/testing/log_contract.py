@@ -31,6 +31,9 @@ __all__ = ["AppendLog", "AppendLogContract", "record"]
 _SIZES = (0, 1, 17, 9000)
 """The last spans blocks of the disk: a power loss may keep the middle of it and not the rest."""
 
+_BYTES = bytes(range(256)) * 37
+"""From any of its first 256 places on as many as the largest record has."""
+
 _FAULTS = ("create", "pwrite", "truncate", "sync", "rename", "sync_dir")
 _THREADS = 4
 _EACH = 8
@@ -72,7 +75,8 @@ def record(number: int) -> bytes:
     Return the record with that number; no two are alike, and no part of one is another.
     """
     size = _SIZES[number % len(_SIZES)]
-    return b"<%d:" % number + bytes((number * 31 + index) & 0xFF for index in range(size)) + b">"
+    start = number * 31 & 0xFF
+    return b"<%d:%b>" % (number, _BYTES[start : start + size])
 
 
 def _require(condition: bool, promise: str) -> None:  # noqa: FBT001

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from store_cold_rig import COLD, LIST, ROOT, SETTINGS, WHERE, Rig, bundle_of, drain, listed, number_of, seen
 
-import quiver
 from quiver.bundle import BundleRef
 from quiver.errors import AtCapacity, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
 from quiver.objects.directory import DirectoryObjects
@@ -25,6 +24,7 @@ from quiver.store.opening import open_store
 from quiver.store.read import read
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultobjects import FaultObjects
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,7 @@ def test_what_is_sealed_is_copied_and_listed() -> None:
             "segment_bytes": store.stats()["segment_bytes"],
             "only_there": 0,
             "waiting": 0,
+            "waiting_sequence": None,
             "leaving": 0,
             "problem": None,
         }
@@ -332,6 +333,32 @@ def test_a_damaged_object_is_named_kept_and_counted(how: str) -> None:
         assert 0 not in listed(rig.files)
 
 
+def test_a_place_with_nothing_of_the_store_is_another_place() -> None:
+    """A disk that is not mounted: nothing counts as lost, nothing is sent there, and later all of it is there."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+    right, before = rig.tier, listed(rig.files)
+    rig.tier = FaultObjects(DirectoryObjects(rig.files, "/elsewhere", clock=rig.clock), clock=rig.clock)
+    with rig.open() as store:
+        handle = store.register("one").next_bundle(timeout=0)
+        with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+            _ = handle.bundle
+        rig.fill(store, 1)
+        store.maintain()
+        assert "is it mounted" in store.stats()["cold"]["problem"]
+        with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+            list(read(ROOT, fs=rig.files, objects=rig.tier).bundles())
+    assert (rig.names(), {seq: listed(rig.files)[seq] for seq in before}) == ([], before)
+
+    rig.tier = right
+    with rig.open() as store:
+        assert drain(store, "one") == list(range(9))
+
+
 def test_without_the_setting_nothing_is_sent_and_what_is_there_is_read() -> None:
     """A tool that opens a store as it is neither loses its cold segments nor makes more."""
     rig = Rig(cold_local_bytes=0)
@@ -361,24 +388,92 @@ def test_another_place_is_refused_while_objects_are_in_the_first() -> None:
     rig.open().close()
 
 
-def test_a_damaged_list_stops_the_store_and_is_told_by_readers() -> None:
-    """It says which segments there are: to go on without it would be to lose them unseen."""
+def with_damaged_list() -> Rig:
+    """Segments 0 and 1 are only in the tier, 2 is on the disk, and nobody can read which."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
-        rig.fill(store, 1)
+        store.register("one", start="earliest")
+        rig.fill(store, 2)
         for _ in range(2):
             store.maintain()
         rig.fill(store, 1)
+    assert rig.local() == [2]
     data = bytearray(rig.files.read_all(LIST, size_max=1 << 20))
     data[40] ^= 1
     file = rig.files.open_write(LIST)
     file.pwrite(bytes(data), 0)
+    file.sync()
     file.close()
+    return rig
+
+
+def test_a_damaged_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> None:
+    """It says which segments there are: to go on without it would be to lose them unseen."""
+    rig = with_damaged_list()
     with pytest.raises(Damaged, match="only the object tier has"):
-        rig.open()
+        rig.open(cold_objects=None, cold_local_bytes=None)
     reader = read(ROOT, fs=rig.files)
-    assert [number_of(bundle) for _, bundle in reader.bundles()] == [3, 4, 5]
+    assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]
     assert [problem.path for problem in reader.problems] == [LIST]
+
+
+def test_a_damaged_list_is_made_anew_from_the_objects() -> None:
+    """Everything is there again, every object read; the damaged bytes are kept."""
+    rig = with_damaged_list()
+    damaged = rig.files.read_all(LIST, size_max=1 << 20)
+    with rig.open() as store:
+        assert listed(rig.files) == {0: "verified", 1: "verified"}
+        assert store.stats()["cold"]["only_there"] == 2
+        assert drain(store, "one") == list(range(9))
+    (kept,) = rig.files.list_dir(f"{ROOT}/quarantine")
+    assert rig.files.read_all(f"{ROOT}/quarantine/{kept}", size_max=1 << 20) == damaged
+    assert rig.observer.total("quiver.recovery.damaged_files_total") == 1
+
+
+def test_what_no_object_tells_is_left_out_of_the_new_list() -> None:
+    """An object that is not what its name says is put aside as any damaged one; what is no object of ours stays."""
+    rig = with_damaged_list()
+    key = next(one for one in rig.names() if "/segments/0000000000000001-" in one)
+    data = bytearray(rig.tier.get(key, size_max=1 << 20))
+    data[100] ^= 1
+    rig.tier.put(key, bytes(data))
+    rig.tier.put(f"{key}.part", b"somebody else's")
+    with rig.open() as store:
+        assert listed(rig.files) == {0: "verified", 1: "damaged"}
+        assert drain(store, "one") == [0, 1, 2, 6, 7, 8]
+        for _ in range(2):
+            store.maintain()
+        assert key.replace("/segments/", "/quarantine/") in rig.names()
+        assert key not in rig.names()
+        assert f"{key}.part" in rig.names()
+
+
+def test_a_list_is_not_made_anew_from_nothing() -> None:
+    """While nobody answers the store stays closed; where there is no object, it was another place."""
+    rig = with_damaged_list()
+    damaged = rig.files.read_all(LIST, size_max=1 << 20)
+    rig.tier.fail_on("list")
+    with pytest.raises(ObjectsUnavailable):
+        rig.open()
+    empty = DirectoryObjects(rig.files, "/empty", clock=rig.clock)
+    with pytest.raises(Damaged, match="only the object tier has"):
+        open_store(ROOT, rig.settings, files=rig.files, clock=rig.clock, background=False, objects=empty)
+    assert rig.files.read_all(LIST, size_max=1 << 20) == damaged
+    with rig.open() as store:
+        assert drain(store, "one") == list(range(9))
+
+
+def test_a_crash_while_the_list_is_made_anew() -> None:
+    """At every step: the damaged list or the new one is there, and the next start has everything."""
+    rig = with_damaged_list()
+    disks: list[CrashFileSystem] = []
+    assert isinstance(rig.files, CrashFileSystem)
+    rig.files.on_step = lambda *_: disks.append(rig.files.clone_after_crash(len(disks)))
+    rig.open().close()
+    rig.files.on_step = lambda *_: None
+    for disk in disks:
+        with Rig(disk, cold_local_bytes=0).open() as store:
+            assert drain(store, "one") == list(range(9))
 
 
 def test_a_thread_of_its_own_sends() -> None:
@@ -485,13 +580,11 @@ def test_settings_by_their_keys() -> None:
         Settings.from_mapping({"cold.objects": 7})
 
 
-def test_a_tier_needs_a_place_and_a_store_alone() -> None:
-    """Otherwise its objects could not be found, or other cores would miss files."""
+def test_a_tier_needs_a_place() -> None:
+    """Otherwise its objects could not be found."""
     rig = Rig()
     with pytest.raises(WrongUse, match=r"cold\.objects"):
         open_store(ROOT, files=rig.files, clock=rig.clock, background=False, objects=rig.tier)
-    with pytest.raises(SettingsInvalid, match="cores"):
-        quiver.open("/other", SETTINGS, cores=2, files=rig.files, clock=rig.clock, background=False)
 
 
 def test_a_reader_may_bring_the_tier() -> None:

@@ -212,6 +212,7 @@ def test_deciding_twice():
     ):
         with pytest.raises(BundleUnavailable):
             getattr(handle, other)()
+    subscriber.release()
     assert bench.observer.total("quiver.subscriber.acked_bundles_total") == 1
     assert bench.observer.total("quiver.subscriber.rejected_bundles_total") == 1
     assert bench.observer.total("quiver.subscriber.deferred_bundles_total") == 1

@@ -15,9 +15,18 @@ module             file                                    purpose
 `manifest`         the same                                which chunks of which streams make up each bundle
 `floor`            ``segments/quiver.segment.floor``       segment numbers below this were given out already
 `progress`         ``quiver.sub.<id>``                     what one subscriber has finished with
-`describe`         any of them                             the same bytes, told to a person
+`retry_set`        ``quiver.retry.<id>``                   what an exporter tries again
+`drop_ledger`      ``quiver.drops``, ``quiver.evicted``    what policy gave up and not everybody has noted
+`cold_list`        ``segments/quiver.cold``                which segments the object tier has
+`cores`            ``core_<n>/``, claims, evictions        what stores under one cap say to each other
+`sink_commit`      ``incoming/``                           what a Spark sink committed
+`audit`            ``quiver.audit.jsonl``                  what became of each bundle
+`identity`         ``quiver.id``                           which store this is
+`snapshot_list`    ``quiver.snapshot``                     what belongs to a snapshot
+`describe`         any of log, segments, progress          the same bytes, told to a person
+`describe_side`    any other                               the same
 =================  ======================================  ==================================================
 
-`sidecar` holds what the cursor and the floor have in common. One page a file kind, with offsets and example
-bytes, is in ``docs/formats``.
+`sidecar` holds what the cursor and the floor have in common; `ipc_table` and `event_times` are parts of a segment. One
+page a file kind, with offsets and example bytes, is in ``docs/formats``.
 """

@@ -36,6 +36,7 @@ may be relied on. The file is an addition of ours: engines that do not know it s
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from typing import Any, Literal
 from quiver.errors import WrongUse
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
-from quiver.store.format.names import U64_MAX, segment_name
+from quiver.store.format.names import U64_MAX, parse_segment_name, segment_name
 
 __all__ = [
     "COLD_ENTRIES_MAX",
@@ -60,6 +61,7 @@ __all__ = [
     "decode_cold_list",
     "encode_cold_list",
     "object_name",
+    "parse_object_name",
 ]
 
 ColdState = Literal["sent", "verified", "damaged"]
@@ -122,6 +124,17 @@ def object_name(seq: int, checksum: int) -> str:
     Return the last part of the key of a segment's object: number and checksum, so that no two contents share a name.
     """
     return f"{segment_name(seq).removesuffix('.qseg')}-{checksum:08x}.qseg"
+
+
+def parse_object_name(name: str) -> tuple[int, int] | None:
+    """
+    Return number and checksum of the segment whose object is called *name*; None when it is none.
+    """
+    number, dash, checksum = name.removesuffix(".qseg").rpartition("-")
+    seq = parse_segment_name(f"{number}.qseg")
+    if seq is None or not dash or re.fullmatch("[0-9a-f]{8}", checksum) is None or not name.endswith(".qseg"):
+        return None
+    return seq, int(checksum, 16)
 
 
 def encode_cold_list(found: ColdList) -> bytes:

@@ -65,6 +65,8 @@ def describe(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Descri
     else:
         _DESCRIBERS[kind](description, view, rows_max)
         description.problems.sort(key=lambda problem: problem.offset)
+        if any("magic" in problem.reason for problem in description.problems):
+            description.version = None  # where it would stand is anything
     return description
 
 

@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from quiver.errors import BundleInvalid
@@ -49,6 +51,7 @@ __all__ = [
     "find_entry",
     "looks_like_entry",
     "read_entry",
+    "sound_bundles",
 ]
 
 ENTRY_HEAD = struct.Struct("<IBqQQ")
@@ -77,8 +80,7 @@ _CANDIDATE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WalSlot:
+class WalSlot(NamedTuple):
     """
     One slot of an entry. `payload` is one Arrow IPC stream, a view into what was decoded.
     """
@@ -89,8 +91,7 @@ class WalSlot:
     payload: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class WalEntry:
+class WalEntry(NamedTuple):
     """
     One entry. Of an unknown `entry_type` nothing but its length is understood: the rest is zero and empty.
     """
@@ -108,6 +109,11 @@ class EntryHead(NamedTuple):
 
     entry_type: int
     sequence: int
+
+
+# A third of the price of the classes' own constructors: made for every entry of a log.
+_wal_slot: Callable[[tuple[int, bytes, int, memoryview]], WalSlot] = partial(tuple.__new__, WalSlot)
+_wal_entry: Callable[[tuple[int, int, int, tuple[WalSlot, ...]]], WalEntry] = partial(tuple.__new__, WalEntry)
 
 
 def encode_entry(entry: WalEntry) -> bytes:
@@ -184,6 +190,32 @@ def check_entry(view: memoryview, offset: int) -> Answer[EntryHead]:
     return Frame(EntryHead(entry_type, sequence), end + CRC.size) if problem is None else problem
 
 
+def sound_bundles(view: memoryview, offset: int, starts: array[int], ends: array[int], sequences: array[int]) -> int:
+    """
+    Walk over the bundle entries from *offset* on as far as `check_entry` would find one behind the other.
+
+    Puts into the three arrays where each begins and ends, and its sequence number; returns where the walk ended: what
+    stands there, `check_entry` says. Logs have hundreds of thousands of small ones.
+    """
+    unpack, crc_of, last = ENTRY_HEAD.unpack_from, CRC.unpack_from, len(view) - CRC.size
+    add_start, add_end, add_sequence = starts.append, ends.append, sequences.append
+    while last - offset >= ENTRY_HEAD.size:
+        body_bytes, entry_type, _, sequence, bitmap = unpack(view, offset)
+        body = offset + _LENGTH.size
+        end = body + body_bytes
+        if entry_type != ENTRY_TYPE_BUNDLE or end > last or not _BODY_BYTES_MIN <= body_bytes <= ENTRY_BYTES_MAX:
+            break
+        if crc32(view[body:end]) != crc_of(view, end)[0]:
+            break
+        if _check_slots(view, offset + ENTRY_HEAD.size, end, bitmap) is not None:
+            break
+        add_start(offset)
+        offset = end + CRC.size
+        add_end(offset)
+        add_sequence(sequence)
+    return offset
+
+
 def _check_slots(view: memoryview, at: int, end: int, bitmap: int) -> Damage | None:
     # Other writers list the slots in an order of their own, so the id in the block counts, not its place.
     seen = 0
@@ -214,9 +246,9 @@ def read_entry(view: memoryview, offset: int) -> WalEntry:
     for _ in range(bitmap.bit_count()):
         slot, fingerprint, row_count, payload_bytes = SLOT_HEAD.unpack_from(view, at)
         at += SLOT_HEAD.size
-        slots.append(WalSlot(slot, fingerprint, row_count, view[at : at + payload_bytes]))
+        slots.append(_wal_slot((slot, fingerprint, row_count, view[at : at + payload_bytes])))
         at += payload_bytes
-    return WalEntry(entry_type, ingested_at_ns, sequence, tuple(slots))
+    return _wal_entry((entry_type, ingested_at_ns, sequence, tuple(slots)))
 
 
 def looks_like_entry(view: memoryview, offset: int, sequence_min: int) -> bool:

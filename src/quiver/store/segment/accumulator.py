@@ -7,10 +7,11 @@ slots went. Whatever takes time waits for `SealedSegment.streams`, which the wri
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 from quiver.store.format.event_times import EventStream
 from quiver.store.format.manifest import ManifestBuilder, ManifestMetadata
 from quiver.store.format.segment_file import BUNDLES_WRITTEN_MAX
+from quiver.store.format.wal_entry import SLOT_HEAD
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
 from quiver.store.segment.event_time import chunk_ranges, event_column
 from quiver.store.segment.ipc_file import IpcFile, assemble
@@ -55,6 +57,15 @@ class StreamSchema:
     fingerprint: bytes
     schema_message: pa.Buffer
     has_dictionaries: bool
+    schema_bytes: bytes = field(init=False, repr=False)
+    """What stands of the schema in front of a message in the log: nothing where each message brings its own."""
+    head: struct.Struct = field(init=False, repr=False)
+    """`SLOT_HEAD` with `schema_bytes` behind it."""
+
+    def __post_init__(self) -> None:
+        spoken = b"" if self.has_dictionaries else bytes(self.schema_message)
+        object.__setattr__(self, "schema_bytes", spoken)
+        object.__setattr__(self, "head", struct.Struct(f"{SLOT_HEAD.format}{len(spoken)}s"))
 
 
 @dataclass(slots=True)

@@ -27,7 +27,8 @@ class InOrder:
     __slots__ = ("_places",)
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[int, Any]] = {}
+        # By stream: the next chunk, and what reads it.
+        self._places: dict[int, list[Any]] = {}
 
     def next(self, stream_id: int, chunk_index: int) -> pa.RecordBatch | None:
         """
@@ -36,13 +37,12 @@ class InOrder:
         place = self._places.get(stream_id)
         if place is None or place[0] != chunk_index:
             return None
-        messages = place[1]
+        place[0] = chunk_index + 1
         try:
-            batch = messages.read_next_batch()
+            batch: pa.RecordBatch = place[1]()
         except (pa.ArrowException, OSError, StopIteration):
             del self._places[stream_id]
             return None
-        self._places[stream_id] = chunk_index + 1, messages
         return batch
 
     def begin(self, stream_id: int, data: memoryview, first: pa.RecordBatch) -> None:
@@ -59,7 +59,7 @@ class InOrder:
         except (pa.ArrowException, OSError, StopIteration):
             return
         if again.num_rows == first.num_rows and again.schema.equals(first.schema, check_metadata=True):
-            self._places[stream_id] = 1, messages
+            self._places[stream_id] = [1, messages.read_next_batch]
 
     def clear(self) -> None:
         """

@@ -83,6 +83,8 @@ class SegmentReader:
         self._compressed: dict[int, bool] = {}
         self._files: dict[tuple[int, tuple[int, ...]], Any] = {}
         self._in_order = InOrder()
+        self._next_in_order = self._in_order.next
+        self._places = manifest.ends, manifest.slot_ids, manifest.stream_ids, manifest.chunk_indexes
 
     @classmethod
     def open(cls, fs: FileSystem, path: str, *, verified: VerifiedSegments | None = None) -> SegmentReader:
@@ -199,8 +201,8 @@ class SegmentReader:
         manifest = self.manifest
         if not 0 <= index < manifest.bundle_count:
             manifest.refs(index)  # says why not
-        start, end = manifest.ends[index], manifest.ends[index + 1]
-        slot_ids, stream_ids, chunks = manifest.slot_ids, manifest.stream_ids, manifest.chunk_indexes
+        ends, slot_ids, stream_ids, chunks = self._places
+        start, end = ends[index], ends[index + 1]
         if end - start == 1 and slots is None and columns is None:  # the usual case, on every delivery
             return {slot_ids[start]: self._whole(stream_ids[start], chunks[start])}
         places = [at for at in range(start, end) if slots is None or slot_ids[at] in slots]
@@ -236,7 +238,7 @@ class SegmentReader:
     def _whole(self, stream_id: int, chunk_index: int) -> pa.RecordBatch:
         # A file reader of Arrow's loads its dictionaries on first use and is not safe to share without this.
         with self._lock:
-            batch = self._in_order.next(stream_id, chunk_index)
+            batch = self._next_in_order(stream_id, chunk_index)
             if batch is None:
                 batch = self._chunk(stream_id, chunk_index)
                 stream = self.streams[stream_id]

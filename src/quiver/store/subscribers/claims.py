@@ -22,11 +22,6 @@ WAIT_S_MAX = 1.0
 """A handle that the garbage collector drops while its own thread holds the lock can wake nobody. Waiters look by
 themselves this often."""
 
-_COUNTERS: dict[Outcome, str] = {
-    "acked": "quiver.subscriber.acked_bundles_total",
-    "rejected": "quiver.subscriber.rejected_bundles_total",
-}
-
 
 class Claims:
     """
@@ -139,25 +134,25 @@ class Claims:
             if handle.outcome == outcome:
                 return
             is_news = self._settle(member, self.queue_of(member), handle, outcome, why)
+            if is_news and outcome == "acked":
+                member.acked_uncounted += 1
+                return
         if is_news:
-            self._observer.count(_COUNTERS[outcome], subscriber=member.id)
+            self._observer.count("quiver.subscriber.rejected_bundles_total", subscriber=member.id)
 
-    def settle_all(self, member: Membership, handles: Iterable[BundleHandle], outcome: Outcome) -> None:
+    def ack_all(self, member: Membership, handles: Iterable[BundleHandle]) -> None:
         """
-        Resolve the bundles of *handles*; see `Subscriber.ack_all`.
+        Resolve the bundles of *handles* as "acked"; see `Subscriber.ack_all`.
         """
-        news = 0
         refused: BundleUnavailable | None = None
         with self._condition:
             queue = self.queue_of(member)
             for handle in handles:
-                if handle.outcome != outcome:
+                if handle.outcome != "acked":
                     try:
-                        news += self._settle(member, queue, handle, outcome)
+                        member.acked_uncounted += self._settle(member, queue, handle, "acked")
                     except BundleUnavailable as error:
                         refused = refused or error
-        if news:
-            self._observer.count(_COUNTERS[outcome], news, subscriber=member.id)
         if refused is not None:
             raise refused
 

@@ -57,13 +57,14 @@ class BundleHandle:
             ObjectsUnavailable: only the object tier has it, and does not answer; ask again, or `defer`.
             OSError: the disk could not be read.
         """
-        if self._bundle is None:
+        bundle = self._bundle
+        if bundle is None:
             try:
-                self._bundle = self._claims.load(self.ref)
+                bundle = self._bundle = self._claims.load(self.ref)
             except (Damaged, BundleUnavailable, OSError):
                 self._claims.give_back_unreadable(self._membership, self)
                 raise
-        return self._bundle
+        return bundle
 
     def ack(self) -> None:
         """
@@ -182,7 +183,7 @@ class Subscriber:
             BundleUnavailable: one of them was rejected, deferred or given back before; all others are acknowledged.
             StoreClosed: the store is closed; the bundles will be delivered again.
         """
-        self._registry.claims.settle_all(self._membership, handles, "acked")
+        self._registry.claims.ack_all(self._membership, handles)
 
     def claim(self, ref: BundleRef) -> BundleHandle:
         """

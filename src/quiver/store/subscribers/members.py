@@ -281,6 +281,7 @@ class Members:
                 self._forget(member)
             if owned is not None:
                 owned.release()
+            member.tell_acked()
             shared.count_dropped(subscriber_id, pending, reason=reason)
             if shared.audit is not None:
                 shared.audit.write()

@@ -128,6 +128,7 @@ class Membership:
         "_is_rewound",
         "_shared",
         "_signature",
+        "acked_uncounted",
         "durable",
         "file",
         "gone",
@@ -152,12 +153,23 @@ class Membership:
         self.order: Order = "oldest"
         self.is_registered = False
         self.is_dirty = False
+        self.acked_uncounted = 0
+        """Acknowledged bundles that no observer was told of yet: `tell_acked` does it for many at once."""
         self.gone = False
         self.idle_since_s = shared.clock.monotonic()
         self._changed_ns = shared.clock.now_ns()
         self._is_rewound = False
         self._shared = shared
         self._signature: _FileSignature | None = None
+
+    def tell_acked(self) -> None:
+        """
+        Count what was acknowledged since the last time. Takes the condition.
+        """
+        with self._shared.condition:
+            acked, self.acked_uncounted = self.acked_uncounted, 0
+        if acked:
+            self._shared.observer.count("quiver.subscriber.acked_bundles_total", acked, subscriber=self.id)
 
     # ── the file ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -19,6 +19,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.files import FileSystem
+from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.lock import holder_of
 from quiver.settings import DamagePolicy, Profile
 from quiver.store.format.drop_ledger import DroppedSegment
@@ -89,6 +90,9 @@ class Registry:
         self.claims = Claims(self._shared, self.members, load)
         self._drops = Drops(self._shared, self.members)
         self._segments.next_seq = max(self._segments.next_seq, self.floor() + 1)
+        # Subscribers and handles outlive a fork as the store does; a handle that goes in the child is no decision.
+        refuse_in_children(self, f"the store {root}")
+        refuse_in_children(self.claims, f"the store {root}", silent=("dropped", "give_back"))
 
     def floor(self) -> int:
         """
@@ -173,6 +177,7 @@ class Registry:
             if self._shared.audit is not None:
                 self._shared.audit.write()
             for member in self.members.listed():
+                member.tell_acked()
                 try:
                     written += member.save()
                 except OSError as error:
@@ -473,6 +478,7 @@ class Registry:
         with self._files_lock:
             member.save()
             member.let_go()
+        member.tell_acked()
 
     def close(self) -> None:
         """

@@ -171,14 +171,6 @@ class _Marks:
     def __contains__(self, index: int) -> bool:
         return index < self.bundle_count and bool(self.bits[index >> 3] >> (index & 7) & 1)
 
-    def set(self, index: int) -> bool:
-        mask = 1 << (index & 7)
-        if self.bits[index >> 3] & mask:
-            return False
-        self.bits[index >> 3] |= mask
-        self.resolved_count += 1
-        return True
-
 
 class SubscriberState:
     """
@@ -279,14 +271,20 @@ class SubscriberState:
         Raises:
             BundleUnavailable: the segment has no such bundle.
         """
-        if not 0 <= ref.index < bundle_count:
-            raise BundleUnavailable(f"segment {ref.segment} has {bundle_count} bundles, no index {ref.index}")
-        marks = self._entries.get(ref.segment)
+        segment, index = ref
+        if not 0 <= index < bundle_count:
+            raise BundleUnavailable(f"segment {segment} has {bundle_count} bundles, no index {index}")
+        marks = self._entries.get(segment)
         if marks is None:
-            if ref.segment < self.oldest_incomplete:
+            if segment < self.oldest_incomplete:
                 return False
-            marks = self._entries[ref.segment] = _Marks(bundle_count)
-        return marks.set(ref.index)
+            marks = self._entries[segment] = _Marks(bundle_count)
+        bits, at, mask = marks.bits, index >> 3, 1 << (index & 7)
+        if bits[at] & mask:
+            return False
+        bits[at] |= mask
+        marks.resolved_count += 1
+        return True
 
     def resolve_all(self, segment: SegmentRef) -> int:
         """

@@ -11,5 +11,7 @@ file          purpose
 `scan.py`     bytes of one WAL file → entries, damage, tail; goes on behind damage       (pure)
 `writer.py`   append with one gathered write, group commit, zeros ahead, rotation, caps, purge
 `replay.py`   what a directory's files hold: found, ordered by position, scanned one at a time
+`reread.py`   large entries, read once more when their segment is written
+`timing.py`   how long a sync takes, told to whoever listens
 ============  ==================================================================================
 """

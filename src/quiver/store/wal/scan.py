@@ -14,7 +14,15 @@ from typing import Literal, overload
 
 from quiver.errors import Damaged
 from quiver.primitives.scan import Damage, Frame, is_zero
-from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, EntryHead, WalEntry, check_entry, find_entry, read_entry
+from quiver.store.format.wal_entry import (
+    ENTRY_TYPE_BUNDLE,
+    EntryHead,
+    WalEntry,
+    check_entry,
+    find_entry,
+    read_entry,
+    sound_bundles,
+)
 from quiver.store.format.wal_file import WAL_HEADER_BYTES, WalHeader, decode_wal_header
 
 __all__ = ["ScannedEntries", "ScannedEntry", "WalFileScan", "scan_wal_file"]
@@ -83,6 +91,29 @@ class ScannedEntries(Sequence[ScannedEntry]):
         self._ends.append(end)
         self._sequences.append(head.sequence)
         self._types.append(head.entry_type)
+
+    def extend(self, offset: int) -> int:
+        """
+        Add the sound bundles from *offset* of the file on; return where that ends.
+        """
+        end = sound_bundles(self.view, offset, self._starts, self._ends, self._sequences)
+        self._types.frombytes(bytes(len(self._starts) - len(self._types)))  # ENTRY_TYPE_BUNDLE is 0
+        return end
+
+    @property
+    def sequence_next(self) -> int:
+        """
+        The number above that of the last bundle; 0 when there is none.
+        """
+        known = zip(reversed(self._types), reversed(self._sequences), strict=True)
+        return next((sequence + 1 for kind, sequence in known if kind == ENTRY_TYPE_BUNDLE), 0)
+
+    def places(self) -> Iterator[tuple[int, int, int]]:
+        """
+        Iterate over type, sequence number, and stream position behind each entry.
+        """
+        shift = self._shift
+        return zip(self._types, self._sequences, (end + shift for end in self._ends), strict=True)
 
     def within(self, view: memoryview) -> ScannedEntries:
         """
@@ -211,18 +242,16 @@ def _scan_entries(scan: WalFileScan, view: memoryview) -> None:
     entries = scan.entries = ScannedEntries(view)
     entries.place(header.position_start - header.header_size)
     offset = header.header_size
-    sequence_min = 0
     while True:
+        offset = entries.extend(offset)
         answer = check_entry(view, offset)
-        if isinstance(answer, Frame):
+        if isinstance(answer, Frame):  # of a later version's type
             entries.append(offset, answer.end, answer.value)
-            if answer.value.entry_type == ENTRY_TYPE_BUNDLE:
-                sequence_min = answer.value.sequence + 1
             offset = answer.end
             continue
         found = None
         if isinstance(answer, Damage) or not is_zero(view, offset):
-            found = _next_entry(view, offset, sequence_min)
+            found = _next_entry(view, offset, entries.sequence_next)
         if found is None:
             break
         reason = answer.reason if isinstance(answer, Damage) else "the entry is cut short, yet entries follow"

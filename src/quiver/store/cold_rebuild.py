@@ -1,0 +1,91 @@
+"""
+A damaged cold list made anew from the objects: their names, their checksums, and what their ends say.
+
+Each object is read whole, so an entry of the new list says `verified` and means it. What is not what its name says is
+listed as damaged, and the next pass of the tier puts it aside. A segment that was finished, and whose object was about
+to go, is back: as finished as it was, by everybody's progress, so it goes again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from quiver.errors import Damaged
+from quiver.objects.port import ObjectTier
+from quiver.primitives.copying import keep_damaged
+from quiver.primitives.files import FileSystem
+from quiver.store.cold_files import ColdFiles, ColdListing, fetch_segment
+from quiver.store.cold_location import location_from_list
+from quiver.store.cold_register import ColdRegister, cold_segment
+from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, parse_object_name
+from quiver.store.format.names import COLD_LIST, QUARANTINE_DIR, segment_name
+from quiver.store.segment.tail import read_info
+
+__all__ = ["rebuild_cold_list"]
+
+_NOWHERE = "objects"
+"""No directory of a store: a path in it is never that of a local file."""
+
+
+class _Shown(ColdFiles):
+    """
+    One object as a file, by an entry that is in no list yet.
+    """
+
+    def __init__(self, files: FileSystem, listing: ColdListing, tier: ObjectTier) -> None:
+        super().__init__(files, open_tier=lambda _: tier)
+        self._shown = listing
+
+    def _listing(self, directory: str) -> ColdListing | None:  # noqa: ARG002
+        return self._shown
+
+
+def rebuild_cold_list(
+    files: FileSystem, root: str, directory: str, location: Mapping[str, Any], tier: ObjectTier, damage: Damaged
+) -> ColdRegister:
+    """
+    Replace the damaged list in *directory* by what the objects say. Durable on return; the old one is kept aside.
+
+    Args:
+        files: the file system.
+        root: of the store; damaged bytes are kept below it.
+        directory: where the segments are, and the list.
+        location: where the objects are to be.
+        tier: the objects.
+        damage: what is wrong with the list.
+
+    Raises:
+        Damaged: *damage*, when there is no object there: then it was another place, and nothing was changed.
+        ObjectsUnavailable: nobody answers; nothing was changed.
+        OSError: the disk says so.
+    """
+    where, folder = location_from_list(location)
+    found: dict[int, ColdSegment] = {}
+    for one in tier.list_below(f"{folder}/segments/"):
+        name = parse_object_name(one.key.rpartition("/")[2])
+        if name is None:
+            continue
+        seq, checksum = name
+        known = found.get(seq)
+        if known is None or known.state != "verified":
+            entry = ColdSegment(seq, one.size_bytes, checksum, 0, None, None, None, "sent")
+            shown = _Shown(files, ColdListing(where, folder, {seq: entry}), tier)
+            found[seq] = _entry_of(shown, tier, one.key, entry)
+    if not found:
+        raise damage
+    path = f"{directory}/{COLD_LIST}"
+    keep_damaged(files, f"{root}/{QUARANTINE_DIR}", COLD_LIST, files.read_all(path, size_max=COLD_LIST_BYTES_MAX))
+    register = ColdRegister(files, directory, location)
+    register.replace_all(found.values())
+    return register
+
+
+def _entry_of(shown: FileSystem, tier: ObjectTier, key: str, entry: ColdSegment) -> ColdSegment:
+    try:
+        fetch_segment(tier, key, entry)
+        info = read_info(shown, f"{_NOWHERE}/{segment_name(entry.seq)}")
+    except Damaged:
+        return dataclasses.replace(entry, state="damaged")
+    return cold_segment(info, entry.crc32, "verified")

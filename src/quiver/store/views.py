@@ -1,0 +1,89 @@
+"""
+What a store tells of itself: sizes, figures, what is in its log, and the rows of a slot as one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quiver.errors import StoreClosed
+from quiver.primitives.files import FileSystem
+from quiver.store.admission import Admission
+from quiver.store.cold_tier import ColdTier
+from quiver.store.figures import figures
+from quiver.store.format.names import WAL_DIR
+from quiver.store.format.wal_entry import WalEntry
+from quiver.store.parts import Parts
+from quiver.store.query import By, Moment, Scan
+from quiver.store.read import StoreReader
+from quiver.store.wal.replay import logged_entries
+
+__all__ = ["StoreViews"]
+
+
+class StoreViews:
+    """
+    A base of `Store`, which sets what is named here. Nothing here changes anything.
+    """
+
+    path: str
+    _files: FileSystem
+    _parts: Parts
+    _admission: Admission
+    _cold_tier: ColdTier
+    _reader: StoreReader
+    _sequence: int
+
+    _closed: bool
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.path} is closed")
+
+    @property
+    def disk_bytes(self) -> int:
+        """
+        Bytes on disk: log, segments, and everything beside them.
+        """
+        return self._admission.disk_bytes
+
+    def claimed_bytes(self) -> int:
+        """
+        Return what counts for the size cap: `disk_bytes`, and what is in memory and will be a segment.
+        """
+        return self._admission.used_bytes
+
+    def scan(
+        self,
+        slot: int | str,
+        columns: Sequence[str] | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        *,
+        by: By = "ingested",
+    ) -> Scan:
+        """
+        Return the rows of one slot as one table, for whatever speaks Arrow; see `StoreReader.scan`.
+
+        Resolves nothing. Bundles that are not in the log (`segment_only`) are there once they are sealed.
+
+        Raises:
+            BundleInvalid: no such slot.
+            StoreClosed: the store is closed.
+            WrongUse: as `StoreReader.scan`.
+        """
+        self._require_open()
+        return self._reader.scan(slot, columns, start, end, by=by)
+
+    def recent_wal_entries(self) -> Iterator[WalEntry]:
+        """
+        Iterate over the entries that are physically in the log, also those that segments hold by now, oldest first.
+        """
+        return logged_entries(self._files, f"{self.path}/{WAL_DIR}")
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment: bytes, counts, and each subscriber's lag.
+        """
+        return figures(self._parts, self._cold_tier, next_sequence=self._sequence, disk_bytes=self.disk_bytes)

@@ -1,0 +1,184 @@
+"""
+What a forked child inherits of an open log refuses in words, and the parent's goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import quiver
+from quiver.aof import AofManager
+from quiver.errors import DirectoryInUse, OpenedBeforeFork
+from quiver.primitives import forked
+from quiver.primitives.forked import refuse_in_children
+from quiver.qwp import Sender
+from quiver.topics import TopicStore
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # later Pythons warn of threads
+]
+
+BUNDLE = quiver.Bundle({30: pa.record_batch({"a": [1]})})
+
+
+def in_child(work: Callable[[], object]) -> str:
+    """Return what *work* said in a forked child, or the error it ended by."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = ""
+        try:
+            said = str(work())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(write_end, said.encode())
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as end:
+        said = end.read()
+    os.waitpid(child, 0)
+    return said
+
+
+def refused(*calls: Callable[[], object] | tuple[object, str]) -> str:
+    """Return which of *calls* did not raise `OpenedBeforeFork`, by number; an object and a name are looked up here."""
+    passed = []
+    for number, call in enumerate(calls):
+        try:
+            passed.append(f"{number}: {(getattr(*call) if isinstance(call, tuple) else call)()}")
+        except OpenedBeforeFork:
+            continue
+    return ", ".join(passed) or "all refused"
+
+
+class Thing:
+    """Something that a process has open."""
+
+    def __init__(self) -> None:
+        self.value = 1
+
+    def use(self) -> int:
+        """Return what it has."""
+        return self.value
+
+    def close(self) -> None:
+        """End it."""
+        self.value = 0
+
+
+def test_a_child_is_told_whose_it_is():
+    """The message names the thing and its process; a method that was looked up before the fork refuses, too."""
+    thing = Thing()
+    refuse_in_children(thing, "the log of a test")
+    use = thing.use
+
+    assert in_child(lambda: refused((thing, "use"), use, lambda: thing.value)) == "all refused"
+    said = in_child(lambda: f"{thing.use()}")
+    assert said.startswith(f"OpenedBeforeFork: the log of a test was opened by process {os.getpid()}, from which")
+    assert (thing.use(), type(thing)) == (1, Thing)
+
+
+def test_what_a_child_calls_without_meaning_to_does_nothing():
+    """The end of a `with` calls `close` in the child as well: that is no mistake of the child's."""
+    thing = Thing()
+    refuse_in_children(thing, "the log of a test")
+
+    assert in_child(lambda: (thing.close(), isinstance(thing, Thing))) == "(None, True)"
+    assert thing.value == 1
+
+
+def test_a_child_of_a_child_is_refused_and_its_own_things_work():
+    """It stays the first one's, whoever forks; what the child opens itself is the child's."""
+
+    def child() -> str:
+        own = Thing()
+        refuse_in_children(own, "the log of a child")
+        return in_child(lambda: refused((thing, "use"), (own, "use"))) + f", own: {own.use()}"
+
+    thing = Thing()
+    refuse_in_children(thing, "the log of a test")
+    assert in_child(child) == "all refused, own: 1"
+
+
+def test_what_is_gone_is_forgotten():
+    """Naming a thing does not keep it."""
+    thing = Thing()
+    refuse_in_children(thing, "the log of a test")
+    assert thing in forked._named
+    before = len(forked._named)
+    del thing
+    gc.collect()
+    assert len(forked._named) < before
+
+
+@pytest.mark.parametrize("cores", [None, 2])
+def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
+    """Store, subscriber and handle; a handle that goes in the child gives nothing back in the parent."""
+    with quiver.open(tmp_path / "store", cores=cores) as store:
+        subscriber = store.register("reader", start="earliest")
+        for _ in range(4):
+            store.ingest(BUNDLE)
+        store.flush()
+        held = [subscriber.next_bundle(timeout=0) for _ in range(2)]
+
+        def child() -> str:
+            said = refused(
+                lambda: store.ingest(BUNDLE), (store, "flush"), (store, "maintain"), (store, "stats"), held[0].ack,
+                held[0].defer, lambda: held[1].bundle, lambda: store.register("other"), subscriber.next_bundle,
+            )  # fmt: skip
+            with held.pop():
+                pass
+            held.clear()
+            gc.collect()
+            store.close()
+            try:
+                quiver.open(tmp_path / "store", cores=cores)
+            except DirectoryInUse:
+                return said
+            return "it was opened twice"
+
+        assert in_child(child) == "all refused"
+        for handle in held:
+            assert handle.bundle == BUNDLE
+            handle.ack()
+        store.ingest(BUNDLE)
+        store.flush()
+        left = 0
+        while handles := subscriber.next_bundles(9, timeout=0):
+            left += len(handles)
+            subscriber.ack_all(handles)
+        assert left == 3
+    assert sum(1 for _ in quiver.read(tmp_path / "store").bundles()) == 5
+
+
+def test_topics_logs_and_senders_refuse_in_a_child(tmp_path: Path) -> None:
+    """The other logs, and what they give out."""
+    conf = f"ws::addr=127.0.0.1:1;sf_dir={tmp_path / 'sf'};sender_id=e;initial_connect_retry=async;"
+    with (
+        TopicStore.open(tmp_path / "topics") as topics,
+        AofManager.open(str(tmp_path / "aof")) as manager,
+        Sender.from_conf(conf + "close_flush_timeout_millis=0;") as sender,
+    ):
+        log, records = topics.topic("default/x"), manager.log("x")
+        subscription = topics.subscribe("default/x", "reader", start="earliest")
+
+        def child() -> str:
+            with records:  # the end of it is none in a child
+                return refused(
+                    lambda: log.append(b"x"), lambda: topics.topic("default/y"), lambda: subscription.consumer("c"),
+                    lambda: records.append_record(b"x"), lambda: manager.log("y"),
+                    lambda: sender.row("t", columns={"a": 1}, at=1), (sender, "flush"),
+                )  # fmt: skip
+
+        assert in_child(child) == "all refused"
+        assert log.append(b"parent") == 0
+        assert records.append_record(b"parent") >= 0
+        sender.row("t", columns={"a": 1}, at=1)

@@ -1,0 +1,164 @@
+"""
+Several cores with an object tier: each has its own objects, under one cap; what another core frees is no loss.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from shard_rig import ROOT, Rig, drain, fill, number_of, numbered
+
+from quiver import AtCapacity
+from quiver.objects.directory import DirectoryObjects
+from quiver.objects.location import ObjectLocation
+from quiver.store.read import read
+from quiver.store.shard_removal import remove_drained
+from quiver.store.shards import ShardedStore
+from quiver.testing.crashfs import CrashFileSystem
+
+COLD = "/cold"
+LIST = "segments/quiver.cold"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def cold_rig(files: CrashFileSystem | None = None, **changes: object) -> Rig:
+    return Rig(files, **{"cold_objects": ObjectLocation.from_url(COLD), **changes})
+
+
+def objects(rig: Rig) -> list[str]:
+    tier = DirectoryObjects(rig.files, COLD, clock=rig.clock)
+    return [info.key for info in tier.list_below("stores")]
+
+
+def test_each_core_has_its_own_objects() -> None:
+    """Nothing of theirs is on the disk, and all of it comes back: to readers, after a restart, to subscribers."""
+    rig = cold_rig(cold_local_age_s=0.0)
+    with rig.open(cores=2) as store:
+        store.register("one", start="earliest")
+        numbers = fill(store, 0, 20) + fill(store, 1, 20, first=100)
+        for _ in range(3):
+            rig.tick(store)
+        assert rig.segments(0) == rig.segments(1) == []
+        assert len({key.split("/")[1] for key in objects(rig)}) == 2
+        figures = store.stats()["cold"]
+        assert figures["only_there"] == len(objects(rig)) == figures["segments"]
+        reader = read(ROOT, fs=rig.files)
+        assert sorted(number_of(bundle) for _, bundle in reader.bundles()) == numbers
+    with rig.open(cores=2) as store:
+        assert sorted(drain(store)) == numbers
+        for _ in range(3):
+            rig.clock.advance(61.0)
+            rig.tick(store)
+        assert objects(rig) == []
+        assert not rig.files.exists(f"{ROOT}/core_0/{LIST}")
+
+
+def crowded(rig: Rig) -> tuple[ShardedStore, list[int]]:
+    """Core 0 holds nearly all that the cap allows, and a subscriber wants all of it."""
+    store = rig.open(cores=2)
+    store.register("one", start="earliest")
+    numbers: list[int] = []
+    while store.stats()["cores"][0]["segment_bytes"] < 150_000:
+        numbers += fill(store, 0, 20, first=len(numbers))
+        store.core(0)
+        rig.clock.advance(0.1)
+    return store, numbers
+
+
+def test_room_is_made_of_what_the_tier_has() -> None:
+    """One core fills up and takes files of the other, which goes on reading them in the tier; nothing is given up."""
+    rig = cold_rig()
+    store, numbers = crowded(rig)
+    with store:
+        for _ in range(3):
+            rig.tick(store)
+        before = rig.segments(0)
+        for number in range(10_000, 10_040):
+            store.ingest(numbered(number), core=1)
+            numbers.append(number)
+        left = rig.segments(0)
+        assert len(left) < len(before)
+        assert max(left) == max(before)  # its name keeps the numbers
+        rig.tick(store)
+        figures = store.stats()["cores"][0]
+        assert figures["segments"] == len(before)
+        assert rig.observer.total("quiver.subscriber.dropped_bundles_total") == 0
+        store.flush()
+        assert sorted(drain(store)) == numbers
+        assert rig.observer.total("quiver.segment.damaged_bundles_total") == 0
+
+
+def test_what_the_tier_has_not_stays() -> None:
+    """Nobody takes a file whose object was not verified: then a full core waits, as without a tier."""
+    rig = cold_rig()
+    store, _ = crowded(rig)
+    before = rig.segments(0)
+    with store:
+        with pytest.raises(AtCapacity):
+            for number in range(10_000, 10_500):
+                store.ingest(numbered(number), core=1)
+        assert rig.segments(0) == before
+
+
+def test_its_owner_was_dead_meanwhile() -> None:
+    """It finds the files missing at its next start, and the list says where they are."""
+    rig = cold_rig()
+    store, numbers = crowded(rig)
+    for _ in range(3):
+        rig.tick(store)
+    before = rig.segments(0)
+    rig.files = rig.files.clone_after_kill()
+    with rig.open(cores=2, core=1) as other:
+        for number in range(10_000, 10_040):
+            other.ingest(numbered(number))
+            numbers.append(number)
+        assert len(rig.segments(0)) < len(before)
+    store.close()
+    with rig.open(cores=2) as store:
+        store.flush()
+        assert sorted(drain(store)) == numbers
+        assert rig.observer.total("quiver.subscriber.dropped_bundles_total") == 0
+
+
+def test_a_damaged_list_gives_no_room() -> None:
+    """Who cannot tell what the tier has takes nothing but what everybody has resolved."""
+    rig = cold_rig()
+    store, _ = crowded(rig)
+    with store:
+        for _ in range(3):
+            rig.tick(store)
+        path = f"{ROOT}/core_0/{LIST}"
+        file = rig.files.open_write(path)
+        file.pwrite(b"?", 0)
+        file.close()
+        before = rig.segments(0)
+        with pytest.raises(AtCapacity):
+            for number in range(10_000, 10_500):
+                store.ingest(numbered(number), core=1)
+        assert rig.segments(0) == before
+
+
+def test_a_core_that_there_is_no_more_of() -> None:
+    """It is drained from the tier; its directory goes when its last object has gone, and not before."""
+    rig = cold_rig(cold_local_age_s=0.0)
+    with rig.open(cores=2) as store:
+        numbers = fill(store, 0, 10) + fill(store, 1, 10, first=100)
+        for _ in range(3):
+            rig.tick(store)
+    assert rig.segments(1) == []
+    assert not remove_drained(rig.files, f"{ROOT}/core_1")  # its list is all that knows of them
+    with rig.open(cores=1) as store:
+        assert sorted(drain(store)) == numbers
+        for _ in range(5):
+            rig.clock.advance(61.0)
+            rig.tick(store)
+        assert not rig.files.exists(f"{ROOT}/core_1")
+        assert objects(rig) == []
