@@ -5,6 +5,7 @@ Inputs are changed samples. One that brings an answer nobody gave before joins t
 `artifacts/fuzz` from run to run. What a decoder once stumbled over lies in `tests/vectors/fuzz` for good.
 """
 
+import contextlib
 import hashlib
 import random
 import re
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from otap_random import carried_request
 from otap_ways import CASES, bytes_of
@@ -22,7 +25,10 @@ from quiver.otap.any_values import key_values
 from quiver.otap.arrays import Odd
 from quiver.otap.arrow_message import ArrowRecords, decode_records
 from quiver.otap.cbor import decode_value, encode_value, measure_value
+from quiver.otap.cbor_columns import count_flat, written_flat
+from quiver.otap.columns import json_text
 from quiver.otap.ipc_pieces import pieces_of
+from quiver.otap.nested_json import JSON
 from quiver.otap.otlp_from_tables import request_of_tables
 from quiver.otap.refused import Refused
 from quiver.otap.request import parse_request
@@ -93,10 +99,22 @@ def cbor(data: bytes) -> str:
             measured = measure_value(data, levels=90, items=500)
         except Refused as same:
             assert str(same) == str(refused)
+            assert not count_flat(pa.array([data, data]), np.array([False, True])).any()
             return str(refused)
         raise AssertionError(f"measured {measured}, decoded: {refused}") from refused
     assert measure_value(data, levels=90, items=500) == (value.WhichOneof("value") or "", count)
+    if value.WhichOneof("value") in {"array_value", "kvlist_value"}:
+        _by_column(data, value, count)
     return f"taken {value.WhichOneof('value')}"
+
+
+def _by_column(data: bytes, value: AnyValue, count: int) -> None:
+    """What columns of flat ones say of it is the same, or nothing."""
+    column = pa.array([data])
+    assert count_flat(column, np.array([value.HasField("kvlist_value")]))[0] in {0, count}
+    with contextlib.suppress(Odd):
+        (written,) = written_flat(column, JSON).to_pylist()
+        assert written in {None, json_text(value)}
 
 
 def stream(data: bytes, signal: str) -> str:

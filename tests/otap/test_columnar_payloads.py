@@ -13,6 +13,8 @@ from otap_ways import CASES, VECTORS, VIEW_OF, bytes_of, parsed
 
 from quiver.otap.arrays import Odd
 from quiver.otap.columnar_payloads import tables_of_columns
+from quiver.otap.payload_arrays import array_of, default_array, lists_of
+from quiver.otap.payload_schema import TABLES
 from quiver.otap.tables_from_otlp import Converted, tables_of_message, tables_of_request
 from quiver.primitives.scan import Damage
 
@@ -149,3 +151,14 @@ def test_without_the_decoder_the_objects_do_it(monkeypatch):
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_requests_without_records_have_no_tables(signal):
     assert tables_of_request(b"", signal) == Converted((), {})
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_column_that_was_left_out_is_what_its_defaults_are(rows):
+    nothing = pa.RecordBatch.from_pydict({"unknown": pa.nulls(rows)})
+    for table in TABLES.values():
+        defaults = lists_of(table, nothing)
+        for column in table.columns:
+            absent = default_array(column, rows)
+            absent.validate(full=True)
+            assert absent.equals(array_of(column, defaults[column.name]))

@@ -20,6 +20,7 @@ from quiver.otap import (
     view,
 )
 from quiver.otap.columnar_tables import decode_tables
+from quiver.otap.sound_tables import sound_tables
 from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.primitives.scan import Damage
 
@@ -59,7 +60,8 @@ def test_records_and_spans_need_no_request_in_between(case):
     """Whatever their values are: only a key that is twice in one map takes the way around."""
     for name in CASES[case]["otlp"]:
         for bundle in from_otlp(bytes_of(name), CASES[case]["signal"]):
-            found = decode_tables([bundle.batches], VIEW_OF[CASES[case]["signal"]])
+            sound = sound_tables(bundle.batches, CASES[case]["signal"])
+            found = decode_tables([sound], VIEW_OF[CASES[case]["signal"]])
             for column in found.makers.values():
                 column()
 

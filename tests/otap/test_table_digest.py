@@ -86,3 +86,13 @@ def test_what_is_no_table_is_said():
     wrong = pa.RecordBatch.from_pydict({"id": pa.array(["text"])})
     assert isinstance(digest_of_tables({30: wrong}), Damage)
     assert isinstance(digest_of_tables({29: wrong}), Damage)
+
+
+def test_what_stands_behind_a_null_is_not_looked_at_and_null_is_empty():
+    texts = pa.array(["a", "hidden", "b"])
+    hiding = pa.Array.from_buffers(pa.string(), 3, [pa.py_buffer(bytes([0b101])), *texts.buffers()[1:]])
+    columns = (pa.array(["a", None, "b"]), pa.array(["a", "", "b"]), hiding)
+    batches = [pa.RecordBatch.from_arrays([column], ["severity_text"]) for column in columns]
+    assert len({digest_of_tables({30: batch}) for batch in batches}) == 1
+    attributes = [pa.RecordBatch.from_arrays([column], ["str"]) for column in columns]
+    assert len({digest_of_tables({31: batch}) for batch in attributes}) == 2, "an unset value is not an empty one"

@@ -8,6 +8,7 @@ import ssl
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -16,6 +17,7 @@ from websockets.sync.client import connect
 import quiver
 from quiver.bundle import QWP_SLOT
 from quiver.errors import SettingsInvalid
+from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver
 from quiver.primitives.scan import Frame
 from quiver.qwp import Sender
@@ -24,9 +26,12 @@ from quiver.qwp.wire.decoded import TABLE_KEY
 from quiver.qwp.wire.message import MESSAGE_HEADER, Flags, encode_message
 from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, Status, decode_response
 from quiver.receivers.qwp import QwpReceiver
+from quiver.receivers.qwp_intake import QwpIntake
 from quiver.receivers.qwp_settings import QwpSettings
 from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings
 from quiver.settings import Settings
+from quiver.store.opening import open_store
+from quiver.testing.clock import ManualClock
 
 HERE = QwpSettings(listening_addr="127.0.0.1:0")
 
@@ -188,6 +193,56 @@ def test_who_waits_for_durable_waits_no_longer_than_was_said(store):
         with Sender.from_conf(conf) as sender:
             sender.row("t", columns={"v": 1}, at=1)
         assert len(store.catalog) == 1
+
+
+def test_durable_means_in_the_object_tier_where_that_is_asked_for(tmp_path):
+    """A sealed segment is not enough: its object has been read back when the client is told."""
+    settings = Settings(segment_open_s_max=600, cold_objects=ObjectLocation.from_url(str(tmp_path / "cold")))
+    headers = {"X-QWP-Request-Durable-Ack": "true"}
+    with (
+        open_store(str(tmp_path / "buffer"), settings, background=False) as store,
+        receiving(store, replace(HERE, durable="tier")) as receiver,
+        client(receiver, additional_headers=headers) as connection,
+    ):
+        assert send(connection, message(1)) == Ok(0, {"t": 0})
+        store.flush()
+        with pytest.raises(TimeoutError):
+            connection.recv(0.3)
+        assert send(connection, message(2)) == Ok(1, {"t": 1})
+        store.maintain()  # sends the first segment; the second row is in none
+        assert answer(connection) == DurableAck({"t": 0})
+        store.flush()
+        store.maintain()
+        assert answer(connection) == DurableAck({"t": 1})
+
+
+def test_a_tier_that_is_long_in_coming_makes_no_small_segments():
+    """Who waits for it has the open segment sealed once in `durable_wait_s`, not ten times a second."""
+    sealed = []
+    waiting = {"waiting_sequence": 0}
+    store = SimpleNamespace(
+        settings=SimpleNamespace(cold_objects="file:///cold"),
+        catalog=SimpleNamespace(segments=lambda: [SimpleNamespace(sequence_last=number) for number in sealed]),
+        flush=lambda: sealed.append(intake._newest),
+        stats=lambda: {"cold": waiting},
+    )
+    clock = ManualClock()
+    intake = QwpIntake(store, replace(HERE, durable="tier", dedupe_window_s=0, durable_wait_s=5.0), clock=clock)
+    for number in range(120):  # a row and a tick every tenth of a second
+        intake.stored(number)
+        assert intake.durable_through(seal=True) == -1
+        clock.advance(0.1)
+    assert len(sealed) == 3
+    waiting["waiting_sequence"] = None
+    assert intake.durable_through(seal=False) == sealed[-1]
+    waiting["waiting_sequence"] = 3
+    assert intake.durable_through(seal=False) == sealed[-1], "what was told is not taken back"
+
+
+def test_without_a_tier_nobody_can_wait_for_it(store):
+    """Said when the receiver is made."""
+    with pytest.raises(SettingsInvalid, match="cold.objects"):
+        QwpReceiver(store, replace(HERE, durable="tier"))
 
 
 # ── what is sent again ───────────────────────────────────────────────────────────────────────────────
@@ -390,7 +445,7 @@ def test_no_more_connections_than_may_be(store):
 def test_settings_that_contradict_each_other_are_refused():
     """In words."""
     for change in ({"max_request_bytes": 0}, {"tables_bytes_max": 1}, {"receiving_bytes_max": 1}, {"ack": "never"},
-                   {"durable_wait_s": 0}, {"listening_addr": "0.0.0.0:1"}):  # fmt: skip
+                   {"durable_wait_s": 0}, {"durable": "elsewhere"}, {"listening_addr": "0.0.0.0:1"}):  # fmt: skip
         with pytest.raises(SettingsInvalid):
             replace(HERE, **change)
 

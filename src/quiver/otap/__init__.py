@@ -21,12 +21,14 @@ file                    purpose
 `columnar_payloads.py`  requests → tables with plain ids, without an object per record
 `tables_from_otlp.py`   the same, and from protobuf objects what is odd; `otlp_from_tables.py` the way back
 `table_digest.py`       `digest_of_tables`: were these tables sent before?
-`payload_arrays.py`     one table ↔ lists: defaults left out, dictionaries; `cbor.py`: nested values
+`payload_arrays.py`     one table ↔ lists: defaults left out, dictionaries
+`cbor.py`               nested values in tables; `cbor_columns.py`: are many of them sound?
 `stream_decoder.py`     `StreamDecoder`: messages of an OTAP stream → tables; `stream_encoder.py` the sender
 `stream_dictionaries.py`  its dictionaries: validated once, kept as far as they are used
 `sound_tables.py`       `check_tables`: will a request and rows come out of these tables?
 `transport_ids.py`      ids as they travel → plain; `transport_order.py` the way back, sorted
 `arrow_message.py`      the protobuf messages of a stream; `ipc_pieces.py`: the lengths inside them
+`refused.py`            how conversion gives up inside this package
 ======================  ==========================================================================
 """
 

@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from quiver.otap.arrays import Odd, counts_of, placed
 
-__all__ = ["KINDS", "AnyValues", "any_values", "key_values", "lone_values"]
+__all__ = ["KINDS", "AnyValues", "Wire", "any_values", "key_values", "lone_values"]
 
 KINDS = {
     "string_value": 1, "int_value": 2, "double_value": 3, "bool_value": 4, "kvlist_value": 5,
@@ -49,7 +49,7 @@ for _arm, _kind in KINDS.items():
     _KIND_OF_TAG[_tag(AnyValue, _arm)] = _kind
 
 
-class _Wire:
+class Wire:
     """
     The bytes that all messages of a column lie in, with zeros behind, so that a look ahead stays inside.
     """
@@ -92,6 +92,18 @@ class _Wire:
         whole = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), self.data])
         return whole.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)))
 
+    def text(self, starts: np.ndarray, ends: np.ndarray) -> pa.Array:
+        """
+        Return the same as strings.
+
+        Raises:
+            Odd: they are not UTF-8.
+        """
+        try:
+            return self.cut(starts, ends).cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise Odd from error
+
 
 class AnyValues:
     """
@@ -101,7 +113,7 @@ class AnyValues:
         kinds: which arm each value has, numbered as in `KINDS`.
     """
 
-    def __init__(self, wire: _Wire, starts: np.ndarray, ends: np.ndarray) -> None:
+    def __init__(self, wire: Wire, starts: np.ndarray, ends: np.ndarray) -> None:
         self._wire, self._starts, self._ends = wire, starts, ends
         self.kinds = np.where(ends > starts, _KIND_OF_TAG.take(wire.raw.take(starts)), 0)
         self._counts = np.bincount(self.kinds, minlength=_STRANGE + 1)
@@ -163,8 +175,7 @@ class AnyValues:
         lengths, starts = self._wire.lengths(self._starts[rows] + 1)
         if (starts + lengths != ends).any():
             raise Odd
-        found = self._wire.cut(starts, ends)
-        return _checked_text(found) if name == "string_value" else found
+        return self._wire.text(starts, ends) if name == "string_value" else self._wire.cut(starts, ends)
 
     def _integers(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         widths = ends - starts
@@ -194,7 +205,7 @@ def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
     Raises:
         Odd: one is not written as encoders write it, or a key is not UTF-8.
     """
-    wire = _Wire(messages)
+    wire = Wire(messages)
     starts, ends = wire.starts, wire.ends
     keyed = (wire.raw.take(starts) == _KEY_TAG) & (ends > starts)
     lengths, key_starts = wire.lengths(starts + 1)
@@ -211,7 +222,7 @@ def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
         lengths, value_starts = np.where(bare, 0, lengths), np.where(bare, ends, value_starts)
     if (value_starts + lengths != ends).any():
         raise Odd
-    return _checked_text(wire.cut(key_starts, key_ends)), AnyValues(wire, value_starts, ends)
+    return wire.text(key_starts, key_ends), AnyValues(wire, value_starts, ends)
 
 
 def any_values(messages: pa.Array) -> AnyValues:
@@ -221,7 +232,7 @@ def any_values(messages: pa.Array) -> AnyValues:
     Raises:
         Odd: one is not written as encoders write it.
     """
-    wire = _Wire(messages)
+    wire = Wire(messages)
     return AnyValues(wire, wire.starts, wire.ends)
 
 
@@ -235,14 +246,7 @@ def lone_values(parts: pa.Array) -> AnyValues:
     counts = counts_of(parts)
     if int(counts.max(initial=0)) > 1:
         raise Odd
-    wire = _Wire(parts.values)
+    wire = Wire(parts.values)
     places = np.append(wire.starts, wire.ends[-1:] if len(wire.ends) else 0)
     before = np.cumsum(counts) - counts
     return AnyValues(wire, places[before], places[before + counts])
-
-
-def _checked_text(found: pa.Array) -> pa.Array:
-    try:
-        return found.cast(pa.string())
-    except pa.ArrowInvalid as error:
-        raise Odd from error

@@ -30,6 +30,8 @@ __all__ = [
     "signed",
     "texts",
     "times",
+    "truths",
+    "validity",
     "widened",
 ]
 
@@ -62,12 +64,25 @@ def repeated(counts: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
-def _valid(array: pa.Array) -> np.ndarray:
-    bitmap = array.buffers()[0]
-    if bitmap is None:
-        return np.ones(len(array), np.uint8)
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-    return bits[array.offset : array.offset + len(array)]
+def _bits(bitmap: pa.Buffer, array: pa.Array) -> np.ndarray:
+    start, end = array.offset, array.offset + len(array)
+    found = np.frombuffer(bitmap, np.uint8)[start >> 3 : (end + 7) >> 3]
+    return np.unpackbits(found, bitorder="little")[start & 7 : (start & 7) + len(array)].view(np.bool_)
+
+
+def validity(array: pa.Array) -> np.ndarray:
+    """
+    Return where the array is not null, as booleans. Arrow's own way to numpy takes them one by one.
+    """
+    bitmap = array.buffers()[0] if array.null_count else None
+    return np.ones(len(array), np.bool_) if bitmap is None else _bits(bitmap, array)
+
+
+def truths(array: pa.Array) -> np.ndarray:
+    """
+    Return booleans; under a null stands either.
+    """
+    return _bits(array.buffers()[1], array) if len(array) else np.zeros(0, np.bool_)
 
 
 def require_one_arm(arms: Sequence[pa.Array]) -> None:
@@ -80,9 +95,9 @@ def require_one_arm(arms: Sequence[pa.Array]) -> None:
     used = [arm for arm in arms if arm.null_count < len(arm)]
     if len(used) < 2 or sum(len(arm) - arm.null_count for arm in used) == 0:
         return
-    total = _valid(used[0])
+    total = validity(used[0]).astype(np.uint8)
     for arm in used[1:]:
-        total = total + _valid(arm)
+        total = total + validity(arm)
     if int(total.max(initial=0)) > 1:
         raise Odd
 

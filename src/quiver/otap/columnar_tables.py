@@ -15,16 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from quiver.otap.arrays import Odd, placed, texts, widened
+from quiver.otap.arrays import Odd, placed, texts, validity, widened
 from quiver.otap.cbor import decode_value
+from quiver.otap.cbor_columns import written_flat
 from quiver.otap.columnar import ColumnarRequests
 from quiver.otap.columnar_records import log_arrays, span_arrays
 from quiver.otap.columns import json_text
+from quiver.otap.nested_json import JSON
 from quiver.otap.otlp_from_tables import value_levels
-from quiver.otap.payload_arrays import Flat, default_array, flat_columns
+from quiver.otap.payload_arrays import Flat, default_array
 from quiver.otap.payload_schema import ATTRIBUTES_OF, SIGNALS, TABLES, Column, Table
-from quiver.otap.refused import Refused
-from quiver.otap.transport_ids import plain_ids
+from quiver.otap.sound_tables import SoundTables
 from quiver.otap.typed_arrays import maps, repeated_maps
 
 __all__ = ["decode_tables"]
@@ -32,8 +33,11 @@ __all__ = ["decode_tables"]
 _ARMS = (("string_value", "str", 1, ""), ("int_value", "int", 2, 0), ("double_value", "double", 3, 0.0),
          ("bool_value", "bool", 4, False), ("bytes_value", "bytes", 7, b""))  # fmt: skip
 _ID_BITS = 32
+_FEW = 24
+"""So many nested values are written one by one in less time than the steps for a column take."""
 _MAP, _ARRAY = 5, 6
-_NESTED = (_MAP, _ARRAY)
+_ALL = slice(None)
+"""All rows of a table, as they stand."""
 
 
 class _Columns:
@@ -63,18 +67,17 @@ class _Table:
     The rows of one table: columns with defaults for nulls and for what is left out, in the types of requests.
     """
 
-    def __init__(self, payload: int, batches: Sequence[pa.RecordBatch | None]) -> None:
-        table = TABLES[payload]
+    def __init__(self, payload: int, sets: Sequence[SoundTables]) -> None:
         self.payload = payload
-        self.counts = [0 if batch is None else batch.num_rows for batch in batches]
+        self.counts = [one.rows.get(payload, 0) for one in sets]
         self.rows = sum(self.counts)
-        flats = [flat_columns(table, plain_ids(payload, batch)) for batch in batches if batch is not None]
-        counts = [count for count, batch in zip(self.counts, batches, strict=True) if batch is not None]
-        self._flat = flats[0] if len(flats) == 1 else _joined(table, flats, counts)
+        flats = [one.columns[payload] for one in sets if payload in one.columns]
+        counts = [one.rows[payload] for one in sets if payload in one.columns]
+        self._flat = flats[0] if len(flats) == 1 else _joined(TABLES[payload], flats, counts)
         # Ids are those of one set of tables: each set has numbers of its own.
-        self._sets = np.repeat(np.arange(len(batches), dtype=np.int64) << _ID_BITS, self.counts)
+        self._sets = np.repeat(np.arange(len(sets), dtype=np.int64) << _ID_BITS, self.counts)
 
-    def column(self, name: str, picked: Any = None) -> Any:
+    def column(self, name: str, picked: Any = _ALL) -> Any:
         """
         Return a column, or the rows *picked* of it.
         """
@@ -82,7 +85,7 @@ class _Table:
         array = self._flat.get(name)
         if array is None:
             array = default_array(column, self.rows)
-        return _filled(column, array if picked is None else array.take(pa.array(picked)))
+        return _filled(column, array if picked is _ALL else array.take(pa.array(picked)))
 
     def ids(self, name: str) -> tuple[Any, Any]:
         """
@@ -100,13 +103,17 @@ class _Table:
         Return how many rows name each of *ids* as their parent, and which those are.
         """
         parents, _ = self.ids("parent_id")
-        order = np.argsort(parents, kind="stable")
-        parents = parents[order]
+        in_order = bool((parents[1:] >= parents[:-1]).all())
+        order = None if in_order else np.argsort(parents, kind="stable")
+        parents = parents if order is None else parents[order]
         starts = np.searchsorted(parents, ids, "left")
         counts = np.where(there, np.searchsorted(parents, ids, "right") - starts, 0)
         ends = np.cumsum(counts)
         places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
-        return counts, order[places]
+        if order is not None:
+            return counts, order[places]
+        as_they_stand = len(places) == self.rows and bool((places == np.arange(self.rows)).all())
+        return counts, _ALL if as_they_stand else places
 
 
 def _joined(table: Table, flats: Sequence[Flat], counts: Sequence[int]) -> Flat:
@@ -133,9 +140,9 @@ def _typed(column: Column, array: pa.Array) -> pa.Array:
     return array if array.type == column.type else array.view(pa.int64()).view(column.type)
 
 
-def decode_tables(tables: Sequence[Mapping[int, pa.RecordBatch]], view: str) -> ColumnarRequests:
+def decode_tables(sets: Sequence[SoundTables], view: str) -> ColumnarRequests:
     """
-    Decode sets of tables that `check_tables` has let pass, a row for each of their roots', in their order.
+    Decode sets of tables, a row for each of their roots', in their order.
 
     Raises:
         Odd: they need the careful decoder; so does a column whose maker raises it. So does the view `metrics`.
@@ -143,13 +150,10 @@ def decode_tables(tables: Sequence[Mapping[int, pa.RecordBatch]], view: str) -> 
     if view == "metrics":
         raise Odd
     signal = "traces" if view == "spans" else view
-    try:
-        found = {payload: _Table(payload, [one.get(payload) for one in tables]) for payload in SIGNALS[signal].payloads}
-        root = found[SIGNALS[signal].root]
-        fields = _root(root, found)
-        makers = log_arrays(_Columns(fields)) if view == "logs" else span_arrays(_Columns(fields))
-    except Refused as error:
-        raise Odd from error
+    found = {payload: _Table(payload, sets) for payload in SIGNALS[signal].payloads}
+    root = found[SIGNALS[signal].root]
+    fields = _root(root, found)
+    makers = log_arrays(_Columns(fields)) if view == "logs" else span_arrays(_Columns(fields))
     makers |= _origins(root, found[1], found[2])
     return ColumnarRequests(root.counts, makers)
 
@@ -177,7 +181,7 @@ def _root(root: _Table, found: Mapping[int, _Table]) -> _Made:
     ids, there = root.ids("id")
     makers["attributes"] = lambda: _attributes(found[ATTRIBUTES_OF[root.payload]], ids, there)
     if root.payload == 30:
-        makers["body"] = lambda: _values(root, "body.", None)
+        makers["body"] = lambda: _values(root, "body.", _ALL)
         return _Made(makers)
     makers["end_time_unix_nano"] = lambda: _sum(
         root.column("start_time_unix_nano"), root.column("duration_time_unix_nano")
@@ -226,9 +230,13 @@ def _values(table: _Table, prefix: str, picked: Any) -> _Columns:
         if not of_kind.any():
             arms[arm] = pa.nulls(len(kinds), column.type)
             continue
-        values = pc.fill_null(table.column(column.name, picked), pa.scalar(zero, column.type))
-        arms[arm] = values if of_kind.all() else pc.if_else(pa.array(of_kind), values, None)
-    nested = np.isin(kinds, _NESTED)
+        values = table.column(column.name, picked)
+        if not (validity(values) == of_kind).all():
+            # A zero may be written as null, and a value stand where the row is of another kind.
+            values = pc.fill_null(values, pa.scalar(zero, column.type))
+            values = values if of_kind.all() else pc.if_else(pa.array(of_kind), values, None)
+        arms[arm] = values
+    nested = (kinds == _MAP) | (kinds == _ARRAY)
     rows = pa.array(np.flatnonzero(nested))
     column = TABLES[table.payload].by_name[f"{prefix}ser"]
     cbor = table.column(column.name, picked).take(rows) if len(rows) else pa.nulls(0, pa.binary())
@@ -241,14 +249,23 @@ def _json(cbor: pa.Array, kinds: Any, levels: int) -> pa.Array:
     Return arrays and maps as JSON; each different one is read once.
     """
     encoded: Any = cbor.dictionary_encode()
-    made: list[str | None] = []
-    for data in encoded.dictionary.to_pylist():
+    distinct = encoded.dictionary
+    try:
+        flat = written_flat(distinct, JSON) if len(distinct) > _FEW else pa.nulls(len(distinct), pa.string())
+    except Odd:
+        flat = pa.nulls(len(distinct), pa.string())
+    left = np.flatnonzero(~validity(flat))
+    one_by_one: list[str | None] = []
+    for data in distinct.take(pa.array(left)).to_pylist():
         value: Any = AnyValue()
         if data:
             decode_value(data, value, levels=levels)
-        made.append(json_text(value) if data else None)
+        one_by_one.append(json_text(value) if data else None)
+    places = np.arange(len(distinct))
+    places[left] = len(distinct) + np.arange(len(left))
+    made = pa.concat_arrays([flat, pa.array(one_by_one, pa.string())]).take(pa.array(places))
     empty = pa.array(np.where(kinds == _MAP, "{}", "[]").tolist(), pa.string())
-    return pc.coalesce(pa.array(made, pa.string()).take(encoded.indices), empty)
+    return pc.coalesce(made.take(encoded.indices), empty)
 
 
 def _origins(root: _Table, resources: _Table, scopes: _Table) -> dict[str, Callable[[], pa.Array]]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from quiver.otap.columns import json_number, json_text
 from quiver.otap.nested_values import Notation, nested_column
 
-__all__ = ["json_values"]
+__all__ = ["JSON", "json_values"]
 
 _ESCAPED = r'["\\\x00-\x1f]'
 
@@ -29,7 +29,7 @@ def json_values(values: Any) -> pa.Array:
     Raises:
         Odd: one does not parse, has a key twice, or nests very deep.
     """
-    return nested_column(values, _JSON)
+    return nested_column(values, JSON)
 
 
 def _quoted(strings: pa.Array) -> pa.Array:
@@ -46,7 +46,7 @@ def _base64(blobs: pa.Array) -> pa.Array:
     return pa.array([f'"{b64encode(blob).decode("ascii")}"' for blob in blobs.to_pylist()], pa.string())
 
 
-_JSON = Notation(
+JSON = Notation(
     leaves={
         "string_value": _quoted,
         "int_value": lambda ints: ints.cast(pa.string()),

@@ -203,11 +203,12 @@ def lists_of(table: Table, batch: pa.RecordBatch) -> Lists:
     return lists
 
 
-def flat_columns(table: Table, batch: pa.RecordBatch) -> Flat:
+def flat_columns(table: Table, batch: pa.RecordBatch, decoded: Mapping[str, pa.Array] | None = None) -> Flat:
     """
     Return the columns that are there by name, without dictionaries, children of structs as `resource.id`.
 
-    A null struct has null children; for those of `PRESENCE` a column of booleans says whether it is there.
+    A null struct has null children; for those of `PRESENCE` a column of booleans says whether it is there. What is
+    *decoded* already is taken from there.
 
     Raises:
         Refused: a column has a type that the table does not have, or is there twice.
@@ -223,7 +224,8 @@ def flat_columns(table: Table, batch: pa.RecordBatch) -> Flat:
                 found[struct] = top[struct].is_valid()
         array = structs[struct].get(column.leaf)
         if array is not None:
-            found[column.name] = plain_values(table, column, array)
+            known = decoded.get(column.name) if decoded else None
+            found[column.name] = plain_values(table, column, array) if known is None else known
     return found
 
 
@@ -231,7 +233,19 @@ def default_array(column: Column, rows: int) -> pa.Array:
     """
     Return the column as it is where it was left out.
     """
-    return array_of(column, _defaults(column, rows))
+    kind = column.type
+    if column.optional or (pa.types.is_fixed_size_binary(kind) and not column.required):
+        return pa.nulls(rows, kind)
+    if pa.types.is_temporal(kind):
+        return pa.repeat(pa.scalar(0, pa.int64()), rows).view(kind)
+    zero: Any = [] if pa.types.is_list(kind) else 0
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        zero = "" if pa.types.is_string(kind) else b""
+    elif pa.types.is_fixed_size_binary(kind):
+        zero = bytes(kind.byte_width)
+    elif pa.types.is_boolean(kind):
+        zero = False
+    return pa.repeat(pa.scalar(zero, kind), rows) if rows else pa.array([], kind)
 
 
 def _children(table: Table, holder: Any) -> dict[str, pa.Array]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from quiver.otap.arrow_message import ArrowPayload, decode_records
 from quiver.otap.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, Piece, pieces_of
+from quiver.otap.payload_arrays import Flat
 from quiver.otap.payload_schema import TABLES, signal_named
 from quiver.otap.refused import Refused
 from quiver.otap.stream_dictionaries import StreamDictionaries
@@ -23,6 +24,8 @@ from quiver.primitives.scan import Damage
 
 __all__ = ["ArrowBatch", "StreamDecoder", "StreamLimits"]
 
+_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+"""The buffers of a batch are small: a pool of threads takes longer to wake than each of them to inflate."""
 _COLUMNS_MAX = 64
 _DEPTH_MAX = 4
 
@@ -54,11 +57,13 @@ class ArrowBatch:
         batch_id: what its status answers to.
         tables: payload type → batch with plain ids, ascending; tables without rows are left out.
         headers: HPACK blocks, to be given to the stream's HPACK decoder whether or not they are used.
+        decoded: payload type → columns that lost their dictionary on the way, for whoever takes the tables apart.
     """
 
     batch_id: int
     tables: Mapping[int, pa.RecordBatch]
     headers: bytes = b""
+    decoded: Mapping[int, Flat] = field(default_factory=dict, repr=False, compare=False)
 
 
 class _Feed:
@@ -173,19 +178,21 @@ class StreamDecoder:
         self.batch_id = records.batch_id
         budget = self._limits.inflated_bytes_max
         tables: dict[int, pa.RecordBatch] = {}
+        decoded: dict[int, Flat] = {}
         try:
             for payload in sorted(records.payloads, key=lambda found: found.payload):
-                batch, inflated = self._table(payload, budget)
+                columns: Flat = {}
+                batch, inflated = self._table(payload, budget, columns)
                 budget -= inflated
                 if batch.num_rows:
-                    tables[payload.payload] = batch
+                    tables[payload.payload], decoded[payload.payload] = batch, columns
         except Refused as refusal:
             self._gone = Damage(0, str(refusal))
         except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, StopIteration) as error:
             self._gone = Damage(0, f"Arrow refuses it: {str(error)[:300] or type(error).__name__}")
-        return self._gone or ArrowBatch(records.batch_id, tables, records.headers)
+        return self._gone or ArrowBatch(records.batch_id, tables, records.headers, decoded)
 
-    def _table(self, payload: ArrowPayload, budget: int) -> tuple[pa.RecordBatch, int]:
+    def _table(self, payload: ArrowPayload, budget: int, decoded: Flat) -> tuple[pa.RecordBatch, int]:
         if payload.payload not in self._payloads:
             raise Refused(f"payload type {payload.payload} does not belong to {self._signal}")
         table = TABLES[payload.payload]
@@ -194,7 +201,7 @@ class StreamDecoder:
         inflated = self._check(reader, pieces, table.name, table.rows_max, budget)
         reader.feed.put(payload.record)
         if reader.reader is None:
-            reader.reader = pa.ipc.open_stream(reader.feed)
+            reader.reader = pa.ipc.open_stream(reader.feed, options=_OPTIONS)
             _check_schema(reader.reader.schema, table.name)
         batch = reader.reader.read_next_batch()
         if not reader.feed.drained:
@@ -202,7 +209,7 @@ class StreamDecoder:
         if any(piece.kind == DICTIONARY and not piece.is_delta for piece in pieces):
             reader.dictionaries.begin_anew()
         batch = reader.dictionaries.sound(batch)
-        return plain_ids(payload.payload, batch), inflated
+        return plain_ids(payload.payload, batch, decoded), inflated
 
     def _reader(self, payload: ArrowPayload) -> _Reader:
         known = self._types.setdefault(payload.schema_id, payload.payload)

@@ -2,7 +2,8 @@
 The dictionaries of an OTAP stream: each value is validated once, and a batch keeps those that it uses.
 
 A dictionary grows from message to message. As it stands in the stream it would be validated whole with every batch,
-and kept whole with every batch.
+and kept whole with every batch. Where nearly each row has a value of its own it saves nothing on the way, and costs
+most where it is kept: a segment makes one dictionary of those of all its batches. Such a column is plain from then on.
 """
 
 from __future__ import annotations
@@ -12,10 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from quiver.otap.arrays import counts_of_binary, validity
+
 __all__ = ["StreamDictionaries"]
 
 _FEW = 256
 """Dictionaries of so many values are kept as they are."""
+
+_ROWS_TO_TELL = 64
+"""So many rows show whether values repeat."""
+
+_GROWS_BYTES_MAX = 64 * 1024
+"""A column gets longer by its own length at most when it is kept plain, and by this."""
 
 
 class StreamDictionaries:
@@ -25,6 +34,7 @@ class StreamDictionaries:
 
     def __init__(self) -> None:
         self._validated: dict[str, int] = {}
+        self._plain: set[str] = set()
 
     def begin_anew(self) -> None:
         """
@@ -40,7 +50,10 @@ class StreamDictionaries:
             ArrowInvalid: something in it is not sound.
         """
         batch.validate()
-        columns = [self._sound(array, name) for name, array in zip(batch.schema.names, batch.columns, strict=True)]
+        found = batch.columns
+        columns = [self._sound(array, name) for name, array in zip(batch.schema.names, found, strict=True)]
+        if all(column is array for column, array in zip(columns, found, strict=True)):
+            return batch
         fields = [field.with_type(array.type) for field, array in zip(batch.schema, columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
 
@@ -51,7 +64,11 @@ class StreamDictionaries:
             array.validate(full=True)
             return array
         fields = [array.type.field(at) for at in range(array.type.num_fields)]
-        children = [self._sound(array.field(at), f"{path}.{at}") for at in range(len(fields))]
+        found = [array.field(at) for at in range(len(fields))]
+        children = [self._sound(child, f"{path}.{at}") for at, child in enumerate(found)]
+        if not array.null_count and all(child is before for child, before in zip(children, found, strict=True)):
+            return array
+        fields = [field.with_type(child.type) for field, child in zip(fields, children, strict=True)]
         mask = array.is_null() if array.null_count else None
         if mask is not None:
             fields = [field.with_nullable(True) for field in fields]
@@ -60,23 +77,74 @@ class StreamDictionaries:
     def _compacted(self, array: Any, path: str) -> pa.Array:
         values = array.dictionary
         known = self._validated.get(path, 0)
-        values.slice(known).validate(full=True)
-        self._validated[path] = len(values)
+        if len(values) != known:
+            values.slice(known).validate(full=True)
+            self._validated[path] = len(values)
         indices = array.indices
         indices.validate(full=True)
-        there = np.asarray(indices.fill_null(0)) if indices.null_count else np.asarray(indices)
-        if indices.null_count == len(indices):
-            return pa.DictionaryArray.from_arrays(indices, values.slice(0, 0))
-        if int(there.max()) >= len(values):
-            raise pa.ArrowInvalid(f"index {int(there.max())} of a dictionary of {len(values)} values")
-        if len(values) <= max(_FEW, len(indices)):
+        places, most, rows = _places(indices), max(_FEW, len(indices)), len(indices) - indices.null_count
+        if not rows and path in self._plain:
+            return array.dictionary_decode()
+        if not rows:
+            return pa.DictionaryArray.from_arrays(indices, values.slice(0, 0)) if len(indices) else array
+        repeats = path not in self._plain and (rows < _ROWS_TO_TELL or 2 * len(values) <= rows)
+        if repeats and len(values) <= most and int(places.max()) < len(values):
             return array
-        used = np.zeros(len(values), np.bool_)
-        used[np.asarray(indices.drop_null())] = True
-        moved = (np.cumsum(used) - 1).astype(there.dtype)[there]
-        mask = np.asarray(indices.is_null()) if indices.null_count else None
-        kept = values.take(pa.array(np.flatnonzero(used)))
-        return pa.DictionaryArray.from_arrays(pa.array(moved, indices.type, mask=mask), kept)
+        there = validity(indices)
+        used = places[there]
+        first, last = int(used.min()), int(used.max())
+        if last >= len(values):
+            raise pa.ArrowInvalid(f"index {last} into a dictionary of {len(values)} values")
+        is_used = np.zeros(last + 1 - first, np.bool_)
+        is_used[used - places.dtype.type(first)] = True
+        kept = np.flatnonzero(is_used) + first
+        if path in self._plain or (rows >= _ROWS_TO_TELL and 2 * len(kept) > rows):
+            self._plain.add(path)
+            if _stays_small(values, kept, used):
+                return array.dictionary_decode()
+        if len(values) <= most:
+            return array
+        if last - first < most:
+            # Values that are new with this batch stand together.
+            return _over(values.slice(first, last - first + 1), indices, there, used - places.dtype.type(first))
+        new = np.empty(last + 1, places.dtype)
+        new[kept] = np.arange(len(kept))
+        return _over(values.take(pa.array(kept)), indices, there, new[used])
+
+
+def _stays_small(values: pa.Array, kept: Any, used: Any) -> bool:
+    """
+    Say whether a column takes about as much plain as with its dictionary: a long value may stand in many rows.
+    """
+    if not (pa.types.is_string(values.type) or pa.types.is_binary(values.type)):
+        return bool(pa.types.is_primitive(values.type) or pa.types.is_fixed_size_binary(values.type))
+    lengths = counts_of_binary(values)
+    taken = int(lengths[used].sum(dtype=np.int64))
+    return taken <= 2 * int(lengths[kept].sum(dtype=np.int64)) + _GROWS_BYTES_MAX
+
+
+def _over(values: pa.Array, indices: pa.Array, there: Any, moved: Any) -> pa.Array:
+    """
+    Return a dictionary array over *values*: *moved* are its indices where it is not null, in the type of *indices*.
+    """
+    if not indices.null_count:
+        buffers = [None, pa.py_buffer(moved)]
+    else:
+        filled = np.zeros(len(indices), moved.dtype)
+        filled[there] = moved
+        buffers = [pa.py_buffer(np.packbits(there, bitorder="little")), pa.py_buffer(filled)]
+    keys = pa.Array.from_buffers(indices.type, len(indices), buffers)
+    return pa.DictionaryArray.from_arrays(keys, values)
+
+
+def _places(indices: pa.Array) -> Any:
+    """
+    Return the indices, whatever stands under a null. They may be signed: what is negative is beyond every dictionary.
+    """
+    if not len(indices):
+        return np.zeros(0, np.uint8)
+    unsigned = np.dtype(f"u{indices.type.bit_width // 8}")
+    return np.frombuffer(indices.buffers()[1], unsigned)[indices.offset : indices.offset + len(indices)]
 
 
 def _has_dictionaries(kind: pa.StructType) -> bool:

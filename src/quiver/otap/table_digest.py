@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from blake3 import blake3
 
-from quiver.otap.payload_arrays import PRESENCE, flat_columns, is_all_default
+from quiver.otap.arrays import truths, validity
+from quiver.otap.payload_arrays import PRESENCE, Flat, is_all_default
 from quiver.otap.payload_schema import TABLES
 from quiver.otap.refused import Refused
-from quiver.otap.transport_ids import plain_ids
+from quiver.otap.transport_ids import plain_columns
 from quiver.primitives.scan import Damage
 
-__all__ = ["DIGEST_BYTES", "digest_of_tables"]
+__all__ = ["DIGEST_BYTES", "digest_of_columns", "digest_of_tables"]
 
 DIGEST_BYTES = 16
 
@@ -30,23 +31,29 @@ def digest_of_tables(tables: Mapping[int, pa.RecordBatch]) -> bytes | Damage:
     """
     Return 128 bits of BLAKE3 over what tables say, or why they say nothing. Order of rows counts.
     """
-    digest = blake3(b"otap tables")
     try:
-        for payload, batch in sorted(tables.items()):
-            _add_table(digest, payload, batch)
+        columns = {payload: plain_columns(payload, batch) for payload, batch in tables.items()}
     except (Refused, KeyError) as refusal:
         return Damage(0, f"not tables: {refusal}")
+    return digest_of_columns(columns, {payload: batch.num_rows for payload, batch in tables.items()})
+
+
+def digest_of_columns(columns: Mapping[int, Flat], rows: Mapping[int, int]) -> bytes:
+    """
+    Return the same of tables that were taken apart: payload type → columns with plain ids, and → rows.
+    """
+    digest = blake3(b"otap tables")
+    for payload, flat in sorted(columns.items()):
+        digest.update(f"{payload} {rows[payload]};".encode())
+        _add_table(digest, payload, flat)
     return digest.digest(length=DIGEST_BYTES)
 
 
-def _add_table(digest: Any, payload: int, batch: pa.RecordBatch) -> None:
-    table = TABLES[payload]
-    flat = flat_columns(table, plain_ids(payload, batch))
-    digest.update(f"{payload} {batch.num_rows};".encode())
+def _add_table(digest: Any, payload: int, flat: Flat) -> None:
     for struct in PRESENCE:
         if struct in flat:
             _add(digest, struct, flat[struct])
-    for column in table.columns:
+    for column in TABLES[payload].columns:
         array = flat.get(column.name)
         if array is None:
             continue
@@ -59,10 +66,12 @@ def _add_table(digest: Any, payload: int, batch: pa.RecordBatch) -> None:
 def _add(digest: Any, name: str, array: pa.Array) -> None:
     digest.update(f"{name};".encode())
     if array.null_count:
-        digest.update(np.packbits(np.asarray(array.is_valid())).tobytes())
+        digest.update(np.packbits(validity(array)).data)
         array = _without_nulls(array)
     for part in _parts(array):
-        digest.update(part)
+        view = memoryview(part)
+        if view.nbytes:
+            digest.update(view.cast("B"))
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
@@ -71,6 +80,8 @@ def _without_nulls(array: pa.Array) -> pa.Array:
         return pa.ListArray.from_arrays(_offsets(pc.fill_null(pc.list_value_length(array), 0)), array.flatten())
     if pa.types.is_temporal(kind):
         return pc.fill_null(array.view(pa.int64()), 0)
+    if (pa.types.is_string(kind) or pa.types.is_binary(kind)) and not _hides_text(array):
+        return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], offset=array.offset)
     if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
         empty = bytes(kind.byte_width) if pa.types.is_fixed_size_binary(kind) else b""
         return pc.fill_null(array, pa.scalar(empty.decode() if pa.types.is_string(kind) else empty, kind))
@@ -81,26 +92,43 @@ def _offsets(lengths: pa.Array) -> pa.Array:
     return pa.array(np.concatenate(([0], np.cumsum(np.asarray(lengths)))), pa.int32())
 
 
-def _parts(array: pa.Array) -> list[bytes]:
+def _hides_text(array: pa.Array) -> bool:
+    """
+    Say whether there are bytes behind a null: whoever decoded a dictionary left none.
+    """
+    return bool(np.diff(_places(array))[~validity(array)].any())
+
+
+def _places(array: pa.Array) -> Any:
+    """
+    Return where each text begins, and where the last one ends.
+    """
+    if not len(array):
+        return np.zeros(1, np.int32)
+    return np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def _parts(array: pa.Array) -> list[Any]:
     """
     Return the bytes of an array without nulls, wherever in its buffers it begins.
     """
     kind = array.type
     if pa.types.is_list(kind):
-        lengths = np.asarray(pc.list_value_length(array)).astype(np.int32).tobytes()
+        lengths = np.asarray(pc.list_value_length(array)).astype(np.int32)
         return [lengths, *_items(array.flatten())]
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        lengths = np.asarray(pc.binary_length(array)).astype(np.int32).tobytes()
-        return [lengths, b"".join(array.cast(pa.binary()).to_pylist())]
+        places, data = _places(array), array.buffers()[2]
+        start, end = int(places[0]), int(places[-1])
+        return [np.diff(places), memoryview(data)[start:end] if end > start else b""]
     if pa.types.is_fixed_size_binary(kind):
         start, end = array.offset * kind.byte_width, (array.offset + len(array)) * kind.byte_width
-        return [memoryview(array.buffers()[1])[start:end].tobytes()]
+        return [memoryview(array.buffers()[1])[start:end]]
     if pa.types.is_boolean(kind):
-        return [np.packbits(np.asarray(array)).tobytes()]
-    return [np.asarray(array.view(pa.int64()) if pa.types.is_temporal(kind) else array).tobytes()]
+        return [np.packbits(truths(array))]
+    return [np.asarray(array.view(pa.int64()) if pa.types.is_temporal(kind) else array)]
 
 
-def _items(items: Any) -> list[bytes]:
+def _items(items: Any) -> list[Any]:
     """
     Return the bytes of what stands in lists; there null is zero.
     """

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, PRESENCE, Flat, default_array, flat_columns
+from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, PRESENCE, Flat, default_array
 from quiver.otap.payload_schema import CHILD_ROWS_MAX, SIGNALS, TABLES, Table
 from quiver.otap.refused import Refused
-from quiver.otap.transport_ids import equal_to_previous, plain_ids
+from quiver.otap.transport_ids import equal_to_previous, plain_columns
 
 __all__ = ["Travelling", "sorted_tables", "travelling_rows"]
 
@@ -38,7 +38,7 @@ def sorted_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Travelli
     found: Travelling = {}
     for payload, batch in tables.items():
         table = TABLES[payload]
-        columns = flat_columns(table, plain_ids(payload, batch))
+        columns = plain_columns(payload, batch)
         for column in table.columns:
             if column.name not in columns and (column.required or column.name == "id"):
                 columns[column.name] = default_array(column, batch.num_rows)

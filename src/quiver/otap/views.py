@@ -22,7 +22,7 @@ from quiver.otap.logs import log_columns
 from quiver.otap.metrics import metric_columns, points_of
 from quiver.otap.request import ROWS_BYTES_MAX, Measured, measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.sound_tables import measure_tables
+from quiver.otap.sound_tables import SoundTables, sound_tables
 from quiver.otap.spans import span_columns
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.otap.view_schema import VIEW_SLOTS, projected_schema, view_name
@@ -30,8 +30,11 @@ from quiver.primitives.scan import Damage
 
 __all__ = ["GROUP_BYTES", "DecodedRequests", "decode_groups", "decode_requests", "view"]
 
-GROUP_BYTES = 32 * 1024 * 1024
-"""What one batch of `decode_groups` aims to stay below, as Arrow; a single larger request is its own batch."""
+GROUP_BYTES = 12 * 1024 * 1024
+"""
+What one batch of `decode_groups` aims to stay below, as Arrow; a single larger request is its own batch. Much larger
+ones leave the processor's cache between two steps over their columns.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class _Group:
     count: int = 0
     rows_bytes: int = 0
 
-    def add(self, data: Any, measured: Measured | Damage) -> None:
+    def add(self, data: Any, measured: Any) -> None:
         if isinstance(data, Damage):
             self.bad.append((self.count, data.reason))
         elif isinstance(measured, Damage):
@@ -81,17 +84,17 @@ class _Run:
 
     first: int = 0
     stored: list[StoredTables] = field(default_factory=list)
-    unsound: list[Damage | None] = field(default_factory=list)
+    found: list[SoundTables | Damage] = field(default_factory=list)
     rows_bytes: int = 0
 
     @property
     def count(self) -> int:
         return len(self.stored)
 
-    def add(self, tables: Any, measured: Measured | Damage) -> None:
+    def add(self, tables: Any, found: Any) -> None:
         self.stored.append(tables)
-        self.unsound.append(measured if isinstance(measured, Damage) else None)
-        self.rows_bytes += 0 if isinstance(measured, Damage) else measured.rows_bytes
+        self.found.append(found)
+        self.rows_bytes += 0 if isinstance(found, Damage) else found.rows_bytes
 
 
 def decode_requests(
@@ -150,13 +153,12 @@ def decode_groups(
         yield from _decoded_all(group, signal, schema)
 
 
-def _measured(item: bytes | memoryview | StoredTables | Damage, signal: str) -> Measured | Damage:
+def _measured(item: bytes | memoryview | StoredTables | Damage, signal: str) -> Measured | SoundTables | Damage:
     if isinstance(item, Damage):
         return item
-    if not isinstance(item, StoredTables):
-        return measure_request(item, signal)
-    size = measure_tables(item.tables, item.signal)
-    return size if isinstance(size, Damage) else Measured(0, size)
+    if isinstance(item, StoredTables):
+        return sound_tables(item.tables, item.signal)
+    return measure_request(item, signal)
 
 
 def _decoded_all(group: _Group | _Run, signal: str, schema: pa.Schema) -> Iterator[DecodedRequests]:
@@ -168,8 +170,8 @@ def _decoded_all(group: _Group | _Run, signal: str, schema: pa.Schema) -> Iterat
         yield together
         return
     # One of them has to become a request first: which, shows when each is decoded by itself.
-    for first, (stored, unsound) in enumerate(zip(group.stored, group.unsound, strict=True), group.first):
-        alone = _decoded_tables(_Run(first, [stored], [unsound]), signal, schema)
+    for first, (stored, found) in enumerate(zip(group.stored, group.found, strict=True), group.first):
+        alone = _decoded_tables(_Run(first, [stored], [found]), signal, schema)
         if alone is None:
             data = stored.request()
             single = _Group(first=first)
@@ -226,18 +228,18 @@ def _decoded_tables(run: _Run, signal: str, schema: pa.Schema) -> DecodedRequest
     """
     Return the rows of tables, and which are unsound; None when some have to become a request first.
     """
-    bad = tuple((at, damage.reason) for at, damage in enumerate(run.unsound) if damage is not None)
-    sound = [one.tables for one, damage in zip(run.stored, run.unsound, strict=True) if damage is None]
+    bad = tuple((at, found.reason) for at, found in enumerate(run.found) if isinstance(found, Damage))
+    sound = [found for found in run.found if isinstance(found, SoundTables)]
     if not sound:
         batch = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
         return DecodedRequests(batch, bad, (0,) * run.count, run.first)
     try:
-        found = decode_tables(sound, view_name(signal))
-        arrays = [found.makers[column.name]() for column in schema]
+        decoded = decode_tables(sound, view_name(signal))
+        arrays = [decoded.makers[column.name]() for column in schema]
     except Odd:
         return None
-    counts = iter(found.per_request)
-    rows = tuple(0 if damage is not None else next(counts) for damage in run.unsound)
+    counts = iter(decoded.per_request)
+    rows = tuple(0 if isinstance(found, Damage) else next(counts) for found in run.found)
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else _no_columns(sum(rows))
     return DecodedRequests(batch, bad, rows, run.first)
 

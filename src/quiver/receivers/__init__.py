@@ -22,6 +22,7 @@ file                    purpose
 `qwp_intake.py`         messages of QWP connections: decode, recognise, store
 `qwp_connection.py`     one WebSocket: messages in, answers out
 `qwp.py`                QWP, listening
+`port.py`               what every receiver is besides its protocol: an address, a loop, workers
 `loop_thread.py`        the thread on which a receiver waits for the network
 ======================  ==========================================================================
 """

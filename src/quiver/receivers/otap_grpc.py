@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -65,9 +66,19 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         self.otap = OtapSettings() if otap is None else otap
         self._store = store
         self._batches = OtapIntake(store, self.otap, self._observer, clock=clock, window=self.intake.window)
+        # One message at a time is decoded, as the memory it may need demands: always by the same thread, which then has
+        # the memory of the one before at hand.
+        self._taking = ThreadPoolExecutor(1, thread_name_prefix="quiver-otap-taking")
         self._closing: asyncio.Event | None = None
         self._unsynced: list[asyncio.Future[str]] = []
         self._syncing: asyncio.Task[None] | None = None
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """
+        Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent.
+        """
+        super().stop(grace_s)
+        self._taking.shutdown(wait=True)
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
 
@@ -122,7 +133,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 message = await self._next(context)
                 if message is None:
                     break
-                taken = await loop.run_in_executor(self.pool, stream.take, message)
+                taken = await loop.run_in_executor(self._taking, stream.take, message)
                 del message
                 answers.add(asyncio.create_task(self._answer(taken, context, one_writer)))
             await self._fewer_than(1, answers)

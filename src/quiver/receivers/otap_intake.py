@@ -15,8 +15,8 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, QuiverError, WrongUse
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, StreamDecoder, StreamLimits
-from quiver.otap.sound_tables import check_tables
-from quiver.otap.table_digest import digest_of_tables
+from quiver.otap.sound_tables import sound_tables
+from quiver.otap.table_digest import digest_of_columns
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
 from quiver.receivers.dedupe import DedupeWindow
@@ -132,14 +132,17 @@ class OtapIntake:
                 if decoder.batch_id is not None:
                     status = BatchStatus(decoder.batch_id, StatusCode.INVALID_ARGUMENT, batch.reason)
                 return Taken(status, last=True, why=batch.reason), "invalid"
-            unsound = check_tables(batch.tables, stream.signal)
+            found = sound_tables(batch.tables, stream.signal, batch.decoded)
+            digest = None
+            if self._window is not None and not isinstance(found, Damage):
+                digest = digest_of_columns(found.columns, found.rows)
         why = self._outgrown(stream)
-        if isinstance(unsound, Damage):
-            status = BatchStatus(batch.batch_id, StatusCode.INVALID_ARGUMENT, unsound.reason)
+        if isinstance(found, Damage):
+            status = BatchStatus(batch.batch_id, StatusCode.INVALID_ARGUMENT, found.reason)
             return Taken(status, last=bool(why), why=why), "invalid"
         if not batch.tables:
             return Taken(BatchStatus(batch.batch_id, StatusCode.OK), last=bool(why), why=why), "empty"
-        code, text, outcome = self._once(Bundle(batch.tables))
+        code, text, outcome = self._once(Bundle(batch.tables), digest)
         status = BatchStatus(batch.batch_id, code, text)
         return Taken(status, stored=code == StatusCode.OK, last=bool(why), why=why), outcome
 
@@ -150,13 +153,12 @@ class OtapIntake:
         inflated = inflate(message, size_max=size_max)
         return Damage(0, f"the message is over {size_max} bytes once decompressed") if inflated is None else inflated
 
-    def _once(self, bundle: Bundle) -> tuple[StatusCode, str, str]:
+    def _once(self, bundle: Bundle, digest: bytes | None) -> tuple[StatusCode, str, str]:
         """
         Keep a batch unless it is kept already: a client whose stream broke sends it again on another.
         """
         window = self._window
-        digest = digest_of_tables(bundle.batches) if window is not None else None
-        if window is None or not isinstance(digest, bytes):
+        if window is None or digest is None:
             return self._keep(bundle)
         if not window.begin(digest):
             return StatusCode.OK, "", "duplicate"

@@ -4,7 +4,8 @@ QWP: clients of QuestDB send their tables here, and unmodified.
 ::
 
     WebSocket at /write/v4 ──▶ messages ──▶ tables ──▶ one bundle a table, in slot 50
-                                                       ──▶ OK when the log has them, durable when they are sealed
+                                                       ──▶ OK when the log has them
+                                                       ──▶ durable when a segment has them, or the object tier
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class QwpReceiver(PortReceiver):
 
     Raises:
         StoreFailed: the store could not be synced after the window was rebuilt.
-        SettingsInvalid: certificates or credentials cannot be read.
+        SettingsInvalid: certificates or credentials cannot be read; the store has no object tier to wait for.
     """
 
     def __init__(
@@ -166,13 +167,13 @@ class QwpReceiver(PortReceiver):
             since = [one.durable_since for one in self._connections if one.durable_since is not None]
             if since:
                 through = await loop.run_in_executor(
-                    self.pool, self._sealed_through, now - min(since) >= self.settings.durable_wait_s
+                    self.pool, self._durable_through, now - min(since) >= self.settings.durable_wait_s
                 )
                 for one in list(self._connections):
-                    one.sealed(through)
+                    one.made_durable(through)
 
-    def _sealed_through(self, seal: bool) -> int:  # noqa: FBT001 - called through an executor
+    def _durable_through(self, seal: bool) -> int:  # noqa: FBT001 - called through an executor
         try:
-            return self.intake.sealed_through(seal=seal)
+            return self.intake.durable_through(seal=seal)
         except (QuiverError, OSError):
-            return self.intake.sealed_before  # the next tick tries again; whoever waits goes on waiting
+            return self.intake.durable_before  # the next tick tries again; whoever waits goes on waiting

@@ -100,7 +100,7 @@ class QwpConnection(asyncio.Protocol):
         self._tables: dict[str, int] = {}  # stored, and not told yet
         self._undurable: dict[str, int] = {}
         self._undurable_since: float | None = None
-        self._sealed = -1
+        self._told_durable = -1
         self._is_durable = False
         self._refused_at: float | None = None
         self._closing_since: float | None = None
@@ -316,7 +316,7 @@ class QwpConnection(asyncio.Protocol):
                 self._client.told()
             self._websocket.send_binary(encode_ok(Ok(self._sequence, self._tables)))
             if self._is_durable:
-                self._await_sealing(self._tables)
+                self._await_durable(self._tables)
             self._tables = {}
         if progress.outcome == "refused":
             self._refused_at = asyncio.get_running_loop().time()
@@ -330,7 +330,7 @@ class QwpConnection(asyncio.Protocol):
 
     # ── durable ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _await_sealing(self, tables: dict[str, int]) -> None:
+    def _await_durable(self, tables: dict[str, int]) -> None:
         for table, newest in tables.items():
             self._undurable[table] = max(newest, self._undurable.get(table, newest))
         if self._undurable and self._undurable_since is None:
@@ -345,16 +345,16 @@ class QwpConnection(asyncio.Protocol):
         """
         return self._undurable_since
 
-    def sealed(self, through: int) -> None:
+    def made_durable(self, through: int) -> None:
         """
         Tell the client what cannot be lost any more.
         """
         covered = {table for table, newest in self._undurable.items() if newest <= through}
-        if self._websocket.state is not OPEN or not (covered or (self._undurable and through > self._sealed)):
+        if self._websocket.state is not OPEN or not (covered or (self._undurable and through > self._told_durable)):
             return
         told = {table: min(newest, through) for table, newest in self._undurable.items()}
         self._websocket.send_binary(encode_durable_ack(DurableAck(told)))
-        self._sealed = through
+        self._told_durable = through
         self._undurable = {table: newest for table, newest in self._undurable.items() if table not in covered}
         self._undurable_since = asyncio.get_running_loop().time() if self._undurable else None
         self._write()

@@ -7,6 +7,7 @@ hears nothing and goes on holding it. Whatever is confirmed has been synced wher
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from quiver.bundle import QWP_SLOT, Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, BundleInvalid, QuiverError
+from quiver.errors import AtCapacity, BundleInvalid, QuiverError, SettingsInvalid
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.scan import Frame
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, FIXED_BYTES, ColumnType
@@ -45,6 +46,17 @@ class QwpStore(IntakeStore, Protocol):
     def catalog(self) -> Any:
         """
         The sealed segments.
+        """
+
+    @property
+    def settings(self) -> Any:
+        """
+        Those of the store.
+        """
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment; `cold` is about the object tier.
         """
 
     def flush(self) -> None:
@@ -100,6 +112,7 @@ class QwpIntake:
         observer: counts messages by outcome, and rows.
 
     Raises:
+        SettingsInvalid: durable acknowledgements are to wait for an object tier, and the store has none.
         StoreFailed: the store could not be synced after the window was rebuilt.
     """
 
@@ -121,7 +134,11 @@ class QwpIntake:
         self._dictionary_bytes = 0
         self._failed_at: float | None = None
         self._sealed = -1
+        self._sealed_at_s = -math.inf  # for a client that waited
+        self._durable = -1
         self._newest = -1
+        if settings.durable == "tier" and store.settings.cold_objects is None:
+            raise SettingsInvalid("durable: tier needs a store with an object tier: set cold.objects")
         self.window: ReplayWindow | None = None
         if settings.dedupe_window_s > 0:
             self.window = ReplayWindow(settings.dedupe_window_s, entries_max=settings.dedupe_entries_max, clock=clock)
@@ -147,28 +164,36 @@ class QwpIntake:
         return QwpClient(self)
 
     @property
-    def sealed_before(self) -> int:
+    def durable_before(self) -> int:
         """
-        What `sealed_through` returned last.
+        What `durable_through` returned last.
         """
-        return self._sealed
+        return self._durable
 
-    def sealed_through(self, *, seal: bool) -> int:
+    def durable_through(self, *, seal: bool) -> int:
         """
-        Return the number up to which every stored table is in a segment; *seal* brings it up to now.
+        Return the number up to which every stored table is as durable as `durable` asks. With *seal* the open segment
+        is sealed, at most once in `durable_wait_s`: the object tier may be long in coming.
 
         Raises:
             QuiverError: the store could not seal.
             OSError: the disk failed.
         """
-        if seal:
-            with self._lock:
-                newest = self._newest
+        now = self._clock.monotonic()
+        with self._lock:
+            newest = self._newest
+        if seal and newest > self._sealed and now - self._sealed_at_s >= self.settings.durable_wait_s:
+            self._sealed_at_s = now
             self.store.flush()
             self._sealed = max(self._sealed, newest)
         found = [one.sequence_last for one in self.store.catalog.segments() if one.sequence_last is not None]
-        self._sealed = max([self._sealed, *found])
-        return self._sealed
+        self._sealed = through = max([self._sealed, *found])
+        if self.settings.durable == "tier":
+            # Asked after the segments: one that was sealed in between has higher numbers.
+            waiting = self.store.stats()["cold"]["waiting_sequence"]
+            through = through if waiting is None else min(through, waiting - 1)
+        self._durable = max(self._durable, through)
+        return self._durable
 
     def stored(self, sequence: int) -> None:
         """

@@ -5,13 +5,17 @@ Settings of the QWP receiver.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from quiver.errors import SettingsInvalid
 from quiver.receivers.security import SecuritySettings, check_exposure
 from quiver.receivers.settings import Ack, KeepaliveSettings, split_address
 from quiver.settings import MIB
 
-__all__ = ["QWP_ADDRESS", "QwpSettings"]
+__all__ = ["QWP_ADDRESS", "Durable", "QwpSettings"]
+
+Durable = Literal["sealed", "tier"]
+"""What a durable acknowledgement waits for."""
 
 QWP_ADDRESS = "127.0.0.1:9000"
 
@@ -34,6 +38,8 @@ class QwpSettings:
         workers: threads that store tables; a connection takes at most one at a time.
         body_timeout_s: how long a client may take to send a message.
         head_timeout_s: how long a new client may take for its handshake.
+        durable: a durable acknowledgement says that rows are in a sealed segment (`sealed`), or that the object tier
+            has it, verified, or every subscriber has finished with it (`tier`).
         durable_wait_s: a client that asked for durable acknowledgements waits at most so long before the open segment
             is sealed for it.
         connections_max: connections that may be open at once; more are closed as they come.
@@ -56,6 +62,7 @@ class QwpSettings:
     workers: int = 8
     body_timeout_s: float = 30.0
     head_timeout_s: float = 10.0
+    durable: Durable = "sealed"
     durable_wait_s: float = 5.0
     connections_max: int = 1024
     security: SecuritySettings = field(default_factory=SecuritySettings)
@@ -74,5 +81,7 @@ class QwpSettings:
             raise SettingsInvalid("receiving_bytes_max must hold one message of max_request_bytes")
         if self.ack not in {"synced", "logged"}:
             raise SettingsInvalid(f"ack: {self.ack!r} is not synced or logged")
+        if self.durable not in get_args(Durable):
+            raise SettingsInvalid(f"durable: {self.durable!r} is not {' or '.join(get_args(Durable))}")
         if self.dedupe_window_s < 0 or min(self.body_timeout_s, self.head_timeout_s, self.durable_wait_s) <= 0:
             raise SettingsInvalid("dedupe_window_s must not be negative; the times to wait must be positive")

@@ -1,0 +1,134 @@
+"""
+Flat arrays and maps are counted a column at a time as one by one, and nothing that is refused there is counted here.
+"""
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from quiver.otap.arrays import Odd
+from quiver.otap.cbor import decode_value, encode_value, measure_value
+from quiver.otap.cbor_columns import count_flat, written_flat
+from quiver.otap.columns import json_text
+from quiver.otap.nested_json import JSON
+from quiver.otap.refused import Refused
+
+ARM = {False: "array_value", True: "kvlist_value"}
+
+
+def counted(data: list[bytes], *, is_map: bool) -> list[int]:
+    """What is counted of values that lie somewhere inside a longer column."""
+    column = pa.array([b"\xff\x61", *data, b"\x61\x61\x61"], pa.binary()).slice(1, len(data))
+    return count_flat(column, np.full(len(data), is_map)).tolist()
+
+
+def measured(data: bytes) -> tuple[str, int]:
+    """The arm and the count; none for what is refused."""
+    try:
+        return measure_value(data, levels=90)
+    except Refused:
+        return "", 0
+
+
+def some_value(dice: random.Random) -> AnyValue:
+    return dice.choice(
+        [
+            AnyValue(),
+            AnyValue(string_value=dice.choice(["", "a", "é" * 20, "x" * 300])),
+            AnyValue(int_value=dice.choice([0, 23, 24, -1, -257, 70_000, 2**63 - 1, -(2**63)])),
+            AnyValue(double_value=dice.random()),
+            AnyValue(bool_value=dice.random() < 0.5),
+            AnyValue(bytes_value=dice.randbytes(dice.choice([0, 5, 30, 300]))),
+        ]
+    )
+
+
+def nested(dice: random.Random, *, is_map: bool) -> bytes:
+    """Of either kind of length; keys are like values."""
+    values = [some_value(dice) for _ in range(dice.randrange(5))]
+    whole = AnyValue()
+    whole.array_value.SetInParent() if not is_map else whole.kvlist_value.SetInParent()
+    for at, value in enumerate(values):
+        if is_map:
+            whole.kvlist_value.values.add(key=f"key {at}" * (at + 1), value=value)
+        else:
+            whole.array_value.values.add().CopyFrom(value)
+    data = encode_value(whole)
+    return data if dice.random() < 0.5 else bytes([data[0] & 0xE0 | len(values)]) + data[1:-1]
+
+
+@pytest.mark.parametrize("is_map", [False, True])
+def test_flat_ones_are_counted_as_one_by_one(is_map):
+    dice = random.Random(1)
+    data = [nested(dice, is_map=is_map) for _ in range(200)]
+    expected = [measured(one) for one in data]
+    assert all(arm == ARM[is_map] for arm, _ in expected)
+    assert counted(data, is_map=is_map) == [count for _, count in expected]
+
+
+def test_arrays_and_maps_are_counted_side_by_side():
+    dice = random.Random(3)
+    maps = np.array([dice.random() < 0.5 for _ in range(100)])
+    data = [nested(dice, is_map=bool(one)) for one in maps]
+    assert count_flat(pa.array(data), maps).tolist() == [measured(one)[1] for one in data]
+    assert not count_flat(pa.array(data), ~maps).any()
+
+
+@pytest.mark.parametrize("is_map", [False, True])
+def test_what_is_counted_is_sound(is_map):
+    """Bytes flipped, cut off and added: one column for each, since text that is none spoils a whole one."""
+    dice = random.Random(2)
+    known = 0
+    for _ in range(30):
+        whole = nested(dice, is_map=is_map)
+        changed = [whole[:at] for at in range(min(len(whole), 40))] + [whole + b"\x00", whole + b"\xff"]
+        for at in range(min(len(whole), 25)):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << dice.randrange(8)
+            changed.append(bytes(flipped))
+        for data in changed:
+            (count,) = counted([data], is_map=is_map)
+            known += count > 0
+            assert count in {0, measured(data)[1] if measured(data)[0] == ARM[is_map] else -1}
+    assert known > 200
+
+
+def test_one_that_is_not_flat_spoils_no_other():
+    inner = AnyValue(array_value={"values": [AnyValue(int_value=1)]})
+    deep = encode_value(AnyValue(array_value={"values": [inner]}))
+    many = encode_value(AnyValue(array_value={"values": [AnyValue()] * 40}))
+    flat = encode_value(inner)
+    assert counted([flat, deep, many, b"", flat], is_map=False) == [2, 0, 0, 0, 2]
+    assert counted([flat], is_map=True) == [0]
+
+
+def test_text_that_is_none_leaves_the_column_to_others():
+    assert counted([b"\x81\x61a", b"\x81\x61\xff"], is_map=False) == [0, 0]
+    assert counted([b"\x81\x41\xff", b"\x81\x61a"], is_map=False) == [2, 2]
+
+
+def as_json(data: bytes) -> str:
+    """One by one."""
+    value = AnyValue()
+    decode_value(data, value, levels=90)
+    return json_text(value)
+
+
+def test_flat_ones_are_written_as_one_by_one():
+    dice = random.Random(4)
+    data = [nested(dice, is_map=dice.random() < 0.5) for _ in range(300)]
+    deep = encode_value(AnyValue(array_value={"values": [AnyValue(array_value={})]}))
+    floats = bytes.fromhex("84f93e00fa7fc00000fbfff0000000000000f7")
+    column = pa.array([b"", *data[:150], deep, *data[150:], floats, b"\x81", b"\x00"], pa.binary()).slice(1)
+    written = written_flat(column, JSON).to_pylist()
+    assert written == [*map(as_json, data[:150]), None, *map(as_json, data[150:]), as_json(floats), None, None]
+
+
+def test_a_key_twice_and_text_that_is_none_are_odd():
+    twice = bytes.fromhex("a2616101616102")
+    for data in (twice, b"\x81\x61\xff"):
+        with pytest.raises(Odd):
+            written_flat(pa.array([encode_value(AnyValue(array_value={})), data]), JSON)
