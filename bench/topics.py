@@ -2,8 +2,8 @@
 Topics beside a bare framed log, NATS JetStream and Redis streams, all in the same run.
 
 Appends of 128 B, 1 KiB and 64 KiB, one by one and in batches of 100, synced by interval (Redis: each second) and behind
-each call; reading back, following the tail; 200 topics at once beside one. Rivals that are not on this machine are left
-out and said to be.
+each call; reading back, following the tail; 200 topics at once beside one; and the document's other figures, each once
+(`topic_figures.py`). Rivals that are not on this machine are left out and said to be.
 
     .venv/bin/python bench/topics.py [--rounds N] [--quick] [--only append] [--write docs/benchmarks.md]
 """
@@ -14,6 +14,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -21,6 +22,7 @@ from goal import Figure, Goal, Run, percentile
 from goals import lines_of
 from quiver.topics import TopicStore
 from report import bench_parser, machine, run_rounds_of_several, write_section
+from topic_figures import figure_goals
 from topic_rivals import BareTopic, NatsStream, RedisStream
 
 OURS, BARE, NATS, REDIS = "Quiver topic", "bare framed log", "NATS JetStream", "Redis stream"
@@ -35,13 +37,9 @@ class OurTopic:
     def __init__(self, directory: Path, *, sync_each: bool) -> None:
         self.store = TopicStore.open(directory / "topics")
         self.log = self.store.topic("default/orders")
-        self.durable = sync_each
-
-    def append(self, payload: bytes) -> None:
-        self.log.append(payload, durable=self.durable)
-
-    def append_batch(self, payloads: list[bytes]) -> None:
-        self.log.append_batch(payloads, durable=self.durable)
+        # What a program calls, without a call of ours around it: the bare log has none either.
+        self.append = partial(self.log.append, durable=True) if sync_each else self.log.append
+        self.append_batch = partial(self.log.append_batch, durable=True) if sync_each else self.log.append_batch
 
     def close(self) -> None:
         self.store.close()
@@ -206,7 +204,8 @@ def topics_goal(scale: int) -> Goal:
 
 def main() -> None:
     parser = bench_parser(__doc__, rounds=5, quick="a fiftieth of the work, one round")
-    parser.add_argument("--only", nargs="*", choices=["append", "read", "tail", "topics"], help="only these")
+    keys = ["append", "read", "tail", "topics", "cold", "cache", "recovery", "creation"]
+    parser.add_argument("--only", nargs="*", choices=keys, help="only these")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     scale = 50 if options.quick else 1
@@ -222,7 +221,8 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory(prefix="bench-topics-", dir=Path.cwd()) as scratch:
-        for goal in (*append_goals(scale), read_goal(scale), tail_goal(scale), topics_goal(scale)):
+        every = (*append_goals(scale), read_goal(scale), tail_goal(scale), topics_goal(scale), *figure_goals(scale))
+        for goal in every:
             if options.only and goal.key not in options.only:
                 continue
             found = run_rounds_of_several(goal.contenders, rounds=rounds, scratch=Path(scratch))

@@ -62,7 +62,7 @@ def test_inspect_and_verify(root):
 
 
 def test_repair(root):
-    """Torn tails go, damage is kept aside and stays known; a sound topic is left as it is."""
+    """Torn tails go, damage is kept aside, stays known, and is not reported again; a sound topic is left as it is."""
     assert json.loads(run("repair", root, "--json")) == [
         {"topic": "default/empty", "cut_bytes": 0, "kept_aside": 0, "next": 0, "sound": True},
         {"topic": TOPIC, "cut_bytes": 0, "kept_aside": 0, "next": 8, "sound": True},
@@ -75,8 +75,15 @@ def test_repair(root):
     data = bytearray((root / TOPIC / "wal.log").read_bytes())
     data[40] ^= 1
     (root / TOPIC / "wal.log").write_bytes(data)
-    (told,) = json.loads(run("repair", root, TOPIC, "--json", code=1))
-    assert (told["cut_bytes"], told["kept_aside"], told["sound"]) == (0, 1, False)
+    assert "DAMAGED" in run("verify", root, TOPIC, code=1)
+    for _ in range(2):
+        (told,) = json.loads(run("repair", root, TOPIC, "--json"))
+        assert (told["cut_bytes"], told["kept_aside"], told["sound"]) == (0, 1, True)
+    run("verify", root, TOPIC)
+    in_file, in_quarantine = json.loads(run("inspect", root, TOPIC, "--json"))["findings"]
+    assert in_file["kind"] == in_quarantine["kind"] == "quarantined"
+    assert in_file["reason"].startswith("messages 0 to 0: ")
+    assert in_quarantine["path"].endswith(in_file["reason"].rpartition(" ")[2])
     with TopicStore.open(root, background=False):
         run("repair", root, code=1)
 

@@ -78,10 +78,12 @@ class TestTopic(AppendLogContract):
 class TestTopicInOneFile(TestTopic):
     """Nothing rotates, and memory holds everything."""
 
+    seeds = (0, 2)
     wal: ClassVar[dict[str, Any]] = {}
 
 
 class TestTopicThatRotatesByTime(TestTopic):
     """Each upkeep comes late enough for a new file."""
 
+    seeds = (0, 2)
     wal: ClassVar[dict[str, Any]] = {"rotate_max_seconds": 5, "cache_max_bytes": 1}

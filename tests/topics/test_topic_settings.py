@@ -188,6 +188,46 @@ def test_fsync_interval():
         assert synced(files) == 3
 
 
+def test_when_a_sync_is_due():
+    """With the first append behind a sync, by the interval; with so many bytes, at once; of each file anew."""
+    told: list[bool] = []
+    with open_topics(CrashFileSystem(), fsync_max_batch_bytes=1_000, rotate_max_bytes=5_000) as store:
+        log = store.topic("default/orders")
+        log.wal._on_dirty = told.append
+        log.append(bytes(100))
+        log.append(bytes(100))
+        assert told == [False]
+        while told == [False]:
+            log.append(bytes(100))
+        assert told == [False, True]
+        assert 1_000 <= log.stats()["disk_bytes"] < 1_300
+        log.flush()
+        log.append(bytes(100))
+        assert told == [False, True, False]
+        log.append_batch([bytes(500)] * 3)
+        assert told == [False, True, False, True]
+        log.wal.rotate()
+        del told[:]
+        log.append(bytes(100))
+        assert told == [False]
+        log.flush()
+        log.append(bytes(2_000))
+        assert told == [False, True]
+
+
+def test_a_long_file_is_not_unsynced_when_it_is_opened():
+    """What was there counts as synced: only what comes now is waited for."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        store.topic("default/orders").append(bytes(5_000))
+    told: list[bool] = []
+    with open_topics(files, fsync_max_batch_bytes=1_000) as store:
+        log = store.topic("default/orders")
+        log.wal._on_dirty = told.append
+        log.append(b"x")
+        assert told == [False]
+
+
 def test_fsync_max_batch_bytes():
     """`wal.fsync_max_batch_bytes`: so much is unsynced at most, however long the interval."""
     files = CrashFileSystem()

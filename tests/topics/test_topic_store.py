@@ -151,3 +151,17 @@ def test_a_killed_process_loses_nothing(tmp_path):
         found = [message.payload for message in TopicFiles(root, TOPIC).read()]
         assert found == [b"%d" % number for number in range(len(found))]
         assert len(found) > confirmed
+
+
+def test_what_is_none_is_refused_in_words():
+    """Nothing is guessed: not a directory, not a kind, not what an attribute was to be."""
+    with pytest.raises(WrongUse, match="path of the topics is empty"):
+        TopicStore.open("", files=CrashFileSystem(), background=False)
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        with pytest.raises(WrongUse, match="exclusive, shared, failover, key_shared"):
+            store.subscribe(TOPIC, "billing", kind="many")
+        assert store.subscriptions(TOPIC) == []
+        for key, attributes, words in ((b"k", None, "key .* not bytes"), (None, {"a": 1}, "'a' .* not int")):
+            with pytest.raises(WrongUse, match=words):
+                log.append(b"x", key=key, attributes=attributes)

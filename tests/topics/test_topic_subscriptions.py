@@ -457,7 +457,9 @@ def test_topics_that_are_not_reliable(rig):
     with subscription.consumer("a") as consumer:
         assert drain(consumer, ack=False) == [0]
         log.append_batch([b"x"] * 3000)
-        assert drain(consumer, ack=False) == list(range(3001 - 986, 3001))
+        found = drain(consumer, ack=False)
+        assert found == list(range(3001 - len(found), 3001))
+        assert 900 < len(found) <= 1024
     assert rig.files.steps == steps
     assert rig.store.confirmed_offset("default/news") is None
     with pytest.raises(WrongUse, match="that is not reliable"):

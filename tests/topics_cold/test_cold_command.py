@@ -1,5 +1,5 @@
 """
-`quiver topic rebuild-catalogue` from the command line.
+`quiver topic rebuild-catalogue` from the command line, and `verify` of a topic whose messages are partly in objects.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from cold_rig import append, expected, read, settings
 from typer.testing import CliRunner
 
 from quiver.cli import main as entry
+from quiver.errors import SettingsInvalid
+from quiver.metadata import open_metadata
+from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.store import TopicStore
 
 NAME = "default/orders"
@@ -77,3 +80,70 @@ def test_wrong_options_are_wrong_use(cold):
 
     assert done.exit_code == 2
     assert "key=value" in done.stderr
+
+
+def test_what_only_objects_have_is_not_damage(tmp_path):
+    """A topic that was away and came back: its files have a gap, which the objects fill. Without them it is a loss."""
+    url = f"sqlite://{tmp_path}/here/metadata.db"
+    chosen = settings(rotate=None, keep_minutes=None)
+    for place, count in (("here", 4), ("there", 3), ("here", 2)):
+        with TopicStore.open(
+            tmp_path / place, objects=str(tmp_path / "cold"), metadata=url, settings=chosen, background=False
+        ) as store:
+            append(store.topic(NAME), count)
+            store.unload(NAME)
+
+    def verify(*options, code):
+        done = run("topic", "verify", tmp_path / "here", NAME, "--json", *options)
+        assert done.exit_code == code, done.output
+        (told,) = json.loads(done.stdout)
+        assert (told["start_offset"], told["next_offset"]) == (0, 9)
+        return told["objects"], [(one["kind"], one["reason"]) for one in told["findings"]]
+
+    in_objects = [[0, 4], [4, 7], [7, 9]]
+    there_only = [("in objects", "messages 4 to 6 are there only")]
+    assert verify(code=0) == (in_objects, there_only)
+    assert verify("--metadata", url, code=0) == (in_objects, there_only)
+    assert verify("--root-prefix", "/other", code=1) == ([], [("damaged", "messages 4 to 6 are in no file")])
+
+    catalogue = ObjectCatalogue(open_metadata(url), root="/danube", topic=NAME, commits=open_metadata(url))
+    catalogue.withdraw([catalogue.descriptors()[1]])
+    assert verify(code=1)[1] == [("damaged", "messages 4 to 6 are in no file and in no object")]
+
+
+def test_a_directory_with_a_tier_is_not_opened_without(cold):
+    """Older messages would be passed over, and another owner's overwritten; the way out is named."""
+    for options in ({}, {"settings": settings(rotate=600)}):
+        with pytest.raises(SettingsInvalid, match="open them with objects"):
+            TopicStore.open(cold / "t", background=False, **options)
+    done = run("topic", "produce", cold / "t", NAME, "x")
+    assert done.exit_code != 0
+    assert "open them with objects" in done.stderr
+    (cold / "t" / "owner.id").unlink()
+    with TopicStore.open(cold / "t", background=False) as store:
+        assert store.topics() == [NAME]
+
+
+def test_commands_take_the_tier(tmp_path):
+    """What is behind the files is printed, too, or said to be there; appending goes on behind it."""
+    chosen = settings(rotate=600)
+    with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold"), settings=chosen, background=False) as store:
+        append(store.topic(NAME), 40)
+        store.flush()
+        store.maintain()
+        local = store.topic(NAME).wal.start_offset
+    assert local > 0
+    lines = [f"{number}\t{text.decode()}" for number, text in enumerate(expected(40))]
+    tail = ("topic", "tail", tmp_path / "t", NAME)
+
+    done = run(*tail)
+    assert done.stdout.splitlines() == lines[local:]
+    assert done.stderr == f"messages 0 to {local - 1} are in objects: say where, with --objects\n"
+    for start in (0, 1, local - 1, local, 39):
+        done = run(*tail, "--from", start, "--objects", tmp_path / "cold")
+        assert (done.stdout.splitlines(), done.stderr) == (lines[start:], "")
+    assert run(*tail, "--objects", tmp_path / "cold", "-n", 2).stdout.splitlines() == lines[:2]
+
+    done = run("topic", "produce", tmp_path / "t", NAME, "x", "--objects", tmp_path / "cold", "--json")
+    assert json.loads(done.stdout)["offsets"] == [40]
+    assert run("topic", "repair", tmp_path / "t", "--objects", tmp_path / "cold").exit_code == 0

@@ -10,7 +10,9 @@ import pytest
 from cold_rig import Rig, append, check_tidy, expected, holes, read, settings
 
 from quiver.errors import Damaged, MetadataUnavailable, ObjectsUnavailable, QuiverError
+from quiver.objects.memory import MemoryObjects
 from quiver.testing.faultfs import FaultFileSystem
+from quiver.testing.faultobjects import FaultObjects
 from quiver.topics import object_source
 from quiver.topics.format.checkpoint import UploaderCheckpoint, encode_uploader_checkpoint
 
@@ -249,6 +251,37 @@ def test_reading_through_an_outage_of_the_object_store():
             with pytest.raises(ObjectsUnavailable):
                 next(iter(reader))
             assert [one.payload for one in reader] == expected(9)
+
+
+def test_an_empty_place_is_not_a_loss():
+    """A disk that is not mounted, another bucket: reading fails and goes on later, and nothing is uploaded there."""
+    rig = Rig()
+    with rig.opened() as log:
+        append(log, 9)
+        log.flush()
+        rig.store.maintain()
+        assert log.wal.start_offset > 0
+    mounted = rig.memory
+    rig.memory = MemoryObjects()
+    with rig_on(rig).opened() as log:
+        append(log, 3)
+        log.flush()
+        with log.reader(start=0, follow=False) as reader, pytest.raises(ObjectsUnavailable, match="is it mounted"):
+            next(iter(reader))
+        with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+            rig.store.maintain()
+        assert rig.keys() == []
+    rig.memory = mounted
+    with rig_on(rig).opened() as log:
+        rig.store.maintain()
+        check_tidy(rig)
+        assert read(log) == expected(12)
+
+
+def rig_on(rig):
+    """The same process started again, on what *rig* has for objects now."""
+    rig.objects = FaultObjects(rig.memory, clock=rig.clock)
+    return rig
 
 
 def test_a_truncated_answer_is_not_taken_for_a_truncated_object():

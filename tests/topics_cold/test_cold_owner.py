@@ -248,3 +248,19 @@ def test_keys_are_the_documents():
         "object_id", "start_offset", "end_offset", "size", "etag", "created_at", "completed", "offset_index",
     ]  # fmt: skip
     assert one.memory.head(PREFIX + fields["object_id"]).size_bytes == fields["size"]
+
+
+def test_a_producer_goes_on_where_its_topic_goes():
+    """What it sent before the move is in objects only, and is not appended again there."""
+    one = Rig()
+    log = one.open()
+    for number in range(5):
+        log.producer("edge").append(b"%d" % number, sequence=number)
+    one.store.unload("default/orders")
+    one.close()
+
+    two = Rig(memory=one.memory, facts=one.facts, owner="two")
+    with two.opened() as log:
+        edge = log.producer("edge")
+        assert [edge.append(b"%d" % number, sequence=number) for number in (3, 4, 5)] == [None, None, 5]
+        assert read(log) == [b"%d" % number for number in range(6)]

@@ -14,6 +14,7 @@ file                 what it holds
 `settings.py`        every key of the broker's file, with its default
 `store.py`           all topics of a directory; the one thread
 `log.py`             one topic: append, read, seal
+`producer.py`        numbered messages, appended once
 `wal.py`             its files: append, sync, rotate, release
 `recovery.py`        what is done when it is opened: scan, cut, set aside, go on
 `wal_files.py`       one file read in pieces, damage stepped over and kept
@@ -31,6 +32,8 @@ file                 what it holds
 `deleter.py`         which files and objects go
 `cursor_mirror.py`   subscriptions, told to the metadata store
 `adoption.py`        what Spark sinks committed, appended by the owner
+`read.py`            files read beside a live writer, by another process
+`check.py`           what is in a topic's directory, and what is wrong with it
 `dispatch/`          subscriptions: who gets which message
 ===================  =============================================================================
 """
@@ -39,8 +42,9 @@ from __future__ import annotations
 
 from quiver.topics.format.message import Message
 from quiver.topics.log import TopicLog
+from quiver.topics.producer import Producer
 from quiver.topics.reader import TopicReader
 from quiver.topics.settings import TopicSettings
 from quiver.topics.store import TopicStore
 
-__all__ = ["Message", "TopicLog", "TopicReader", "TopicSettings", "TopicStore"]
+__all__ = ["Message", "Producer", "TopicLog", "TopicReader", "TopicSettings", "TopicStore"]

@@ -4,61 +4,114 @@ The newest messages of a topic in memory, bounded in number and in bytes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
+
 __all__ = ["MessageCache"]
 
-_SPARE = 16
-"""One part in so many is evicted beyond what must be."""
+_BLOCKS = 16
+"""About so many blocks make a full cache; messages leave it a block at a time."""
+
+_Block = tuple[int, list[bytes]]
+_first_of = itemgetter(0)
 
 
 class MessageCache:
     """
     Encoded messages by offset. One writer at a time, under the log's lock; readers need no lock.
 
+    They lie in blocks of consecutive offsets. Only the newest block grows; what the blocks are is replaced at once, so
+    a reader sees each message where it was or not at all.
+
     Args:
         count_max: messages at most.
         bytes_max: their bytes at most; the newest one stays however large it is.
+        first_offset: of the first message that comes.
     """
 
-    __slots__ = ("_bodies", "_bytes_max", "_count_max", "first_offset", "nbytes")
+    __slots__ = (
+        "_block_bytes_max",
+        "_block_count_max",
+        "_blocks",
+        "_bytes_max",
+        "_count_max",
+        "_newest",
+        "_newest_bytes",
+        "_older_bytes",
+        "_older_count",
+        "_roll_bytes",
+    )
 
     def __init__(self, *, count_max: int, bytes_max: int, first_offset: int) -> None:
-        self._bodies: dict[int, bytes] = {}
-        self._count_max = count_max
-        self._bytes_max = bytes_max
-        self.first_offset = first_offset
-        self.nbytes = 0
+        self._block_count_max = max(1, count_max // _BLOCKS)
+        self._block_bytes_max = max(1, bytes_max // _BLOCKS)
+        # The newest block may become full: there is room for it from its beginning.
+        self._count_max = count_max - self._block_count_max + 1
+        self._bytes_max = bytes_max - self._block_bytes_max
+        self._roll_bytes = self._block_bytes_max
+        self._newest: list[bytes] = []
+        self._newest_bytes = self._older_bytes = self._older_count = 0
+        self._blocks: tuple[_Block, ...] = ((first_offset, self._newest),)
 
     def __len__(self) -> int:
-        return len(self._bodies)
+        return sum(len(bodies) for _, bodies in self._blocks)
 
-    def add(self, offset: int, body: bytes) -> None:
+    @property
+    def nbytes(self) -> int:
+        """
+        Bytes of all that is here.
+        """
+        return self._older_bytes + self._newest_bytes
+
+    @property
+    def first_offset(self) -> int:
+        """
+        The oldest offset that is here; that of the next message when nothing is.
+        """
+        return self._blocks[0][0]
+
+    def add(self, body: bytes) -> None:
         """
         Take the message of the next offset; the oldest go while there are too many.
         """
-        self._bodies[offset] = body
-        self.nbytes += len(body)
-        if len(self._bodies) > self._count_max or self.nbytes > self._bytes_max:
-            self._evict(offset)
+        newest = self._newest
+        newest.append(body)
+        self._newest_bytes += len(body)
+        if self._newest_bytes >= self._roll_bytes or len(newest) >= self._block_count_max:
+            self._begin_block(len(body))
 
-    def _evict(self, newest: int) -> None:
-        # A few more than must go, so that not every append of a full cache comes here.
-        bodies = self._bodies
-        count = self._count_max - self._count_max // _SPARE
-        bytes_max = self._bytes_max - self._bytes_max // _SPARE
-        while (len(bodies) > count or self.nbytes > bytes_max) and self.first_offset < newest:
-            # The bound first: a reader that finds nothing under an offset then knows that it went.
-            self.first_offset += 1
-            self.nbytes -= len(bodies.pop(self.first_offset - 1))
+    def _begin_block(self, last_bytes: int) -> None:
+        *older, (first, bodies) = self._blocks
+        sealed = [(first, bodies)]
+        if last_bytes >= self._block_bytes_max and len(bodies) > 1:
+            # A large message is a block of its own: what is small before it can leave without it.
+            sealed = [(first, bodies[:-1]), (first + len(bodies) - 1, bodies[-1:])]
+        older += sealed
+        self._older_bytes += self._newest_bytes
+        self._older_count += len(bodies)
+        gone = 0
+        while gone < len(older) - 1 and (self._older_count > self._count_max or self._older_bytes > self._bytes_max):
+            self._older_count -= len(older[gone][1])
+            self._older_bytes -= sum(map(len, older[gone][1]))
+            gone += 1
+        # A single message may be over the limit: it leaves with the next one.
+        self._roll_bytes = self._block_bytes_max if self._older_bytes <= self._bytes_max else 0
+        self._newest = []
+        self._newest_bytes = 0
+        self._blocks = (*older[gone:], (first + len(bodies), self._newest))
 
     def take(self, offset: int, *, count_max: int) -> list[bytes]:
         """
         Return the messages from *offset* on that are here without a gap, at most *count_max*; none when it went.
         """
-        get = self._bodies.get
-        found = []
-        for at in range(offset, offset + count_max):
-            body = get(at)
-            if body is None:
+        blocks = self._blocks
+        at = bisect_right(blocks, offset, key=_first_of) - 1
+        found: list[bytes] = []
+        if at < 0:
+            return found
+        for first, bodies in blocks[at:]:
+            start = offset + len(found) - first
+            found += bodies[start : start + count_max - len(found)]
+            if len(found) >= count_max:
                 break
-            found.append(body)
         return found

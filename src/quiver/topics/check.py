@@ -4,17 +4,19 @@ A topic's directory told to people: what is in it, and what is wrong with it. Re
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from quiver.errors import Damaged
+from quiver.primitives.copying import damaged_copy
 from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import Finding
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.names import ACTIVE_FILE, QUARANTINE_DIR
 from quiver.topics.format.subscription import SavedSubscription
 from quiver.topics.recovery import LocalFile, base_name_of, load_checkpoint, local_files
-from quiver.topics.wal_files import FileMarks, FrameScanner, Good
+from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost
 
 __all__ = ["CheckedFile", "CheckedTopic", "check_topic_directory", "saved_subscriptions"]
 
@@ -37,6 +39,16 @@ class CheckedFile:
 class CheckedTopic:
     """
     What a directory holds, and what was found on the way.
+
+    Attributes:
+        directory: of the topic.
+        start_offset: the oldest that a file or an object has.
+        next_offset: of the next message.
+        synced_offset: below it everything was synced; None when nothing says.
+        files: oldest first.
+        objects: first offset, and the one behind the last, of what objects have; as far as the catalogue was asked.
+        subscriptions: those whose file can be read.
+        findings: what is worth saying.
     """
 
     directory: str
@@ -44,6 +56,7 @@ class CheckedTopic:
     next_offset: int
     synced_offset: int | None
     files: tuple[CheckedFile, ...]
+    objects: tuple[tuple[int, int], ...]
     subscriptions: tuple[SavedSubscription, ...]
     findings: tuple[Finding, ...]
 
@@ -73,14 +86,20 @@ class CheckedTopic:
             "size_bytes": self.size_bytes,
             "sound": self.sound,
             "files": [asdict(file) for file in self.files],
+            "objects": [list(one) for one in self.objects],
             "subscriptions": [asdict(one) for one in self.subscriptions],
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
 
-def check_topic_directory(files: FileSystem, directory: str) -> CheckedTopic:
+def check_topic_directory(
+    files: FileSystem, directory: str, *, objects: Sequence[tuple[int, int]] = ()
+) -> CheckedTopic:
     """
     Read everything in a topic's directory, whatever its files are called.
+
+    *objects* are first offset, and the one behind the last, of what the catalogue says is in the object store: no file
+    need have these.
 
     Raises:
         OSError: it cannot be read.
@@ -92,29 +111,55 @@ def check_topic_directory(files: FileSystem, directory: str) -> CheckedTopic:
         checkpoint = None
     file_name = (None if checkpoint is None else base_name_of(checkpoint)) or ACTIVE_FILE
     found = local_files(files, directory, file_name=file_name, checkpoint=checkpoint)
+    cold = sorted(objects)
     checked: list[CheckedFile] = []
     for at, file in enumerate(found):
-        above = next((one.first_offset for one in found[at + 1 :] if one.first_offset is not None), None)
-        checked.append(_check_file(files, file, above=above, is_last=at + 1 == len(found), findings=findings))
+        one = _check_file(files, file, is_last=at + 1 == len(found), findings=findings)
+        checked.append(one)
+        above = next((each.first_offset for each in found[at + 1 :] if each.first_offset is not None), None)
+        if one.next_offset is not None and above is not None:
+            findings += _not_here(one.next_offset, above, cold, one.path, one.size_bytes)
     ends = [file.next_offset for file in checked if file.next_offset is not None]
+    starts = [file.first_offset for file in checked if file.first_offset is not None]
     tip = max(ends, default=0)
     synced = None if checkpoint is None else checkpoint.last_offset + 1
-    if synced is not None and synced > tip and found:
-        findings.append(
-            Finding(found[-1].path, found[-1].size_bytes, "damaged", f"messages below {synced} were synced")
-        )
+    if synced is not None and found:
+        findings += _not_here(tip, synced, cold, found[-1].path, found[-1].size_bytes, "although they were synced")
+    if starts and cold:
+        findings += [one for one in _not_here(cold[0][0], starts[0], cold, directory, 0) if one.damaged]
     subscriptions, problems = saved_subscriptions(files, directory)
     findings += problems
     findings += _kept_aside(files, directory)
-    start = next((file.first_offset for file in checked if file.first_offset is not None), synced or 0)
     return CheckedTopic(
-        directory, start, max(tip, synced or 0), synced, tuple(checked), tuple(subscriptions), tuple(findings)
+        directory,
+        min([*starts[:1], *(first for first, _ in cold[:1])], default=synced or 0),
+        max(tip, synced or 0, *(behind for _, behind in cold)) if cold else max(tip, synced or 0),
+        synced,
+        tuple(checked),
+        tuple(cold),
+        tuple(subscriptions),
+        tuple(findings),
     )
 
 
-def _check_file(
-    files: FileSystem, file: LocalFile, *, above: int | None, is_last: bool, findings: list[Finding]
-) -> CheckedFile:
+def _not_here(
+    first: int, behind: int, objects: Sequence[tuple[int, int]], path: str, position: int, why: str = ""
+) -> Iterator[Finding]:
+    """
+    Say of messages that no file has which of them are in objects, and which nobody has.
+    """
+    at = first
+    for begin, end in [*objects, (behind, behind)]:
+        if at < min(begin, behind):
+            lost = f"messages {at} to {min(begin, behind) - 1} are in no file{' and in no object' if objects else ''}"
+            yield Finding(path, position, "damaged", f"{lost} {why}".rstrip())
+        at = max(at, min(begin, behind))
+        if at < min(end, behind):
+            yield Finding(path, position, "in objects", f"messages {at} to {min(end, behind) - 1} are there only")
+        at = max(at, min(end, behind))
+
+
+def _check_file(files: FileSystem, file: LocalFile, *, is_last: bool, findings: list[Finding]) -> CheckedFile:
     if file.first_offset is None:
         if file.size_bytes:
             findings.append(Finding(file.path, 0, "torn tail", "no whole message in it"))
@@ -130,14 +175,28 @@ def _check_file(
                     for at in wrong
                 ]
             elif step.next_offset is not None:
-                lost = f"messages {step.first_offset} to {step.next_offset - 1}: {step.reason}"
-                findings.append(Finding(file.path, step.start, "damaged", lost))
+                findings.append(_damage_of(files, file.path, step, step.next_offset))
             else:
                 findings.append(Finding(file.path, step.start, "torn tail" if is_last else "damaged", step.reason))
         end = scanner.expected
-    if above is not None and above > end:
-        findings.append(Finding(file.path, file.size_bytes, "damaged", f"messages {end} to {above - 1} are in no file"))
     return CheckedFile(file.path, file.seq, file.first_offset, end, messages, file.size_bytes)
+
+
+def _damage_of(files: FileSystem, path: str, lost: Lost, next_offset: int) -> Finding:
+    """
+    Tell of a damaged range; where its bytes are kept aside, somebody has met it before, and there is no more to do.
+    """
+    directory, _, name = path.rpartition("/")
+    file = files.open_read(path)
+    try:
+        data = file.pread(lost.end - lost.start, lost.start)
+    finally:
+        file.close()
+    reason = f"messages {lost.first_offset} to {next_offset - 1}: {lost.reason}"
+    copy = damaged_copy(f"{directory}/{QUARANTINE_DIR}", name, data)
+    if files.exists(copy):
+        return Finding(path, lost.start, "quarantined", f"{reason}; kept as {copy.rpartition('/')[2]}")
+    return Finding(path, lost.start, "damaged", reason)
 
 
 def saved_subscriptions(files: FileSystem, directory: str) -> tuple[list[SavedSubscription], list[Finding]]:

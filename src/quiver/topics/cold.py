@@ -5,7 +5,7 @@ files do not have is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -95,6 +95,12 @@ class ColdTier(Protocol):
     def reader(self, topic: str) -> ColdReader:
         """
         Return a reader of the topic's objects.
+        """
+
+    def lag(self, topic: str) -> Mapping[str, float]:
+        """
+        Return `upload_lag_messages`, `upload_lag_bytes` and `upload_lag_seconds`: what is in local files only, and
+        for how long that was so. Nothing for a topic that is not uploaded. Waits for nobody.
         """
 
     def maintain(self) -> None:

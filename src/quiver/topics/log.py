@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from quiver.clock import Clock
 from quiver.errors import QuiverError, StoreClosed, WrongUse
@@ -18,6 +20,8 @@ from quiver.primitives.scan import Damage
 from quiver.topics.cache import MessageCache
 from quiver.topics.cold import ColdReader
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, Message, MessageCodec
+from quiver.topics.format.names import check_producer
+from quiver.topics.producer import WINDOW_MESSAGES, Producer
 from quiver.topics.reader import OnLost, TopicReader
 from quiver.topics.recovery import recover
 from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, WalSettings
@@ -27,11 +31,14 @@ __all__ = ["Start", "TopicLog"]
 
 Start = int | datetime | Literal["earliest", "latest"]
 
+BatchMessage = Buffer | tuple[Buffer, Mapping[str, str] | None] | tuple[Buffer, Mapping[str, str] | None, str | None]
+"""A payload, or with its attributes, or with both and its key."""
+
 _LATENCY_EVERY = 128
 _TIME_NS_MAX = (1 << 63) - 1
 """The year 2262: what reads messages keeps their times in 64 bits."""
 
-_PAIR = 2
+_TUPLES = (2, 3)
 _NS_PER_S = 1_000_000_000
 
 
@@ -62,7 +69,8 @@ class TopicLog:
         self._clock = clock
         self._now_ns = clock.now_ns
         self._payload_bytes_max = settings.max_message_size
-        self._syncs_each = not settings.fsync_interval_ms
+        self.syncs_each = not settings.fsync_interval_ms
+        """Whether each append waits for its sync."""
         self._observer = observer
         self._codec = MessageCodec(topic, producer_name=producer_name)
         self._plain = self._codec.tail_of(None)
@@ -82,6 +90,8 @@ class TopicLog:
         )  # fmt: skip
         self._write = self.wal.append
         self._open_cold = open_cold
+        self._producers: WeakValueDictionary[str, Producer] = WeakValueDictionary()
+        self._producers_guard = threading.Lock()
         self.unsynced_since_s: float | None = None
         """Since when something is not synced, by the monotonic clock."""
         self.on_full: Callable[[], None] = self.wal.sync
@@ -115,55 +125,91 @@ class TopicLog:
         if len(payload) > self._payload_bytes_max:
             raise self._too_large(len(payload))
         now_ns = self._now_ns()
-        tail = self._plain if attributes is None and key is None else self._tail(attributes, key)
+        tail = self._plain if attributes is None and key is None else self._tail(attributes, key, self._codec)
         time_ms = now_ns // NS_PER_MS if publish_time_ns is None else self._time_ms(publish_time_ns)
         offset = self._write(payload, time_ms, tail)
-        if durable or self._syncs_each:
+        if durable or self.syncs_each:
             self.wal.sync()
         if not offset % _LATENCY_EVERY:
             took_s = max(0, self._clock.now_ns() - now_ns) / _NS_PER_S  # the clock may be set back
             self._observer.record("danube_wal_append_latency_seconds", took_s, topic=self.topic)
         return offset
 
-    def append_batch(
-        self, messages: Iterable[Buffer | tuple[Buffer, Mapping[str, str] | None]], *, durable: bool = False
-    ) -> range:
+    def append_batch(self, messages: Iterable[BatchMessage], *, durable: bool = False) -> range:
         """
-        Append *messages*, each a payload or a payload with its attributes, in one write; return their offsets.
+        Append *messages* in one write and return their offsets: each a payload, or with its attributes and its key.
 
         All of them are in the file on return, or none. With *durable* they are synced on return.
 
         Raises:
             WrongUse, AtCapacity, StoreFailed, StoreClosed: as `append`; nothing was kept.
         """
+        batch = self.laid_out(messages, self._codec)
+        first = self.wal.append_batch(batch)
+        if batch and (durable or self.syncs_each):
+            self.wal.sync()
+        return range(first, first + len(batch))
+
+    def laid_out(self, messages: Iterable[BatchMessage], codec: MessageCodec) -> list[tuple[bytes, int, bytes]]:
+        """
+        Return what the log writes of *messages*, published now: payload, time in milliseconds, and *codec*'s tail.
+
+        Raises:
+            WrongUse: one is too large, or an attribute is no text.
+        """
         time_ms = self._clock.now_ns() // NS_PER_MS
-        plain, largest = self._plain, self._payload_bytes_max
+        plain, largest = codec.tail_of(None), self._payload_bytes_max
         batch: list[tuple[bytes, int, bytes]] = []
         for one in messages:
             payload, tail = one, plain
             if isinstance(one, tuple):
-                if len(one) != _PAIR:
-                    raise WrongUse(f"{self.topic}: a message is a payload, or a payload and its attributes")
-                payload, tail = one[0], self._tail(one[1], None)
+                if len(one) not in _TUPLES:
+                    raise WrongUse(f"{self.topic}: a message is a payload, or a payload, its attributes and its key")
+                payload, attributes, *key = one
+                tail = self._tail(attributes, key[0] if key else None, codec)
             data = payload if type(payload) is bytes else _as_bytes(payload)
             if len(data) > largest:
                 raise self._too_large(len(data))
             batch.append((data, time_ms, tail))
-        first = self.wal.append_batch(batch)
-        if batch and (durable or self._syncs_each):
-            self.wal.sync()
-        return range(first, first + len(batch))
+        return batch
 
-    def _tail(self, attributes: Mapping[str, str] | None, key: str | None) -> bytes:
+    def producer(self, name: str, *, window_messages: int = WINDOW_MESSAGES) -> Producer:
+        """
+        Return the producer *name*, who numbers its messages: what it sends again is appended once.
+
+        Its last number is looked for in the newest *window_messages* of the topic, which are read, unless this process
+        holds the producer already. What others appended behind its last message must fit in there.
+
+        Raises:
+            WrongUse: no name of a producer.
+            DataLoss: some of these messages are gone or damaged: nobody knows what it sent.
+            StoreFailed, RetryLater: they cannot be read now.
+        """
+        check_producer(name)
+        with self._producers_guard:
+            found = self._producers.get(name)
+            if found is None:
+                start = max(self.start_offset(), self.wal.next_offset - window_messages)
+                with self.reader(start, follow=False) as reader:
+                    numbers = [one.request_id for one in reader if one.producer_name == name]
+                found = self._producers[name] = Producer(self, name, last_sequence=max(numbers, default=None))
+            return found
+
+    def _tail(self, attributes: Mapping[str, str] | None, key: str | None, codec: MessageCodec) -> bytes:
         if attributes is not None and not isinstance(attributes, Mapping):
             raise WrongUse(f"attributes of {self.topic} are texts by name, not {type(attributes).__name__}")
+        if key is not None and not isinstance(key, str):
+            raise WrongUse(f"the key of a message of {self.topic} is text, not {type(key).__name__}")
         merged = dict(attributes or {})
+        for name, text in merged.items():
+            if not isinstance(name, str) or not isinstance(text, str):
+                raise WrongUse(f"attribute {name!r} of a message of {self.topic} is text, not {type(text).__name__}")
         if key is not None:
             merged[KEY_ATTRIBUTE] = key
-        if len(merged) > ATTRIBUTES_MAX or not all(isinstance(text, str) for pair in merged.items() for text in pair):
-            raise WrongUse(f"attributes of {self.topic} are at most {ATTRIBUTES_MAX} texts by name")
+        if len(merged) > ATTRIBUTES_MAX:
+            raise WrongUse(f"a message of {self.topic} has at most {ATTRIBUTES_MAX} attributes")
         try:
-            tail = self._codec.tail_of(merged)
+            tail = codec.tail_of(merged)
         except UnicodeEncodeError as error:
             raise WrongUse(f"attributes of {self.topic} must be text that UTF-8 can say") from error
         if len(tail) > MESSAGE_OVERHEAD_BYTES // 2:

@@ -9,18 +9,19 @@ import secrets
 from collections.abc import Mapping
 
 from quiver.clock import Clock
+from quiver.errors import SettingsInvalid
 from quiver.metadata.opening import open_metadata
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.observe import Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
+from quiver.topics.format.names import METADATA_FILE
 from quiver.topics.object_tier import ObjectColdTier
 from quiver.topics.settings import TopicSettings
 
-__all__ = ["METADATA_FILE", "OWNER_FILE", "open_cold_tier", "owner_of"]
+__all__ = ["OWNER_FILE", "open_cold_tier", "owner_of", "refuse_without_tier"]
 
-METADATA_FILE = "metadata.db"
 OWNER_FILE = "owner.id"
 _OWNER_BYTES_MAX = 64
 
@@ -43,6 +44,20 @@ def owner_of(files: FileSystem, root: str) -> str:
         name = secrets.token_hex(8)
         replace_file(files, path, name.encode())
     return name
+
+
+def refuse_without_tier(files: FileSystem, root: str) -> None:
+    """
+    Raise when the topics below *root* had a tier: only that one knows what is in objects, and who owns a topic by now.
+
+    Raises:
+        SettingsInvalid: they had.
+    """
+    if files.exists(f"{root}/{OWNER_FILE}"):
+        raise SettingsInvalid(
+            f"the topics below {root} have objects: open them with objects (and metadata) as before. To go on without "
+            f"what only the objects have, once no other process owns these topics, remove {root}/{OWNER_FILE}"
+        )
 
 
 def open_cold_tier(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -203,6 +203,15 @@ class ObjectColdTier:
             WrongUse: the topic is not open here.
         """
         return ObjectReader(self._objects, self._find(topic).catalogue, observer=self._observer)
+
+    def lag(self, topic: str) -> Mapping[str, float]:
+        """
+        Return what of a topic no object has yet; nothing when it is not uploaded here.
+        """
+        with self._guard:
+            owned = self._owned.get(topic)
+        uploader = None if owned is None else owned.uploader
+        return {} if uploader is None else uploader.lag()
 
     def _find(self, topic: str) -> _Owned:
         with self._guard:

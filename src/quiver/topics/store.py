@@ -9,12 +9,14 @@ import os
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Fenced, QuiverError, StoreClosed, StoreFailed, WrongUse
+from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.files import FileSystem, Lock, directory_name
+from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
 from quiver.topics.adoption import SinkAdoption
@@ -23,6 +25,7 @@ from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import DeadLetter, Subscription
 from quiver.topics.format.message import Message
 from quiver.topics.format.names import (
+    CHECKPOINT_SUBSCRIPTION,
     DEAD_LETTER_SUFFIX,
     LOCK_NAME,
     WAL_CHECKPOINT,
@@ -32,14 +35,12 @@ from quiver.topics.format.names import (
 )
 from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
 from quiver.topics.log import Start, TopicLog
-from quiver.topics.object_opening import open_cold_tier
+from quiver.topics.object_opening import open_cold_tier, refuse_without_tier
 from quiver.topics.settings import SubscriptionSettings, TopicSettings
 
 __all__ = ["TopicStore", "topics_below"]
 
 TICK_S_MAX = 1.0
-CHECKPOINT_SUBSCRIPTION = "_checkpoint"
-"""Keeps what `ack_checkpoint` was told."""
 
 
 class TopicStore:
@@ -77,9 +78,7 @@ class TopicStore:
         self._stopping = False
         self._full: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._adoption = None
-        if root is not None:
-            self._adoption = SinkAdoption(files, root, topic=self.topic, observer=observer)
+        self._adoption = None if root is None else SinkAdoption(files, root, topic=self.topic, observer=observer)
 
     @classmethod
     def open(
@@ -87,7 +86,7 @@ class TopicStore:
         path: str | os.PathLike[str] | None = None,
         *,
         settings: TopicSettings | Mapping[str, Any] | None = None,
-        objects: str | Mapping[str, Any] | None = None,
+        objects: str | Mapping[str, Any] | ObjectLocation | None = None,
         metadata: str | None = None,
         cold: ColdTier | None = None,
         files: FileSystem = REAL_FILES,
@@ -112,27 +111,34 @@ class TopicStore:
         Raises:
             DirectoryInUse: another process has the directory.
             AccessRefused, ObjectsUnavailable, MetadataUnavailable: see `open_cold_tier`.
-            SettingsInvalid: see `TopicSettings.from_mapping`.
+            SettingsInvalid: see `TopicSettings.from_mapping`; or there was a tier before, and none is given now.
+            WrongUse: the path is empty.
             OSError: the directory cannot be made.
         """
         chosen = settings if isinstance(settings, TopicSettings) else TopicSettings.from_mapping(settings or {})
         root = os.fspath(path) if path is not None else chosen.wal.dir
         lock = None
         if root is not None:
-            root = root.rstrip("/") or "/"
+            if not root:
+                raise WrongUse("the path of the topics is empty; write . for the directory that this runs in")
+            root = directory_name(root)
             files.make_dirs(root)
             lock = hold(files, f"{root}/{LOCK_NAME}", owner="topics")
         observer = observer or InMemoryObserver()
-        if cold is None and lock is not None and root is not None and (objects is not None or chosen.cloud is not None):
+        if cold is None and lock is not None and root is not None:
             try:
-                cold = open_cold_tier(
-                    root, chosen, objects=objects, metadata=metadata, files=files, clock=clock, observer=observer,
-                    background=background,
-                )  # fmt: skip
+                if objects is None and chosen.cloud is None:
+                    refuse_without_tier(files, root)
+                else:
+                    cold = open_cold_tier(
+                        root, chosen, objects=objects, metadata=metadata, files=files, clock=clock, observer=observer,
+                        background=background,
+                    )  # fmt: skip
             except BaseException:
                 lock.release()
                 raise
         store = cls(root, settings=chosen, files=files, clock=clock, observer=observer, cold=cold, lock=lock)
+        refuse_in_children(store, f"the topic store {root or 'in memory'}")
         if background:
             store._start()
         store.adopt()
@@ -157,6 +163,7 @@ class TopicStore:
             log = self._logs.get(topic)
             if log is None:
                 log = self._open_log(topic) if reliable else self._memory_log(topic)
+                refuse_in_children(log, f"the topic {topic}")
                 with self._guard:
                     closed = self._closed
                     if not closed:
@@ -271,14 +278,15 @@ class TopicStore:
         One that exists goes on where it stood, whatever *start* says; `Subscription.seek` moves it.
 
         Raises:
-            WrongUse: no name, no such start, or it is open as another kind.
+            WrongUse: no name, no such start or kind, or it is open as another kind.
+            DirectoryInUse: a streaming query or a pipeline is this subscription.
             Damaged: what was kept of it cannot be read.
             StoreClosed: the store was closed.
         """
         log = self._any_topic(topic)
         name = check_subscription(subscription)
-        if name == CHECKPOINT_SUBSCRIPTION:
-            raise WrongUse(f"{name} is what ack_checkpoint keeps: call the subscription otherwise")
+        if kind not in get_args(SubscriptionKind):
+            raise WrongUse(f"{kind!r} is no kind of subscription: {', '.join(get_args(SubscriptionKind))}")
         with self._subscribing:
             found = self._subscriptions.get((log.topic, name))
             if found is not None and not found.closed:
@@ -286,22 +294,35 @@ class TopicStore:
                     raise WrongUse(f"subscription {name} of {log.topic} is open as {found.kind}, not {kind}")
                 return found
             keep = self._subscription_files(log)
-            saved = keep.load(name) if keep is not None else None
-            if saved is None or saved.kind != kind:
-                offset = log.resolve(start, kept=True) if saved is None else saved.next_offset
-                acked = saved.acked if saved is not None else ()
-                saved = SavedSubscription(name, kind, offset, acked)
-                if keep is not None:
-                    if offset > log.durable_offset():
-                        log.flush()
-                    keep.save(saved)
-            made = Subscription(
-                log, saved, settings=settings or self.settings.subscriptions, keep=keep,
-                dead_letter=self._dead_letter_of(log.topic), clock=self._clock, observer=self._observer,
-            )  # fmt: skip
+            lock = keep.hold(name, owner="topics", clock=self._clock) if keep is not None else None
+            try:
+                saved = self._saved(log, name, kind, start, keep)
+                made = Subscription(
+                    log, saved, settings=settings or self.settings.subscriptions, keep=keep, lock=lock,
+                    dead_letter=self._dead_letter_of(log.topic), clock=self._clock, observer=self._observer,
+                )  # fmt: skip
+            except BaseException:
+                if lock is not None:
+                    lock.release()
+                raise
+            refuse_in_children(made, f"the subscription {name} of {log.topic}", silent=("close", "leave"))
             with self._guard:
                 self._subscriptions[log.topic, name] = made
             return made
+
+    def _saved(
+        self, log: TopicLog, name: str, kind: SubscriptionKind, start: Start, keep: SubscriptionFiles | None
+    ) -> SavedSubscription:
+        saved = keep.load(name) if keep is not None else None
+        if saved is not None and saved.kind == kind:
+            return saved
+        offset = log.resolve(start, kept=True) if saved is None else saved.next_offset
+        saved = SavedSubscription(name, kind, offset, saved.acked if saved is not None else ())
+        if keep is not None:
+            if offset > log.durable_offset():
+                log.flush()
+            keep.save(saved)
+        return saved
 
     def unsubscribe(self, topic: str, subscription: str) -> None:
         """
@@ -309,9 +330,10 @@ class TopicStore:
 
         Raises:
             WrongUse: no name.
+            DirectoryInUse: a streaming query or a pipeline is this subscription.
         """
         log = self._any_topic(topic)
-        name = check_subscription(subscription)
+        name = check_subscription(subscription, internal=True)
         with self._subscribing:
             with self._guard:
                 found = self._subscriptions.pop((log.topic, name), None)
@@ -319,7 +341,11 @@ class TopicStore:
                 found.close()
             keep = self._subscription_files(log)
             if keep is not None:
-                keep.remove(name)
+                lock = keep.hold(name, owner="topics", clock=self._clock)
+                try:
+                    keep.remove(name)
+                finally:
+                    lock.release()
 
     def subscriptions(self, topic: str) -> list[str]:
         """
@@ -378,6 +404,22 @@ class TopicStore:
             dead.append(message.payload, attributes=attributes, publish_time_ns=message.publish_time_ns, durable=True)
 
         return keep
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment, of each open topic under `topics`, of each open subscription in `subscriptions`.
+        """
+        cold = self._cold
+        logs = {} if self._closed else {log.topic: log for log in self._open_logs()}
+        return {
+            "topics": {
+                topic: {**log.stats(), **(cold.lag(topic) if cold is not None else {})} for topic, log in logs.items()
+            },
+            "subscriptions": [
+                {"topic": one.topic, "subscription": one.name, "lag_messages": one.lag_messages}
+                for one in self._open_subscriptions()
+            ],
+        }
 
     # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -20,6 +20,7 @@ from quiver.topics.cold import ColdLost, ColdPiece
 from quiver.topics.format.descriptor import ObjectDescriptor, object_key
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, take_frames
 from quiver.topics.format.message import NS_PER_MS, decode_message
+from quiver.topics.format.names import objects_prefix
 from quiver.topics.format.salvage import next_frame_behind, offset_within
 from quiver.topics.object_blocks import unpack_block
 
@@ -122,6 +123,8 @@ class ObjectReader:
         Raises:
             ObjectsUnavailable, MetadataUnavailable: the same call may succeed later.
         """
+        if self._follows_others:
+            self._catalogue.refresh()
         descriptors = self._catalogue.descriptors()
         low = self._last_before(len(descriptors), lambda at: self._time_of(descriptors[at].start_offset), time_ms)
         for descriptor in descriptors[max(low, 0) :]:
@@ -160,6 +163,10 @@ class ObjectReader:
         found = self._catalogue.at_or_after(offset)
         if found is None or found.object_id != descriptor.object_id:
             return None
+        if next(iter(self._objects.list_below(objects_prefix(self._catalogue.topic))), None) is None:
+            # An empty directory where a disk should be mounted, or another bucket: that is no loss of one object.
+            reason = "no object of this topic is there: is it the right place, and is it mounted?"
+            raise ObjectsUnavailable("get", object_key(self._catalogue.topic, descriptor.object_id), reason)
         return self._lost(descriptor, offset, descriptor.end_offset + 1, 0, "the object is missing")
 
     @staticmethod

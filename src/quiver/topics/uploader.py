@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, ObjectExists, QuiverError
+from quiver.errors import Damaged, ObjectExists, ObjectsUnavailable, QuiverError
 from quiver.objects.port import ObjectInfo, ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.atomic import replace_file
@@ -107,6 +107,8 @@ class Uploader:
         self._behind_damage = 0
         self._stopping = False
         self._hint = _read_checkpoint(files, self._checkpoint_path())
+        self._uploaded = wal.start_offset if self._hint is None else self._hint.last_committed_offset + 1
+        self._all_up_s = clock.monotonic()
 
     # ── a cycle ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,14 +132,34 @@ class Uploader:
                 uploaded = self._upload(wanted)
                 if uploaded is not None:
                     made.append(uploaded.descriptor)
+                    self._uploaded = uploaded.descriptor.end_offset + 1
                     self._keep_checkpoint(uploaded)
         except (QuiverError, OSError) as error:
             # What the store holds is unknown now: the next cycle looks, and removes what nobody names.
             self._is_tidy = False
             self._observer.count("danube_uploader_errors_total", 1, reason=type(error).__name__)
             raise
+        self._uploaded = max(self._uploaded, self._catalogue.next_offset, self._behind_damage)
+        if self._uploaded >= limit:
+            self._all_up_s = began
         self._observer.record("danube_uploader_cycle_duration_seconds", self._clock.monotonic() - began)
         return made
+
+    def lag(self) -> dict[str, float]:
+        """
+        Return what no object has yet: messages, bytes of their files by share, and for how many seconds that was so.
+        """
+        uploaded, next_offset = self._uploaded, self._wal.next_offset
+        waiting = [file for file in self._wal.files() if file.next_offset > max(uploaded, file.first_offset)]
+        size = 0
+        for file in waiting:
+            first = max(uploaded, file.first_offset)
+            size += file.size_bytes * (file.next_offset - first) // (file.next_offset - file.first_offset)
+        return {
+            "upload_lag_messages": max(0, next_offset - max(uploaded, self._wal.start_offset)),
+            "upload_lag_bytes": size,
+            "upload_lag_seconds": self._clock.monotonic() - self._all_up_s if waiting else 0.0,
+        }
 
     def stop(self) -> None:
         """
@@ -152,11 +174,17 @@ class Uploader:
         self._catalogue.refresh()
         prefix = objects_prefix(self._topic)
         leftover = []
-        for info in self._objects.list_below(prefix):
-            name = info.key.removeprefix(prefix)
+        names = [info.key.removeprefix(prefix) for info in self._objects.list_below(prefix)]
+        if not names and self._catalogue.descriptors():
+            # What went there now would make the old ones look lost, one by one.
+            reason = "no object of this topic is there: is it the right place, and is it mounted?"
+            raise ObjectsUnavailable(
+                "list", prefix, f"{reason} If all are gone, quiver topic rebuild-catalogue says so"
+            )
+        for name in names:
             is_ours = parse_object_id(name) is not None or parse_object_name(name) is not None
             if is_ours and not self._catalogue.names(name):
-                leftover.append(info.key)
+                leftover.append(prefix + name)
         if leftover:
             self._check()
             self._objects.delete(leftover)

@@ -5,15 +5,6 @@ The files of one topic: append, sync, rotate, release.
 gathered write, so that the death of the process loses nothing of what returned. A sync is shared by those who ask for
 it meanwhile. A sync or write that fails poisons the log until it is opened again.
 
-What the cold tier asks of a log::
-
-    files()            oldest first, the active file last
-    sealed_ranges()    those of them that nobody writes to any more; every byte of theirs is synced
-    rotate()           seals the active file when it has messages
-    start_offset       oldest offset in the local files; `next_offset` is the one that the next message gets
-    hold(path)         context manager: while it is held the file stays, whatever `release_below` is told
-    release_below(n)   deletes sealed files wholly below n that nobody holds
-
 `lock` orders appends, rotations and whoever changes the list of files. Who syncs or rotates has the turn: the first
 that needs a sync runs it, others wait for it or for the next one. Without a directory there is only the cache.
 """
@@ -49,6 +40,12 @@ __all__ = ["FILE_BYTES_MAX", "Recovered", "Span", "Wal"]
 FILE_BYTES_MAX = 1 << 30
 """A file that is this long rotates whatever the settings say: the last one is read whole when a topic is opened."""
 
+_JOINED_BYTES_MAX = 4096
+"""Up to this size a frame is put together and written as one: that takes less than to gather it from two parts."""
+
+Encode = Callable[[int, bytes, int, bytes], bytes]
+"""From offset, payload, publish time in milliseconds, and tail to a message's bytes."""
+
 _NS_PER_S = 1_000_000_000
 _pack_header = FRAME_HEADER.pack
 
@@ -58,8 +55,7 @@ class Wal:
     The log of one topic. Thread-safe.
 
     Args:
-        files: the file system.
-        directory: of the topic; None for memory only.
+        files, directory: the file system, and where in it the topic is; None for memory only.
         settings: see `WalSettings`.
         codec: lays the messages out.
         cache: takes what was appended.
@@ -91,13 +87,14 @@ class Wal:
         self._observer = observer
         self._on_dirty = on_dirty
         self.lock = threading.Lock()
+        self._take_lock, self._let_lock_go = self.lock.acquire, self.lock.release
         self.arrivals = Arrivals(self.lock, clock)
         self._closed = False
         self._sealing = False
         self._failure: OSError | None = None
         self._turns = Turns()
-        self._dirty = False
-        self._unsynced_bytes = 0
+        self._due_at = -1  # the position from which on `on_dirty` is told; -1 from a sync to the next append
+        self._counted_from = recovered.position
         self._batch_bytes = settings.fsync_max_batch_bytes
         self._checkpointing = threading.Lock()
         self._rotated_at: int | None = None
@@ -127,46 +124,52 @@ class Wal:
             StoreFailed: a write or sync failed, now or earlier.
             StoreClosed: the log was closed.
         """
-        with self.lock:
+        # The lock by hand: entering it with `with` takes twice as long.
+        self._take_lock()
+        try:
             if self.owner_check is not None:
                 self.owner_check()
-            position = self._position
-            if position >= self._full_at:
+            if self._position >= self._full_at:
                 self._rotate()
-                position = self._position
             offset = self.next_offset
+            position = self._position
             body = self._encode(offset, payload, publish_time_ms, tail)
-            size = len(body) + 16
+            size = len(body)
             file = self._file
             if file is not None:
+                header = _pack_header(offset, size, crc32(body))
                 try:
-                    file.pwritev((_pack_header(offset, size - 16, crc32(body)), body), position, size)
+                    if size <= _JOINED_BYTES_MAX:
+                        file.pwrite(header + body, position)
+                    else:
+                        file.pwritev((header, body), position, size + 16)
                 except OSError as error:
                     self._undo(file, position, error)
                 if offset >= self._mark_next:
                     self._mark(offset, position)
-                self._position = position + size
-            self._keep(offset, body)
+                self._position = position = position + size + 16
+            self._keep(body)
             self.next_offset = offset + 1
             if self.arrivals.waiters:
                 self.arrivals.announce()
-            self._unsynced_bytes += size
-        if not self._dirty or self._unsynced_bytes >= self._batch_bytes:
-            self._tell_dirty()
+        finally:
+            self._let_lock_go()
+        if position >= self._due_at:
+            self._tell_dirty(position)
         return offset
 
-    def append_batch(self, messages: Sequence[tuple[bytes, int, bytes]]) -> int:
+    def append_batch(self, messages: Sequence[tuple[bytes, int, bytes]], *, encode: Encode | None = None) -> int:
         """
         Write several messages behind each other, in one write; return the offset of the first one.
 
-        All of them are in the file on return, or none.
+        All of them are in the file on return, or none. *encode* lays them out instead of the log's codec.
 
         Raises:
             AtCapacity: the disk is full; nothing was kept.
             StoreFailed: a write or sync failed, now or earlier.
             StoreClosed: the log was closed.
         """
-        encode, pack = self._encode, _pack_header
+        encode, pack = encode or self._encode, _pack_header
         with self.lock:
             if self.owner_check is not None:
                 self.owner_check()
@@ -190,15 +193,14 @@ class Wal:
                     self._undo(file, position, error)
                 if first >= self._mark_next:
                     self._mark(first, position)
-                self._position = position + len(frames)
-            for at, body in enumerate(bodies, first):
-                self._keep(at, body)
+                self._position = position = position + len(frames)
+            for body in bodies:
+                self._keep(body)
             self.next_offset = offset
             if self.arrivals.waiters:
                 self.arrivals.announce()
-            self._unsynced_bytes += len(frames)
-        if not self._dirty or self._unsynced_bytes >= self._batch_bytes:
-            self._tell_dirty()
+        if position >= self._due_at:
+            self._tell_dirty(position)
         return first
 
     def wait_for(self, offset: int, timeout_s: float | None) -> bool:
@@ -224,16 +226,16 @@ class Wal:
         if self._first_append_s is None:
             self._first_append_s = self._clock.monotonic()
 
-    def _tell_dirty(self) -> None:
+    def _tell_dirty(self, position: int) -> None:
         if self.directory is None:
-            self._dirty = True
-            self._unsynced_bytes = 0
+            self._due_at = FILE_BYTES_MAX  # there is nothing to sync, and no position either
             return
-        full = self._unsynced_bytes >= self._batch_bytes
-        if full:
-            self._unsynced_bytes = 0
-        self._dirty = True
-        self._on_dirty(full)
+        position = min(position, self._position)  # another thread may have begun another file
+        is_full = position - self._counted_from >= self._batch_bytes
+        if is_full:
+            self._counted_from = position
+        self._due_at = self._counted_from + self._batch_bytes
+        self._on_dirty(is_full)
 
     def _undo(self, file: File, position: int, error: OSError) -> None:
         # Part of a frame may be on disk. The next one may be shorter, and what it leaves of this one could then parse.
@@ -262,7 +264,8 @@ class Wal:
         while self.synced_offset < wanted and self._turns.take(lambda: self.synced_offset >= wanted):
             try:
                 self._require_open()
-                self._dirty = False
+                self._due_at = -1
+                self._counted_from = self._position
                 target, file = self.next_offset, self._file
                 if file is not None:
                     self._sync_file(file, target)
@@ -275,7 +278,6 @@ class Wal:
                         self.arrivals.announce()
 
     def _sync_file(self, file: File, target: int) -> None:
-        self._unsynced_bytes = 0
         began = self._clock.monotonic()
         try:
             file.sync_data()
@@ -423,7 +425,8 @@ class Wal:
             raise
         self._file, self._path = file, path
         self._first_offset = self.next_offset
-        self._position = self._reported_bytes = 0
+        self._position = self._reported_bytes = self._counted_from = 0
+        self._due_at = -1
 
     def _path_of(self, seq: int) -> str:
         return f"{self.directory}/{wal_file_name(seq, self._settings.file_name)}"

@@ -12,7 +12,7 @@ from typing import Self
 
 from quiver.errors import Damaged
 from quiver.observe import Observer
-from quiver.primitives.copying import keep_damaged
+from quiver.primitives.copying import damaged_copy, keep_damaged
 from quiver.primitives.files import File, FileSystem
 from quiver.primitives.scan import NeedMore
 from quiver.topics.format.frame import FramePlace, take_frames
@@ -286,16 +286,19 @@ def keep_aside(files: FileSystem, path: str, lost: Lost, observer: Observer) -> 
     """
     directory, _, name = path.rpartition("/")
     kept = None
+    level = logging.ERROR
     if lost.end > lost.start:
         file = files.open_read(path)
         try:
             data = file.pread(lost.end - lost.start, lost.start)
         finally:
             file.close()
+        if files.exists(damaged_copy(f"{directory}/{QUARANTINE_DIR}", name, data)):
+            level = logging.INFO  # whoever met it first said so
         kept = keep_damaged(files, f"{directory}/{QUARANTINE_DIR}", name, data)
     observer.count("danube_wal_damage_total", 1)
     observer.event(
-        "danube.wal.damaged", level=logging.ERROR, path=path, offset=lost.start, reason=lost.reason, kept_as=kept,
+        "danube.wal.damaged", level=level, path=path, offset=lost.start, reason=lost.reason, kept_as=kept,
         first_offset=lost.first_offset, next_offset=lost.next_offset,
     )  # fmt: skip
     return Damaged(path, lost.start, lost.reason)

@@ -4,11 +4,14 @@ Where subscriptions are kept: a small file each, beside the topic's log, replace
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
-from quiver.errors import Damaged
+from quiver.clock import Clock
+from quiver.errors import Damaged, DirectoryInUse
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.lock import hold
 from quiver.primitives.scan import Frame
 from quiver.topics.format.names import SUBSCRIPTIONS_DIR, parse_subscription_file, subscription_file
 from quiver.topics.format.subscription import (
@@ -18,7 +21,10 @@ from quiver.topics.format.subscription import (
     encode_subscription,
 )
 
-__all__ = ["SubscriptionFiles"]
+__all__ = ["LOCK_PATIENCE_S", "SubscriptionFiles"]
+
+LOCK_PATIENCE_S = 2.0
+_LOCK_RETRY_S = 0.1
 
 
 class SubscriptionFiles:
@@ -39,6 +45,28 @@ class SubscriptionFiles:
         except FileNotFoundError:
             return []
         return [name for file in listed if (name := parse_subscription_file(file)) is not None]
+
+    def hold(self, name: str, *, owner: str, clock: Clock) -> Lock:
+        """
+        Become the one user of the subscription *name*, whichever process others are in. *owner* says who that is.
+
+        Waits a little: a query that was just stopped holds it until its process has died.
+
+        Raises:
+            DirectoryInUse: somebody is it already: a process that dispatches, a streaming query, a pipeline.
+            OSError: the lock cannot be made.
+        """
+        self._files.make_dirs(self._directory)
+        deadline = clock.monotonic() + LOCK_PATIENCE_S
+        condition = threading.Condition()
+        while True:
+            try:
+                return hold(self._files, f"{self._path(name)}.lock", owner=owner)
+            except DirectoryInUse:
+                if clock.monotonic() >= deadline:
+                    raise
+            with condition:
+                clock.wait(condition, _LOCK_RETRY_S)
 
     def load(self, name: str) -> SavedSubscription | None:
         """

@@ -29,6 +29,7 @@ from quiver.clock import Clock
 from quiver.errors import DirectoryInUse, QuiverError, StoreClosed, WrongUse
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
+from quiver.primitives.files import Lock
 from quiver.topics.dispatch.consumer import Consumer, Delivery
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.state import Confirmed
@@ -72,6 +73,7 @@ class Subscription:
         saved: where it stands.
         settings: see `SubscriptionSettings`.
         keep: where progress is kept; None for a topic that keeps none, whose messages are confirmed by delivery.
+        lock: says that this is the one user of it; released when it is closed.
         dead_letter: takes messages that were refused too often.
         clock, observer: time, and where counts go.
     """
@@ -83,6 +85,7 @@ class Subscription:
         *,
         settings: SubscriptionSettings,
         keep: SubscriptionFiles | None,
+        lock: Lock | None,
         dead_letter: DeadLetter,
         clock: Clock,
         observer: Observer,
@@ -92,6 +95,7 @@ class Subscription:
         self._log = log
         self._settings = settings
         self._keep = keep
+        self._user_lock = lock
         self._dead_letter = dead_letter
         self._clock = clock
         self._observer = observer
@@ -399,15 +403,28 @@ class Subscription:
         """
         return self._confirmed.next_offset
 
+    @property
+    def topic(self) -> str:
+        """
+        Whose messages it delivers.
+        """
+        return self._log.topic
+
+    @property
+    def lag_messages(self) -> int:
+        """
+        How many messages of the topic are not confirmed, with all above the first such one. Waits for nobody.
+        """
+        return max(0, self._log.current_offset() - self._confirmed.next_offset)
+
     def stats(self) -> Mapping[str, int]:
         """
         Return figures of this moment.
         """
         with self._lock:
-            tip = self._log.current_offset()
             return {
                 "next_offset": self._confirmed.next_offset,
-                "lag_messages": max(0, tip - self._confirmed.next_offset),
+                "lag_messages": self.lag_messages,
                 "in_flight": len(self._flights),
                 "to_be_redelivered": len(self._waiting),
                 "consumers": len(self._consumers),
@@ -511,6 +528,8 @@ class Subscription:
                     self.save()
             finally:
                 self._reader.close()
+                if self._user_lock is not None:
+                    self._user_lock.release()
                 self._ring()
 
 

@@ -60,7 +60,7 @@ def parse_progress_key(prefix: str, key: str) -> str | None:
     if not (key.startswith(prefix) and key.endswith(_PROGRESS)):
         return None
     try:
-        return check_subscription(key.removeprefix(prefix).removesuffix(_PROGRESS))
+        return check_subscription(key.removeprefix(prefix).removesuffix(_PROGRESS), internal=True)
     except WrongUse:
         return None
 

@@ -14,7 +14,7 @@ is no version byte: the layouts of later releases are refused where they do not 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from quiver.primitives.packing import Cursor, Shortage
@@ -82,12 +82,12 @@ class MessageCodec:
         producer_name, producer_id, broker_address: written into each message.
     """
 
-    __slots__ = ("_after_offset", "_head", "_layouts", "_producer_name", "_producer_tail", "_tail", "_values")
+    __slots__ = ("_after_offset", "_head", "_packs", "_producer_name", "_producer_tail", "_tail", "_values")
 
     def __init__(self, topic: str, *, producer_name: str = "", producer_id: int = 0, broker_address: str = "") -> None:
         name = "/" + topic.removeprefix("/")
         self._head = _TWO.pack(0, producer_id) + _text(name) + _text(broker_address)
-        self._layouts: dict[int, struct.Struct] = {}
+        self._packs: dict[int, Callable[..., bytes]] = {}
         self._after_offset = len(self._head)
         self._producer_name = producer_name
         self._producer_tail = _text(producer_name) + b"\0"
@@ -110,14 +110,14 @@ class MessageCodec:
         size = len(payload)
         if tail is self._tail and size <= LAYOUT_PAYLOAD_BYTES_MAX:
             # One call instead of six: without attributes only the payload's length is not known beforehand.
-            layout = self._layouts.get(size) or self._layout_of(size)
-            return layout.pack(self._head, offset, size, payload, publish_time_ms, tail)
+            pack = self._packs.get(size) or self._pack_of(size)
+            return pack(self._head, offset, size, payload, publish_time_ms, tail)
         return b"".join((self._head, _TWO.pack(offset, len(payload)), payload, _U64.pack(publish_time_ms), tail))
 
-    def _layout_of(self, size: int) -> struct.Struct:
-        layout = struct.Struct(f"<{len(self._head)}sQQ{size}sQ{len(self._tail)}s")
-        self._layouts[size] = layout
-        return layout
+    def _pack_of(self, size: int) -> Callable[..., bytes]:
+        pack = struct.Struct(f"<{len(self._head)}sQQ{size}sQ{len(self._tail)}s").pack
+        self._packs[size] = pack
+        return pack
 
     def decode(self, body: bytes) -> Message | Damage:
         """

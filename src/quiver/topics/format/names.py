@@ -12,13 +12,16 @@ from quiver.errors import WrongUse
 
 __all__ = [
     "ACTIVE_FILE",
+    "CHECKPOINT_SUBSCRIPTION",
     "DEAD_LETTER_SUFFIX",
     "LOCK_NAME",
+    "METADATA_FILE",
     "QUARANTINE_DIR",
     "SUBSCRIPTIONS_DIR",
     "UPLOADER_CHECKPOINT",
     "WAL_CHECKPOINT",
     "check_file_name",
+    "check_producer",
     "check_subscription",
     "check_topic",
     "object_name",
@@ -38,6 +41,11 @@ UPLOADER_CHECKPOINT = "uploader.ckpt"
 QUARANTINE_DIR = "quarantine"
 SUBSCRIPTIONS_DIR = "subscriptions"
 LOCK_NAME = "topics.lock"
+METADATA_FILE = "metadata.db"
+"""What is in objects, where nothing else is said to keep that: beside the topics."""
+
+CHECKPOINT_SUBSCRIPTION = "_checkpoint"
+"""Keeps what `ack_checkpoint` was told."""
 
 DEAD_LETTER_SUFFIX = "-dead-letter"
 """Behind the name of a topic: where messages go that nobody could handle."""
@@ -67,16 +75,32 @@ def check_topic(topic: str) -> str:
     return "/".join(parts)
 
 
-def check_subscription(name: str) -> str:
+def check_subscription(name: str, *, internal: bool = False) -> str:
     """
-    Return *name* when it can be a subscription's.
+    Return *name* when it can be a subscription's; that of `ack_checkpoint` only where it is *internal*.
+
+    Raises:
+        WrongUse: it cannot.
+    """
+    if name == CHECKPOINT_SUBSCRIPTION and not internal:
+        raise WrongUse(f"{name} is what ack_checkpoint keeps: call the subscription otherwise")
+    if not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+        raise WrongUse(
+            f"{name!r} is no name of a subscription: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
+        )
+    return name
+
+
+def check_producer(name: str) -> str:
+    """
+    Return *name* when it can be a producer's. What a Spark sink writes has a colon in its producer's name, this never.
 
     Raises:
         WrongUse: it cannot.
     """
     if not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
         raise WrongUse(
-            f"{name!r} is no name of a subscription: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
+            f"{name!r} is no name of a producer: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
         )
     return name
 

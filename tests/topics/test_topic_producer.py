@@ -1,0 +1,136 @@
+"""
+Producers that number their messages: what is sent again is appended once, whatever stops in between.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+from topic_disks import DIRECTORY, TOPIC, open_topics, overwrite, payloads
+
+from quiver.errors import AtCapacity, DataLoss, WrongUse
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+
+def text(number: int) -> bytes:
+    return b"message %d" % number
+
+
+def test_sent_again_appended_once():
+    """In the same process, by another of the same name, and after a restart; others' numbers are their own."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        log = store.topic(TOPIC)
+        edge = log.producer("edge-1")
+        assert edge.last_sequence is None
+        assert [edge.append(text(n), sequence=n) for n in (0, 1, 1, 0, 2)] == [0, 1, None, None, 2]
+        assert log.producer("edge-1").append(text(2), sequence=2) is None
+        assert log.producer("edge-2").append(b"other", sequence=1) == 3
+        log.append(b"without")
+    with open_topics(files) as store:
+        log = store.topic(TOPIC)
+        edge = log.producer("edge-1")
+        assert edge.last_sequence == 2
+        assert edge.append(text(2), sequence=2) is None
+        assert edge.append(text(7), sequence=7, attributes={"a": "b"}, key="k") == 5
+        assert payloads(log) == [text(0), text(1), text(2), b"other", b"without", text(7)]
+        with log.reader(5, follow=False) as reader:
+            (last,) = reader
+        assert (last.producer_name, last.request_id, last.key) == ("edge-1", 7, "k")
+        assert last.attributes["a"] == "b"
+
+
+def test_a_batch_of_which_some_are_there():
+    """The new ones at its end are appended in one write; attributes and keys are those of each."""
+    with open_topics(CrashFileSystem()) as store:
+        edge = store.topic(TOPIC).producer("edge")
+        assert edge.append_batch([text(0), text(1)], first_sequence=0) == range(2)
+        batch: list[Any] = [text(1), (text(2), {"n": "2"}), (text(3), None, "k")]
+        assert edge.append_batch(batch, first_sequence=1) == range(2, 4)
+        assert len(edge.append_batch(batch, first_sequence=1)) == 0
+        with store.topic(TOPIC).reader(0, follow=False) as reader:
+            found = [(one.request_id, one.payload, one.attributes.get("n"), one.key) for one in reader]
+        assert found == [
+            (0, text(0), None, None),
+            (1, text(1), None, None),
+            (2, text(2), "2", None),
+            (3, text(3), None, "k"),
+        ]
+
+
+@pytest.mark.parametrize("sync_every", [1, 3, 100])
+def test_whatever_a_crash_takes(sync_every):
+    """Sent again from any point on, each message is there exactly once and in order, at every step of a crash."""
+    files = CrashFileSystem()
+    disks = []
+    store = open_topics(files, rotate_max_bytes=300)
+    edge = store.topic(TOPIC).producer("edge")
+    files.on_step = lambda *_: disks.append(files.clone_after_crash(len(disks)))
+    for number in range(8):
+        edge.append(text(number), sequence=number, durable=not number % sync_every)
+    files.on_step = lambda *_: None
+    store.close()
+    assert len(disks) > 8
+    for disk in disks:
+        with open_topics(disk, rotate_max_bytes=300) as again:
+            edge = again.topic(TOPIC).producer("edge")
+            behind = 0 if edge.last_sequence is None else edge.last_sequence
+            for number in range(max(0, behind - 2), 8):
+                edge.append(text(number), sequence=number)
+            assert payloads(again.topic(TOPIC)) == [text(number) for number in range(8)]
+
+
+def test_a_repeated_durable_append_is_durable():
+    """The first try may not have been: the answer to the second one promises as much."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        edge = store.topic(TOPIC).producer("edge")
+        assert edge.append(text(0), sequence=0) == 0
+        assert edge.append(text(0), sequence=0, durable=True) is None
+        with open_topics(files.clone_after_crash(1)) as other:
+            assert payloads(other.topic(TOPIC)) == [text(0)]
+
+
+def test_what_failed_was_not_sent():
+    """A full disk took nothing: the same number is appended when there is room again."""
+    disk = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part="wal.log", error=errno.ENOSPC)
+    with open_topics(disk) as store:
+        edge = store.topic(TOPIC).producer("edge")
+        with pytest.raises(AtCapacity):
+            edge.append(text(0), sequence=0)
+        assert edge.append(text(0), sequence=0) == 0
+
+
+def test_how_far_back_is_looked():
+    """What lies further back than the window is not known; damage within it is not passed over."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        log = store.topic(TOPIC)
+        log.producer("edge").append(text(0), sequence=9)
+        log.append_batch([b"x"] * 5)
+    with open_topics(files) as store:
+        assert store.topic(TOPIC).producer("edge", window_messages=5).last_sequence is None
+        assert store.topic(TOPIC).producer("edge", window_messages=6).last_sequence == 9
+    overwrite(files, f"{DIRECTORY}/wal.log", 60, b"\xff")
+    with open_topics(files) as store:
+        with pytest.raises(DataLoss):
+            store.topic(TOPIC).producer("edge")
+        assert store.topic(TOPIC).producer("edge", window_messages=5).last_sequence is None
+
+
+def test_wrong_use():
+    """Names without colons, as Spark sinks have them in theirs; numbers of 64 bits."""
+    with open_topics(CrashFileSystem()) as store:
+        log = store.topic(TOPIC)
+        for name in ("", "a:b", "a/b", "x" * 129):
+            with pytest.raises(WrongUse, match="no name of a producer"):
+                log.producer(name)
+        for number in (-1, 1 << 64, "1"):
+            with pytest.raises(WrongUse, match="sequence"):
+                log.producer("edge").append(b"x", sequence=number)
+        with pytest.raises(WrongUse, match="max_message_size"):
+            log.producer("edge").append(bytes(11 << 20), sequence=0)
+        assert log.producer("edge").last_sequence is None
