@@ -354,14 +354,18 @@ def test_a_batch_that_breaks_off_leaves_no_trace(manager):
     with pytest.raises(ValueError, match="structure"):
         log.append_records([b"x" * 3000, memoryview(b"y" * 4000).cast("H"), b"z" * 3000])
     with pytest.raises(TypeError):
+        log.append_records([b"x", [1]])
+    with pytest.raises(RecordInvalid, match="bytes, not str"):
         log.append_records([b"x", "text"])
-    with pytest.raises(TypeError):
+    with pytest.raises(RecordInvalid, match="bytes, not str"):
         log.append_record("text")
     with open_manager(manager._files.clone_after_kill()) as again:
         assert payloads(again.log("orders")) == [b"before"]
         assert again.log("orders").snapshot().truncated_bytes == 0
-    log.append_record(b"after")
-    assert payloads(log) == [b"before", b"after"]
+    log.append_records([b"after", b"that"], ext_id=[7, 8])
+    assert [record[2:] for record in log.open_reader()] == [(0, b"before"), (7, b"after"), (8, b"that")]
+    with pytest.raises(RecordInvalid, match="1 ext_ids for 2 records"):
+        log.append_records([b"x", b"y"], ext_id=[7])
 
 
 def test_a_record_is_found_by_its_time():

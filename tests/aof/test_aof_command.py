@@ -7,12 +7,16 @@ from __future__ import annotations
 import json
 import random
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+import quiver
 from quiver.aof import AofManager
 from quiver.aof.format.describe import describe_log_file
+from quiver.aof.format.sink_batch import BatchCommit, BatchStep, StagedPart, encode_begun, encode_commit
 from quiver.cli.main import build_app
+from quiver.primitives.batch_notes import begun_name, commit_name, part_directory
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def test_dump(root):
     told = json.loads(text.splitlines()[-1])
     (orders, quiet) = told["logs"]
     assert (orders["name"], orders["tier0"]["segments"], orders["tier0"]["sealed"]) == ("orders", 3, 2)
-    assert orders["queues"] == {"seal": 0, "delete": 0}
+    assert orders["queues"] == {"seal": 0, "delete": 0, "sink": 0}
     assert orders["tier1"]["residency"]["resident_in_tier0"] == 2
     assert [one["state"] for one in orders["segments"]] == ["sealed", "sealed", "open"]
     assert quiet["segments"] == []
@@ -129,6 +133,24 @@ def test_evict_and_hydrate(root):
     assert "the only copy of a segment is not there" in run("verify", root, "--json", code=1)
 
 
+def test_what_a_sink_committed(root):
+    """Counted while it waits; its notes are told like any file."""
+    commit = encode_commit(BatchCommit("q", 0, (StagedPart(f"{part_directory(0, 0, 'a')}/00000.part", 2, 50),)))
+    path = root / "orders" / "incoming" / "q" / commit_name(0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(commit)
+    assert json.loads(run("dump", "--root", root, "--log", "orders", "--json"))["logs"][0]["queues"]["sink"] == 1
+    told = json.loads(run("inspect", path, "--json"))
+    assert (told["kind"], told["fields"]["parts"], told["tables"]["parts"][0]["records"]) == ("aof sink commit", 1, 2)
+    begun = path.with_name(begun_name(0))
+    begun.write_bytes(encode_begun(BatchStep(0, 1, 2, 3)))
+    assert json.loads(run("inspect", begun, "--json"))["fields"] == {
+        "part": 0, "index": 1, "count": 2, "log_records": 3,
+    }  # fmt: skip
+    begun.write_bytes(commit)
+    run("inspect", begun, code=1)
+
+
 def test_beside_a_live_writer(tmp_path):
     """What is written is seen, what is synced is told apart; nothing is changed."""
     with AofManager.open(str(tmp_path), background=False) as manager:
@@ -147,6 +169,22 @@ def test_what_is_no_log(tmp_path, command):
     """A sentence and 2, never a traceback."""
     words = ["--root", tmp_path] if command == "dump" else [tmp_path]
     assert "holds no append-only log" in run(command, *words, code=2)
+
+
+def test_a_store_is_no_log(tmp_path):
+    """It has segments of its own, in a directory of the same name; nor is any file of it one of a log."""
+    with quiver.open(tmp_path / "buf") as store:
+        store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1]})}), durable=True)
+    for words in (["verify"], ["dump"], ["tail"]):
+        assert "holds no append-only log" in run(*words, tmp_path / "buf", code=2)
+    assert "no file of an append-only log" in run("inspect", tmp_path / "buf" / "quiver.id", code=2)
+
+
+def test_dump_takes_the_directory_either_way(root):
+    """As the other commands, and as the document has it; not both."""
+    assert run("dump", root, "--json") == run("dump", "--root", root, "--json")
+    assert "say once" in run("dump", root, "--root", root, code=2)
+    assert "say once" in run("dump", code=2)
 
 
 def test_damage_never_ends_in_a_traceback(root):

@@ -27,7 +27,9 @@ EFFECTS = {
     "compression": "test_compression_packs_what_is_sealed",
     "tiers": "test_tiers_have_their_tests",
     "retention": "test_retention_by_size",
+    "compaction": "test_compaction_has_its_tests",
     "flush": "test_flush_settings_have_their_tests",
+    "enable_sparse_index": "test_indexes_have_their_tests",
 }
 
 
@@ -186,6 +188,16 @@ def test_tiers_have_their_tests():
     """They are in `test_aof_tiers`."""
     names = {field.name for field in dataclasses.fields(TierConfig)}
     assert names == {"tier0_max_bytes", "warm_max_bytes", "objects", "compression_level"}
+
+
+def test_indexes_have_their_tests():
+    """They are in `test_aof_index`; by default there are some."""
+    assert AofConfig().enable_sparse_index
+
+
+def test_compaction_has_its_tests():
+    """They are in `test_aof_compaction`; by default there is none."""
+    assert AofConfig().compaction == "disabled"
 
 
 HELD = [Held(number, sealed_at=number * 1_000_000_000, size_bytes=100) for number in range(5)]

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, tiny
 
-from quiver.aof import AofManager, FlushConfig
+from quiver.aof import AofConfig, AofManager, FlushConfig
 from quiver.aof.format.durability import decode_durability
 from quiver.errors import NotYetDurable, StoreFailed, WouldBlock
+from quiver.observe import InMemoryObserver
 from quiver.primitives.scan import Frame
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -264,3 +265,52 @@ def test_a_snapshot_that_cannot_be_written_is_written_later():
         clock.advance(2)
         manager.maintain()
         assert disk.exists(f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json")
+
+
+def test_small_syncs_prepare_the_blocks_to_come():
+    """They hold zeros ahead of the records; a sync of much prepares none, nor does one beside a reservation."""
+    config = AofConfig(segment_min_bytes=1 << 23, segment_target_bytes=1 << 23, flush=FlushConfig(0, 0, 0))
+    with open_manager(CrashFileSystem(), config) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x" * 2_000_000)
+        log.flush()
+        segment = log._tail.segment
+        assert segment.zeroed == 0
+        with log.append_reserve(1000) as room:
+            log.flush()
+            room.payload[:] = b"y" * 1000
+            assert segment.zeroed == 0
+        for number in range(300):
+            log.append_record(b"%d" % number * 1000)
+            log.flush()
+            assert segment.zeroed >= segment.size
+        found = payloads(log)
+        assert (len(found), found[1], found[-1]) == (302, b"y" * 1000, b"299" * 1000)
+
+
+def test_latencies_are_told():
+    """Of an append after each flush, of waiting, of syncs, of opening; and how large segments become."""
+
+    class Listener(InMemoryObserver):
+        def __init__(self) -> None:
+            super().__init__()
+            self.values = {}
+
+        def record(self, name, value, **attributes):
+            self.values.setdefault((name, *attributes.values()), []).append(value)
+
+    heard = Listener()
+    with AofManager.open(
+        ROOT, tiny(), files=CrashFileSystem(), clock=ManualClock(), observer=heard, background=False
+    ) as manager:
+        log = manager.log("orders")
+        for _ in range(3):
+            log.append_record_with_timeout(b"x" * 10_000, 5)
+            log.append_record_with_timeout(b"x" * 100, 5)
+            log.flush()
+    assert len(heard.values["aof_append_latency_seconds",]) == 3
+    assert len(heard.values["aof_admission_latency_seconds", "admission"]) >= 1
+    assert len(heard.values["aof_flush_latency_seconds",]) >= 3
+    assert len(heard.values["aof_recovery_duration_seconds",]) == 1
+    assert set(heard.values["aof_segment_bytes",]) == {64 + 10_024 + 124}
+    assert heard.total("aof_durable_bytes_total") > 30_000

@@ -12,7 +12,7 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads
 
 from quiver.aof import AofManager
-from quiver.errors import Damaged, DirectoryInUse, StoreClosed, WrongUse
+from quiver.errors import Damaged, DirectoryInUse, RecordInvalid, StoreClosed, WrongUse
 from quiver.settings import MIB
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -132,13 +132,32 @@ def test_the_upstream_watermark_comes_back():
         assert [one.ext_id for one in log.open_reader()] == [42]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
     """Every example of the page, one behind the other in one directory."""
     page = (Path(__file__).parents[2] / "docs" / "howto" / "aof.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n(.*?)```", page, re.MULTILINE | re.DOTALL)
     examples = [source for source in examples if "quiver.spark" not in source]
-    assert len(examples) == 5
+    assert len(examples) == 6
     monkeypatch.chdir(tmp_path)
     exec(examples[number], {})
-    assert ("payload" in capsys.readouterr().out) == (number in {0, 4})
+    assert ("payload" in capsys.readouterr().out) == (number in {0, 5})
+
+
+def test_what_is_given_wrongly_is_told(tmp_path):
+    """In words, before anything is written."""
+    with pytest.raises(WrongUse, match="has no name"):
+        AofManager.open("")
+    with pytest.raises(WrongUse, match="not dict"):
+        AofManager.open(str(tmp_path / "x"), {"root_dir": "x"})
+    assert not (tmp_path / "x").exists()
+    with open_manager(CrashFileSystem()) as manager:
+        with pytest.raises(WrongUse, match="not str"):
+            manager.log("orders", "tiny")
+        log = manager.log("orders")
+        for refused in (lambda: log.append_record("text"), lambda: log.append_records([b"x", "text"])):
+            with pytest.raises(RecordInvalid, match="is bytes, not str"):
+                refused()
+        with pytest.raises(WrongUse, match="nanoseconds since 1970"):
+            log.find_record("yesterday")
+        assert payloads(log) == []

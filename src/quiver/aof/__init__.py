@@ -25,6 +25,7 @@ file               purpose
 `source.py`        a segment as a reader sees it
 `recovery.py`      opening what a crash left, in a listed order of steps
 `retention.py`     which segments leave                                              (pure)
+`compaction.py`        which cold segments nobody needs any more
 `sizing.py`        how large the next segment is                                     (pure)
 `config.py`        the settings
 `tiers/`           sealed segments packed, uploaded, evicted, brought back
@@ -38,6 +39,7 @@ file               purpose
 
 from __future__ import annotations
 
+from quiver.aof.compaction import ColdSegment
 from quiver.aof.config import AofConfig, FlushConfig, Retention, TierConfig
 from quiver.aof.log import Aof
 from quiver.aof.manager import AofManager
@@ -49,6 +51,7 @@ __all__ = [
     "Aof",
     "AofConfig",
     "AofManager",
+    "ColdSegment",
     "FlushConfig",
     "LogSnapshot",
     "Reader",

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quiver.aof.files import LogFiles, SegmentFile
-from quiver.aof.format.names import QUARANTINE, SEGMENTS, WARM, SegmentName, parse_spare_name
+from quiver.aof.format.names import INCOMING, QUARANTINE, SEGMENTS, WARM, SegmentName, parse_spare_name
 from quiver.aof.format.record import RecordScan, scan_records
 from quiver.aof.format.sealed_pointer import SealedPointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentFooter, SegmentHeader
@@ -20,8 +20,10 @@ from quiver.aof.tiers.packed import records_problem
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import TierState
 from quiver.errors import Damaged
+from quiver.primitives.batch_notes import parse_note_name
 from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import Finding
+from quiver.primitives.staging import names_in
 
 __all__ = ["CheckedLog", "CheckedSegment", "check_log_directory"]
 
@@ -55,6 +57,7 @@ class CheckedLog:
     segments: tuple[CheckedSegment, ...]
     spares: int
     tiers: TierState
+    sink_batches: int
     findings: tuple[Finding, ...]
 
     @property
@@ -93,7 +96,11 @@ class CheckedLog:
             },
             "tier1": tiers["tier1"],
             "tier2": tiers["tier2"],
-            "queues": {"seal": max(0, len(here) - len(sealed) - 1), "delete": tiers["queues"]["delete"]},
+            "queues": {
+                "seal": max(0, len(here) - len(sealed) - 1),
+                "delete": tiers["queues"]["delete"],
+                "sink": self.sink_batches,
+            },
             "segments": [asdict(one) for one in self.segments],
             "findings": [finding.as_dict() for finding in self.findings],
         }
@@ -148,7 +155,18 @@ def check_log_directory(files: FileSystem, name: str, directory: str, *, read_re
             Finding(f"{directory}/{QUARANTINE}/{listed}", 0, "quarantined", "kept aside at recovery")
             for listed in sorted(files.list_dir(f"{directory}/{QUARANTINE}"))
         ]
-    return CheckedLog(name, directory, log.stream_id(), log.pointer(), tuple(checked), spares, tiers, tuple(findings))
+    return CheckedLog(
+        name, directory, log.stream_id(), log.pointer(), tuple(checked), spares, tiers,
+        _waiting_batches(files, f"{directory}/{INCOMING}"), tuple(findings),
+    )  # fmt: skip
+
+
+def _waiting_batches(files: FileSystem, incoming: str) -> int:
+    """
+    Count batches that Spark sinks committed and that are not in the log yet.
+    """
+    names = [name for writer in names_in(files, incoming) for name in names_in(files, f"{incoming}/{writer}")]
+    return sum((parse_note_name(name) or (0, ""))[1] == "commit" for name in names)
 
 
 def _check_manifest(files: FileSystem, log: LogFiles, findings: list[Finding]) -> TierState:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from quiver.errors import SettingsInvalid
 from quiver.settings import GIB, KIB, MIB
@@ -14,8 +14,9 @@ from quiver.settings import GIB, KIB, MIB
 __all__ = ["AofConfig", "FlushConfig", "Retention", "TierConfig"]
 
 RetentionPolicy = Literal["keep_all", "time", "size"]
-RetentionAction = Literal["archive", "expire"]
+RetentionAction = Literal["archive", "expire", "package"]
 IdStrategy = Literal["packed"]
+Compaction = Literal["disabled", "head_trim"]
 Compression = Literal["none", "zstd"]
 
 _DEFAULT_MIN = 64 * KIB
@@ -61,10 +62,10 @@ class Retention:
     Attributes:
         policy: `keep_all` keeps everything; `time` what was sealed less than *ttl_s* ago; `size` the newest segments
             up to *max_total_bytes*.
-        action: `archive` moves a segment to `archive/`, `expire` deletes it.
+        action: `archive` moves a segment to `archive/`, `package` packs it there, `expire` deletes it.
 
     Raises:
-        SettingsInvalid: a policy without its limit.
+        SettingsInvalid: a policy without its limit, or a word that is none of these.
     """
 
     policy: RetentionPolicy = "keep_all"
@@ -73,6 +74,9 @@ class Retention:
     action: RetentionAction = "archive"
 
     def __post_init__(self) -> None:
+        for given, lawful in ((self.policy, get_args(RetentionPolicy)), (self.action, get_args(RetentionAction))):
+            if given not in lawful:
+                raise SettingsInvalid(f"retention: {given!r} is none of {', '.join(lawful)}")
         if self.policy == "time" and not (self.ttl_s or 0) > 0:
             raise SettingsInvalid("retention by time needs ttl_s above 0")
         if self.policy == "size" and not (self.max_total_bytes or 0) > 0:
@@ -126,11 +130,15 @@ class AofConfig:
         segment_target_bytes: the size of the first segment. From then on sizes slide: segments that fill within
             moments are followed by larger ones, segments that take minutes by smaller ones.
         preallocate_segments: segments made ahead, so that the writer need not wait for one.
-        id_strategy: `packed` is segment and offset in one number; there is no other.
+        id_strategy: `packed` is segment and offset in one number; the format has no other.
         compression: `zstd` packs every segment once it is sealed, beside its file; `none` only those that are to leave.
         retention: which sealed segments leave, and where to.
+        compaction: `head_trim` lets segments leave, as retention's action says, that nobody needs any more:
+            `Aof.trim_before`, or the manager's hook, says which.
         tiers: how much of the log lies where; None: all of it in its files.
         flush: when data is synced, and how much may wait for it.
+        enable_sparse_index: a search by time or by number begins near what it looks for: indexes of sealed segments
+            are kept beside them. False: their heads are walked.
 
     Raises:
         SettingsInvalid: out of range.
@@ -147,17 +155,27 @@ class AofConfig:
     id_strategy: IdStrategy = "packed"
     compression: Compression = "none"
     retention: Retention = field(default_factory=Retention)
+    compaction: Compaction = "disabled"
     tiers: TierConfig | None = None
     flush: FlushConfig = field(default_factory=FlushConfig)
+    enable_sparse_index: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.preallocate_segments <= 16:
             raise SettingsInvalid("preallocate_segments must be 0 to 16")
         if self.id_strategy != "packed":
-            raise SettingsInvalid(f"id_strategy is packed, not {self.id_strategy!r}")
+            raise SettingsInvalid(
+                f"id_strategy is packed, not {self.id_strategy!r}: a record has no field for an id, so its id can only "
+                "be where it is, which is segment and offset"
+            )
         if self.compression not in {"none", "zstd"}:
             raise SettingsInvalid(f"compression is none or zstd, not {self.compression!r}")
-        if self.tiered and self.retention.policy != "keep_all" and self.retention.action == "archive":
+        if self.compaction not in get_args(Compaction):
+            raise SettingsInvalid(
+                f"compaction is disabled or head_trim, not {self.compaction!r}: records never move, because their ids "
+                "say where they are; segments are packed by compression, tiers, or retention's action package"
+            )
+        if self.tiered and self.retires and self.retention.action != "expire":
             raise SettingsInvalid('retention of a log with tiers needs action="expire": what it keeps, the tiers keep')
         smallest = self._rounded("segment_min_bytes", _DEFAULT_MIN)
         target = max(smallest, self._rounded("segment_target_bytes", _DEFAULT_TARGET))
@@ -172,6 +190,13 @@ class AofConfig:
         Whether sealed segments are anywhere but in their files.
         """
         return self.tiers is not None or self.compression != "none"
+
+    @property
+    def retires(self) -> bool:
+        """
+        Whether sealed segments leave the log.
+        """
+        return self.retention.policy != "keep_all" or self.compaction != "disabled"
 
     def _rounded(self, name: str, default: int) -> int:
         value = getattr(self, name) or default

@@ -9,7 +9,7 @@ snapshot says, which lags behind by about a second.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,9 @@ from quiver.aof.format.segment_file import (
     decode_footer,
     decode_header,
 )
+from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.format.tier_entry import TierEntry
+from quiver.aof.index import load_index
 from quiver.aof.manifest import replay_manifest
 from quiver.aof.source import Source
 from quiver.aof.tiers.copies import Copies
@@ -47,7 +49,7 @@ from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 
-__all__ = ["LogFiles", "SegmentFile", "logs_below"]
+__all__ = ["LogFiles", "SegmentFile", "is_log_directory", "logs_below"]
 
 _IDENTITY_BYTES_MAX = 64
 _LOOKS_MAX = 8
@@ -177,7 +179,10 @@ class LogFiles:
             listed = self._files.list_dir(f"{self.directory}/{SEGMENTS}")
         except (FileNotFoundError, NotADirectoryError) as error:
             raise WrongUse(f"{self.directory} holds no append-only log") from error
-        return sorted(filter(None, map(parse_segment_name, listed)))
+        found = sorted(filter(None, map(parse_segment_name, listed)))
+        if not found and not is_log_directory(self._files, self.directory):
+            raise WrongUse(f"{self.directory} holds no append-only log")
+        return found
 
     def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
         """
@@ -277,6 +282,30 @@ class LogFiles:
         entry = self.tiers().entries.get(segment_id)
         return None if entry is None else entry.footer.last_timestamp
 
+    def marks(self, segment_id: int) -> Sequence[IndexMark]:
+        """
+        Return what was written down of where records of a sealed segment begin; nothing is found out here.
+        """
+        name = next((one for one in self.names() if one.segment_id == segment_id), None)
+        found = None if name is None else self._segment_file(name, self.pointer(), {})
+        entry = None if found is not None else self.tiers().entries.get(segment_id)
+        index = None
+        if found is not None and found.footer is not None:
+            index = load_index(self._files, self.directory, segment_id, found.name.base_offset, found.durable)
+        elif entry is not None:
+            base = entry.header.base_offset
+            index = load_index(self._files, self.directory, segment_id, base, entry.original_bytes)
+        return () if index is None else index.marks
+
+    def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
+        """
+        Return a segment of which only what lies from offset *start* to *end* (None: all) is going to be read.
+
+        Raises:
+            Damaged, ObjectsUnavailable, WrongUse: as `piece`.
+        """
+        return self.piece(segment_id, start, end, durable_only=False)
+
     def _segment_file(
         self, name: SegmentName, pointer: SealedPointer | None, durable: dict[int, int]
     ) -> SegmentFile | None:
@@ -336,6 +365,18 @@ class LogFiles:
             file.close()
 
 
+def is_log_directory(files: FileSystem, directory: str) -> bool:
+    """
+    Say whether *directory* is that of a log. Others have `segments/`, too; a log has a number, or segments of its own.
+    """
+    if not files.exists(f"{directory}/{SEGMENTS}"):
+        return False
+    if files.exists(f"{directory}/{IDENTITY_NAME}"):
+        return True
+    names = files.list_dir(f"{directory}/{SEGMENTS}")
+    return POINTER_NAME in names or any(parse_segment_name(name) is not None for name in names)
+
+
 def logs_below(files: FileSystem, root: str) -> dict[str, str]:
     """
     Return name → directory of the logs in *root*; *root* itself when it is one.
@@ -344,13 +385,13 @@ def logs_below(files: FileSystem, root: str) -> dict[str, str]:
         WrongUse: there are none.
     """
     top = root.rstrip("/") or "/"
-    if files.exists(f"{top}/{SEGMENTS}"):
+    if is_log_directory(files, top):
         return {top.rpartition("/")[2]: top}
     try:
         names = files.list_dir(top)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise WrongUse(f"{top} holds no append-only log") from error
-    found = {name: f"{top}/{name}" for name in sorted(names) if files.exists(f"{top}/{name}/{SEGMENTS}")}
+    found = {name: f"{top}/{name}" for name in sorted(names) if is_log_directory(files, f"{top}/{name}")}
     if not found:
         raise WrongUse(f"{top} holds no append-only log")
     return found

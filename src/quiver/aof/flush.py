@@ -166,10 +166,14 @@ class Flusher:
         with self._syncing:
             if segment.named and segment.durable == segment.size:
                 return  # sealed meanwhile, and perhaps closed
+            began = self._clock.monotonic()
             try:
-                segment.sync(self._fs, self._directory)
+                gained = segment.sync(self._fs, self._directory)
             except Damaged as lost:
                 raise self._poison(str(lost)) from lost
+            self._observer.record("aof_flush_latency_seconds", self._clock.monotonic() - began)
+            self._observer.count("aof_durable_bytes_total", gained)
+            self._tail.zero_ahead(segment, gained)
 
     def _lead(self) -> bool:
         if self._failures:

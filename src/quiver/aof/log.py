@@ -9,65 +9,44 @@ nothing. There is no third outcome.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
+from quiver.aof.adoption import SinkAdoption
 from quiver.aof.catalog import Catalog
+from quiver.aof.compaction import CompactionHook, HeadTrim
 from quiver.aof.config import AofConfig
 from quiver.aof.flush import Flusher
 from quiver.aof.format.names import SEGMENTS
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
-from quiver.aof.notify import Notifier, in_loop
+from quiver.aof.index import SparseIndexes
+from quiver.aof.lookup import OpenSegments
+from quiver.aof.notify import Notifier
 from quiver.aof.reader import OnDamage, Reader, Record, TailFollower, first_at, read_one
 from quiver.aof.recovery import Recovered
 from quiver.aof.reservation import Reservation
 from quiver.aof.segment import Segment
-from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
-from quiver.aof.source import Source
+from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot, segment_snapshots
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers, has_tiers
 from quiver.aof.upkeep import NOTE_AFTER_S, Upkeep
-from quiver.aof.workers import Workers
+from quiver.aof.waiting import Waiting
+from quiver.aof.workers import Workers, WorkersAsked
 from quiver.clock import Clock
-from quiver.errors import QuiverError, RecordUnknown, RolloverFailed, StoreClosed, StoreFailed, WouldBlock, WrongUse
+from quiver.errors import RecordUnknown, RolloverFailed, StoreClosed, StoreFailed, WouldBlock, WrongUse
 from quiver.objects import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.files import Buffer, FileSystem
 
 __all__ = ["Aof"]
 
-_WAITED_FOR = frozenset({"admission", "rollover", "flush", "tail"})
-"""Kinds of back-pressure that pass by themselves; the others are for the caller to route."""
-
-T = TypeVar("T")
-
-
-class _Asks:
-    """
-    What the tail asks of the workers.
-    """
-
-    def __init__(self, log: Aof, workers: Workers, interval_s: float) -> None:
-        self._log = log
-        self._workers = workers
-        self._interval_s = interval_s
-
-    def flush(self, *, now: bool) -> None:
-        if now:
-            self._log.flush_metrics.scheduled_watermark += 1
-            self._workers.ask_flush(self._log, 0.0)
-        elif self._interval_s:
-            self._log.flush_metrics.scheduled_interval += 1
-            self._workers.ask_flush(self._log, self._interval_s)
-
-    def upkeep(self) -> None:
-        self._workers.ask_upkeep(self._log)
+_SINKS_S = 1.0
+"""How long a batch waits that a Spark sink committed."""
 
 
 class Aof:
@@ -89,6 +68,7 @@ class Aof:
         observer: Observer,
         workers: Workers,
         objects: Callable[[], ObjectTier] | None = None,
+        compaction: CompactionHook | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -98,8 +78,9 @@ class Aof:
         self._observer = observer
         self._workers = workers
         self._notifier = Notifier(clock)
+        self._waiting = Waiting(self._notifier, workers, clock=clock, observer=observer)
         self._catalog = Catalog(fs)
-        asks = _Asks(self, workers, config.flush.flush_interval_ms / 1000)
+        asks = WorkersAsked(self, workers, observer, config.flush.flush_interval_ms / 1000)
         self._tail = Tail(config, clock, self._notifier, asks)
         self._flusher = Flusher(
             self._tail, fs, f"{config.root_dir}/{SEGMENTS}", config.flush, clock=clock, observer=observer,
@@ -107,10 +88,18 @@ class Aof:
             flushed=lambda: workers.ask_upkeep(self, NOTE_AFTER_S), poison=self._poison, seed=stream_id,
         )  # fmt: skip
         self.flush_metrics = self._flusher.metrics
+        self._trim = HeadTrim(name, compaction if config.compaction == "head_trim" else None, observer)
+        indexes = SparseIndexes(fs, config.root_dir, enabled=config.enable_sparse_index, observer=observer)
         self._upkeep = Upkeep(
             self._tail, self._flusher, self._catalog, fs, config, stream_id=stream_id, clock=clock, observer=observer,
-            again=lambda after_s: workers.ask_upkeep(self, after_s), poison=self._poison,
+            again=lambda after_s: workers.ask_upkeep(self, after_s), poison=self._poison, indexes=indexes,
+            trim=self._trim,
         )  # fmt: skip
+        self._sinks = SinkAdoption(
+            fs, config.root_dir, self._tail, retry=self._waiting.retry,
+            flush=lambda timeout_s: self.flush(timeout_s=timeout_s), observer=observer,
+        )  # fmt: skip
+        self._segments = OpenSegments(self._tail, self._catalog, indexes)
         self._closing = threading.Lock()
         self._closed = False
         self._tiers: Tiers | None = None
@@ -118,11 +107,19 @@ class Aof:
         self._take_over(recovered)
         if not self._upkeep.retires:
             below = recovered.next_segment_id if recovered.tail is None else recovered.tail.segment_id
-            self._tiers = Tiers(
+            self._tiers = self._segments.tiers = Tiers(
                 self._catalog, fs, config, stream_id=stream_id, clock=clock, observer=observer, objects=objects,
-                again=lambda after_s: workers.ask_tiers(self, after_s), below=below,
+                again=lambda after_s: workers.ask_tiers(self, after_s), below=below, indexes=indexes,
+                trim=self._trim, back=lambda: self._notifier.notify("hydration"),
             )  # fmt: skip
             workers.ask_tiers(self)
+        try:
+            indexes.remove_others(one.segment_id for one in self._catalog.all())
+            self._sinks.recover()
+        except OSError:
+            self.close()
+            raise
+        workers.ask_sinks(self, _SINKS_S)
 
     def _take_over(self, recovered: Recovered) -> None:
         for segment in recovered.sealed:
@@ -161,11 +158,11 @@ class Aof:
         """
         return self._tail.append(payload, ext_id)
 
-    def append_records(self, payloads: Sequence[Buffer], *, ext_id: int | None = None) -> list[int]:
+    def append_records(self, payloads: Sequence[Buffer], *, ext_id: int | Sequence[int] | None = None) -> list[int]:
         """
         Append all of *payloads* in one pass, one behind the other, or none of them; return their ids.
 
-        A crash before they are durable may keep the first few.
+        *ext_id* is that of all, or one for each. A crash before they are durable may keep the first few.
 
         Raises:
             WouldBlock, RecordInvalid, StoreClosed, StoreFailed: as `append_record`.
@@ -183,10 +180,10 @@ class Aof:
         try:
             return self._tail.append(payload, ext_id)
         except WouldBlock:
-            return self._retry(lambda: self._tail.append(payload, ext_id), timeout_s)
+            return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout_s)
 
     def append_records_with_timeout(
-        self, payloads: Sequence[Buffer], timeout_s: float | None, *, ext_id: int | None = None
+        self, payloads: Sequence[Buffer], timeout_s: float | None, *, ext_id: int | Sequence[int] | None = None
     ) -> list[int]:
         """
         Append all of *payloads*, waiting up to *timeout_s* while it would block.
@@ -197,7 +194,7 @@ class Aof:
         try:
             return self._tail.append_many(payloads, ext_id)
         except WouldBlock:
-            return self._retry(lambda: self._tail.append_many(payloads, ext_id), timeout_s)
+            return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout_s)
 
     def append_reserve(self, size: int) -> Reservation:
         """
@@ -215,27 +212,7 @@ class Aof:
         Cancelling the future before that means that it is never written. It waits for what `WouldBlock` names, and
         fails with any other error, and with a `WouldBlock` of a kind that does not pass by itself.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[int] = loop.create_future()
-
-        def attempt() -> None:
-            # In the thread of the loop, as cancelling is: either the record is written and the future has its id,
-            # or the future was cancelled first.
-            if future.done():
-                return
-            seen = {kind: self._notifier.generation(kind) for kind in _WAITED_FOR}
-            try:
-                future.set_result(self._tail.append(payload, ext_id))
-            except WouldBlock as blocked:
-                if blocked.kind in _WAITED_FOR:
-                    self._notifier.call_once(blocked.kind, seen[blocked.kind], in_loop(loop, attempt))
-                else:
-                    future.set_exception(blocked)
-            except QuiverError as error:
-                future.set_exception(error)
-
-        attempt()
-        return future
+        return self._waiting.future(lambda: self._tail.append(payload, ext_id))
 
     def wait_for_writable_segment(self, timeout_s: float | None) -> None:
         """
@@ -245,24 +222,7 @@ class Aof:
             WouldBlock: there was none in that time.
             StoreClosed, StoreFailed: there will be none.
         """
-        self._retry(self._tail.require_writable, timeout_s)
-
-    def _retry(self, attempt: Callable[[], T], timeout_s: float | None) -> T:
-        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
-        while True:
-            seen = {kind: self._notifier.generation(kind) for kind in _WAITED_FOR}
-            try:
-                return attempt()
-            except WouldBlock as blocked:
-                if blocked.kind not in _WAITED_FOR:
-                    raise
-                kind = blocked.kind
-                left = None if deadline is None else deadline - self._clock.monotonic()
-                if left is not None and left <= 0:
-                    raise
-            if not self._workers.threaded:
-                self._workers.run_pending()
-            self._notifier.wait(kind, seen[kind], left)
+        self._waiting.retry(self._tail.require_writable, timeout_s)
 
     # ---- durability
 
@@ -345,7 +305,7 @@ class Aof:
             WouldBlock: it took longer than *timeout_s*; it goes on.
             RolloverFailed, StoreClosed, StoreFailed: as `seal_current_segment`.
         """
-        sealed = self._retry(self.seal_current_segment, timeout_s)
+        sealed = self._waiting.retry(self.seal_current_segment, timeout_s)
         self.wait_for_writable_segment(timeout_s)
         return sealed
 
@@ -355,14 +315,38 @@ class Aof:
         self,
         record_id: int = 0,
         *,
+        timestamp: int | None = None,
         views: bool = False,
         durable_only: bool = False,
         on_damage: OnDamage = "raise",
+        wait: bool = True,
     ) -> Reader:
         """
         Return a reader of the records from *record_id* on, whatever segment they are in; 0 is the first there is.
+
+        With *timestamp* it begins where `find_record` says instead, or with what comes next. A segment that has no file
+        is brought back while the reader waits; without *wait* it is brought back meanwhile, and reading raises
+        `WouldBlock("hydration")`: iterate again later.
         """
-        return Reader(self, record_id, views=views, durable_only=durable_only, on_damage=on_damage)
+        if timestamp is not None:
+            found = self.find_record(timestamp)
+            record_id = self._tail.end_id() if found is None else found
+        segments = self._segments if wait else self._segments.without_waiting()
+        return Reader(segments, record_id, views=views, durable_only=durable_only, on_damage=on_damage)
+
+    def open_reader_async(self, record_id: int = 0) -> asyncio.Future[Reader]:
+        """
+        Return, from an event loop, a future of a reader: done when the segment of its first record is in its file.
+
+        The reader does not wait for the segments behind it, as without *wait*.
+        """
+        reader = self.open_reader(record_id, wait=False)
+
+        def attempt() -> Reader:
+            reader.look()
+            return reader
+
+        return self._waiting.future(attempt, passing=frozenset({"hydration"}))
 
     def read_record(self, record_id: int) -> Record:
         """
@@ -372,15 +356,28 @@ class Aof:
             RecordUnknown: none begins there, or its segment was retired.
             Damaged: it is not what was written.
         """
-        return read_one(self, record_id)
+        return read_one(self._segments, record_id)
 
     def find_record(self, timestamp: int) -> int | None:
         """
         Return the id of the first record that is not older than *timestamp*, in nanoseconds since the Unix epoch.
 
         None when all are older. Segments that end before it are passed over unread.
+
+        Raises:
+            WrongUse: it is no whole number.
         """
-        return first_at(self, timestamp)
+        if not isinstance(timestamp, int):
+            raise WrongUse(f"a time is a whole number of nanoseconds since 1970, not {timestamp!r}")
+        return first_at(self._segments, timestamp)
+
+    def find_record_number(self, number: int) -> int | None:
+        """
+        Return the id of the record that was appended as the log's *number*-th, counted from 0; None: it is not here.
+
+        Those that were retired count.
+        """
+        return self._segments.nth(number)
 
     def tail_follower(
         self, record_id: int | None = None, *, durable_only: bool = True, on_damage: OnDamage = "raise"
@@ -393,55 +390,13 @@ class Aof:
         start = self._tail.end_id() if record_id is None else record_id
         if not durable_only:
             self._tail.watched = True
-        reader = Reader(self, start, durable_only=durable_only, on_damage=on_damage)
+        reader = Reader(self._segments, start, durable_only=durable_only, on_damage=on_damage)
         sealed = self._catalog.all()
         after = sealed[-1].segment_id if record_id is None and sealed else split_record_id(start)[0] - 1
         return TailFollower(
-            reader, self, self._notifier, clock=self._clock, is_closed=lambda: self._closed, sealed_after=after
-        )
-
-    def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
-        """
-        Return the segment with that id, as far as it can be read now; None when there is none.
-        """
-        with self._tail.lock:
-            for one in self._tail.unsealed():
-                if one.segment_id == segment_id:
-                    end = max(one.durable, HEADER_BYTES) if durable_only else one.size
-                    complete = one is not self._tail.segment and end == one.size
-                    return Source(segment_id, one.path, one.view.toreadonly(), end, complete, one.last_timestamp)
-        sealed = self._catalog.get(segment_id)
-        if sealed is None:
-            return None
-        view = None
-        with contextlib.suppress(FileNotFoundError):  # retired between the lines above
-            view = self._catalog.view(sealed) if self._tiers is None else self._tiers.view(sealed)
-        if view is None:
-            return None
-        return Source(segment_id, sealed.path, view, sealed.end, True, sealed.footer.last_timestamp)
-
-    def next_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a segment has.
-        """
-        with self._tail.lock:
-            unsealed = [one.segment_id for one in self._tail.unsealed() if one.segment_id > segment_id]
-        sealed = self.next_sealed_segment_id(segment_id)
-        return min([*unsealed, *([] if sealed is None else [sealed])], default=None)
-
-    def next_sealed_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a sealed segment has.
-        """
-        sealed = self._catalog.after(segment_id)
-        return None if sealed is None else sealed.segment_id
-
-    def last_timestamp(self, segment_id: int) -> int | None:
-        """
-        Return the timestamp of the last record of a sealed segment; None for any other.
-        """
-        sealed = self._catalog.get(segment_id)
-        return None if sealed is None else sealed.footer.last_timestamp
+            reader, self._segments, self._notifier, clock=self._clock, is_closed=lambda: self._closed,
+            sealed_after=after,
+        )  # fmt: skip
 
     # ---- tiers
 
@@ -456,6 +411,20 @@ class Aof:
         if self._tiers is not None:
             return self._tiers
         raise WrongUse(f"the log {self.name} has no tiers: give its settings compression or tiers")
+
+    def trim_before(self, record_id: int) -> None:
+        """
+        Take note that no record before that one is needed any more: segments that end before it leave the log soon.
+
+        They leave as `retention.action` says. The note is not kept: after opening again say it again.
+
+        Raises:
+            WrongUse: the log's settings have no `compaction="head_trim"`.
+        """
+        if self.config.compaction != "head_trim":
+            raise WrongUse(f'the log {self.name} keeps its head: give its settings compaction="head_trim"')
+        self._trim.before(record_id)
+        self._workers.ask_upkeep(self)
 
     # ---- what it says of itself
 
@@ -499,23 +468,7 @@ class Aof:
         """
         Return all segments, oldest first.
         """
-        sealed = [
-            SegmentSnapshot(
-                one.segment_id, "sealed", one.header.base_offset, one.header.base_record_count, one.footer.record_count,
-                one.end, one.end, one.header.max_size, one.header.created_at, one.path,
-            )
-            for one in self._catalog.all()
-        ]  # fmt: skip
-        with self._tail.lock:
-            rest = [
-                SegmentSnapshot(
-                    one.segment_id, "active" if one is self._tail.segment else "pending", one.base_offset,
-                    one.base_record_count, one.record_count, one.size, one.durable, one.max_size, one.created_at,
-                    one.path,
-                )
-                for one in self._tail.unsealed()
-            ]  # fmt: skip
-        return (*sealed, *(one for one in rest if one.segment_id not in {each.segment_id for each in sealed}))
+        return segment_snapshots(self._catalog, self._tail)
 
     def snapshot(self) -> LogSnapshot:
         """
@@ -557,15 +510,33 @@ class Aof:
         Seal, make spares, retire. Called by the manager's threads.
         """
         self._upkeep.run()
-        if self._tiers is not None:
+        if self._tiers is not None or self._upkeep.packages:
             self._workers.ask_tiers(self)
 
     def run_tiers(self) -> None:
         """
-        Move segments between tiers, if there are any. Called by the manager's threads.
+        Move segments between tiers, if there are any, or pack those that leave. Called by the manager's threads.
         """
         if self._tiers is not None:
             self._tiers.run()
+        else:
+            self._upkeep.package_old()
+
+    def run_sinks(self) -> None:
+        """
+        Look again soon for what Spark sinks committed, and append what is there. Called by the manager's threads.
+        """
+        self.adopt()
+        self._workers.ask_sinks(self, _SINKS_S)
+
+    def adopt(self) -> int:
+        """
+        Append what Spark sinks committed; return how many records came. Durable on return.
+
+        The log does it by itself: when it is opened, once a second, and when it is closed. What cannot be appended now
+        is told to the observer, and tried again.
+        """
+        return 0 if self._tail.refusal is not None else self._sinks.adopt()
 
     def close(self) -> None:
         """
@@ -577,6 +548,7 @@ class Aof:
         with self._closing:
             if self._closed:
                 return
+            self.adopt()
             failed = self._tail.refusal is not None
             self._tail.refuse(lambda: StoreClosed(f"the log {self.name} was closed"))
             self._workers.forget(self)

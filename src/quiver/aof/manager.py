@@ -10,7 +10,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from quiver.aof.compaction import CompactionHook
 from quiver.aof.config import AofConfig
+from quiver.aof.files import is_log_directory
 from quiver.aof.format.names import (
     ARCHIVE,
     DURABILITY,
@@ -30,7 +32,8 @@ from quiver.errors import Damaged, QuiverError, StoreClosed, WrongUse
 from quiver.objects import ObjectTier, open_objects
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.files import FileSystem, directory_name
+from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
 
@@ -56,13 +59,15 @@ class AofManager:
         observer: Observer,
         background: bool,
         objects: Callable[[], ObjectTier] | None,
+        compaction: CompactionHook | None,
     ) -> None:
-        self.path = path.rstrip("/") or "/"
+        self.path = directory_name(path)
         self.config = config
         self._files = files
         self._clock = clock
         self._observer = observer
         self._objects = objects
+        self._compaction = compaction
         self._logs: dict[str, Aof] = {}
         self._guard = threading.RLock()
         self._closed = False
@@ -71,6 +76,7 @@ class AofManager:
         threads = config.flush.max_concurrent_flushes if background else 0
         self._workers = Workers(self.path, clock=clock, observer=observer, flush_threads=threads)
         self._workers.start()
+        refuse_in_children(self, f"the directory of logs {self.path}")
 
     @classmethod
     def open(
@@ -83,6 +89,7 @@ class AofManager:
         observer: Observer | None = None,
         background: bool = True,
         objects: Callable[[], ObjectTier] | None = None,
+        compaction: CompactionHook | None = None,
     ) -> AofManager:
         """
         Open the directory *path*, created when missing; no other process may have it open.
@@ -95,19 +102,24 @@ class AofManager:
             observer: where counts and events go.
             background: with False there are no threads, and `maintain` does their work.
             objects: gives the object tier when it is first needed, instead of what the settings name.
+            compaction: asked which cold segments nobody needs any more, for logs with `compaction="head_trim"`.
 
         Raises:
+            WrongUse: no path, or settings that are none.
             DirectoryInUse: another process has it open.
             OSError: the disk refused.
         """
+        if not str(path):
+            raise WrongUse("the directory of the logs has no name: give a path")
         return cls(
-            path,
-            config or AofConfig(),
+            str(path),
+            _checked(config) or AofConfig(),
             files=files,
             clock=clock,
             observer=observer or InMemoryObserver(),
             background=background,
             objects=objects,
+            compaction=compaction,
         )
 
     def log(self, name: str, config: AofConfig | None = None) -> Aof:
@@ -115,7 +127,7 @@ class AofManager:
         Return the log *name*, opened or created; the same object until it is closed.
 
         Raises:
-            WrongUse: a log cannot have that name.
+            WrongUse: a log cannot have that name, or settings that are none.
             StoreClosed: the manager was closed.
             OSError: the disk refused.
         """
@@ -126,7 +138,8 @@ class AofManager:
                 raise StoreClosed(f"{self.path} was closed")
             log = self._logs.get(name)
             if log is None or log.closed:
-                log = self._logs[name] = self._open(name, config or self.config)
+                log = self._logs[name] = self._open(name, _checked(config) or self.config)
+                log.adopt()
             return log
 
     def _open(self, name: str, config: AofConfig) -> Aof:
@@ -136,14 +149,18 @@ class AofManager:
         stream_id = self._identity(f"{root}/{IDENTITY_NAME}")
         config = dataclasses.replace(config, root_dir=root)
         has_tiers(self._files, config, stream_id)  # what it refuses, it refuses before anything is opened
+        began = self._clock.monotonic()
         recovered = recover(
-            self._files, root, stream_id=stream_id, clock=self._clock, observer=self._observer,
-            now_s=self._clock.monotonic(),
-        )  # fmt: skip
-        return Aof(
+            self._files, root, stream_id=stream_id, clock=self._clock, observer=self._observer, now_s=began
+        )
+        self._observer.record("aof_recovery_duration_seconds", self._clock.monotonic() - began)
+        log = Aof(
             name, config, recovered, stream_id=stream_id, fs=self._files,
             clock=self._clock, observer=self._observer, workers=self._workers, objects=self._objects_of(config),
+            compaction=self._compaction,
         )  # fmt: skip
+        refuse_in_children(log, f"the log {name}")
+        return log
 
     def _objects_of(self, config: AofConfig) -> Callable[[], ObjectTier] | None:
         location = None if config.tiers is None else config.tiers.objects
@@ -177,7 +194,7 @@ class AofManager:
         Return the names of all logs in the directory, open or not.
         """
         names = self._files.list_dir(self.path)
-        return [name for name in names if self._files.exists(f"{self.path}/{name}/{SEGMENTS}")]
+        return [name for name in names if is_log_directory(self._files, f"{self.path}/{name}")]
 
     def snapshot(self) -> tuple[LogSnapshot, ...]:
         """
@@ -194,6 +211,7 @@ class AofManager:
             logs = [log for log in self._logs.values() if not log.closed]
         for log in logs:
             self._workers.ask_upkeep(log)
+            self._workers.ask_sinks(log)
         self._workers.run_pending()
 
     def close(self) -> None:
@@ -225,3 +243,9 @@ class AofManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _checked(config: AofConfig | None) -> AofConfig | None:
+    if config is not None and not isinstance(config, AofConfig):
+        raise WrongUse(f"settings of a log are an AofConfig, not {type(config).__name__}")
+    return config

@@ -7,11 +7,13 @@ A reader takes no lock while it reads: it looks up a segment, and how far it may
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.format.sparse_index import IndexMark
+from quiver.aof.index import before_time
 from quiver.aof.notify import Notifier
 from quiver.aof.source import Source
 from quiver.clock import Clock
@@ -21,7 +23,7 @@ from quiver.primitives.checksum import crc64_nvme_function
 if TYPE_CHECKING:
     from quiver.aof.batch import RecordRun
 
-__all__ = ["OnDamage", "Reader", "Record", "Sources", "TailFollower", "first_at", "read_one"]
+__all__ = ["OnDamage", "Reader", "Record", "Sources", "TailFollower", "first_at", "heads", "read_one"]
 
 OnDamage = Literal["raise", "skip"]
 
@@ -66,6 +68,16 @@ class Sources(Protocol):
     def last_timestamp(self, segment_id: int) -> int | None:
         """
         Return the timestamp of the last record of a sealed segment, without reading it; None for any other.
+        """
+
+    def marks(self, segment_id: int) -> Sequence[IndexMark]:
+        """
+        Return what is known of where records of a sealed segment begin; nothing for any other.
+        """
+
+    def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
+        """
+        Return a segment of which only what lies from offset *start* to *end* (None: all) is going to be read.
         """
 
 
@@ -128,6 +140,15 @@ class Reader:
                     self._damaged(source, damage.offset, damage.reason, batch.behind_record(source, damage))
             if not self._moved_on(source):
                 return
+
+    def look(self) -> None:
+        """
+        Look up the segment at the position, as reading does.
+
+        Raises:
+            WouldBlock: it is being brought back, and this reader does not wait.
+        """
+        self._source()
 
     def _source(self) -> Source | None:
         """
@@ -200,9 +221,18 @@ def read_one(sources: Sources, record_id: int) -> Record:
     source = sources.source(segment_id, durable_only=False)
     if source is None or not HEADER_BYTES <= offset < source.end:
         raise RecordUnknown(f"no record {record_id}: segment {segment_id} is not there, or ends before {offset}")
-    for record in Reader(sources, record_id):
-        return record
-    raise RecordUnknown(f"no record begins at {record_id}")
+    start = offset + RECORD_HEAD_BYTES
+    if start > source.end:
+        raise Damaged(source.path, offset, "no record begins here")
+    length, checksum, timestamp, ext_id = RECORD_HEAD.unpack_from(source.view, offset)
+    stop = start + length
+    if stop > source.end or not length:
+        raise Damaged(source.path, offset, f"a record of {length} bytes does not fit")
+    payload = source.view[start:stop].tobytes()
+    value = crc64_nvme_function()(payload)
+    if (value >> 32) ^ (value & _HALF) != checksum:
+        raise Damaged(source.path, offset, "checksum mismatch")
+    return Record(record_id, timestamp, ext_id, payload)
 
 
 def first_at(sources: Sources, timestamp: int) -> int | None:
@@ -214,18 +244,35 @@ def first_at(sources: Sources, timestamp: int) -> int | None:
     segment_id = sources.next_segment_id(-1)
     while segment_id is not None:
         last = sources.last_timestamp(segment_id)
-        source = None if last is not None and last < timestamp else sources.source(segment_id, durable_only=False)
-        if source is not None and source.last_timestamp >= timestamp:
-            offset = HEADER_BYTES
-            while offset + RECORD_HEAD_BYTES < source.end:
-                length, _, found, _ = RECORD_HEAD.unpack_from(source.view, offset)
-                if found >= timestamp:
-                    return segment_id << 32 | offset
-                if not length:
-                    break
-                offset += RECORD_HEAD_BYTES + int(length)
+        found = None if last is not None and last < timestamp else _first_in(sources, segment_id, timestamp)
+        if found is not None:
+            return found
         segment_id = sources.next_segment_id(segment_id)
     return None
+
+
+def _first_in(sources: Sources, segment_id: int, timestamp: int) -> int | None:
+    start, behind = before_time(sources.marks(segment_id), timestamp)
+    source = sources.stretch(segment_id, start, None if behind is None else behind + RECORD_HEAD_BYTES)
+    if source is None or source.last_timestamp < timestamp:
+        return None
+    for offset, found in heads(source, start):
+        if found >= timestamp:
+            return segment_id << 32 | offset
+    return None
+
+
+def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
+    """
+    Yield offset and timestamp of the records of *source* from *offset* on, unverified; a length of none ends them.
+    """
+    unpack, view = RECORD_HEAD.unpack_from, source.view
+    while offset + RECORD_HEAD_BYTES <= source.end:
+        length, _, timestamp, _ = unpack(view, offset)
+        if not length:
+            return
+        yield offset, timestamp
+        offset += RECORD_HEAD_BYTES + int(length)
 
 
 class TailFollower:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quiver.aof.catalog import Catalog
 from quiver.aof.flush import FlushMetrics
+from quiver.aof.tail import Tail
 from quiver.aof.tiers.snapshot import TierSnapshot
 
-__all__ = ["LogSnapshot", "SegmentSnapshot"]
+__all__ = ["LogSnapshot", "SegmentSnapshot", "segment_snapshots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,25 @@ class LogSnapshot:
     truncated_bytes: int
     quarantined: tuple[str, ...]
     tiers: TierSnapshot | None = None
+
+
+def segment_snapshots(catalog: Catalog, tail: Tail) -> tuple[SegmentSnapshot, ...]:
+    """
+    Return all segments of a log, oldest first, each once.
+    """
+    sealed = [
+        SegmentSnapshot(
+            one.segment_id, "sealed", one.header.base_offset, one.header.base_record_count, one.footer.record_count,
+            one.end, one.end, one.header.max_size, one.header.created_at, one.path,
+        )
+        for one in catalog.all()
+    ]  # fmt: skip
+    with tail.lock:
+        rest = [
+            SegmentSnapshot(
+                one.segment_id, "active" if one is tail.segment else "pending", one.base_offset,
+                one.base_record_count, one.record_count, one.size, one.durable, one.max_size, one.created_at, one.path,
+            )
+            for one in tail.unsealed()
+        ]  # fmt: skip
+    return (*sealed, *(one for one in rest if one.segment_id not in {each.segment_id for each in sealed}))

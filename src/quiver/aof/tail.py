@@ -5,8 +5,8 @@ Everything here is memory: the lock is never held while the disk works, so an ap
 has to do is asked for (`Ask`) and done by `upkeep` and `flush`.
 
 One comparison guards an append. `gated` is set by anything that forbids appending (closed, failed, a rollover that was
-asked for, flushes that fail, an open reservation), and `Segment.limit` is where either the segment or what may be
-unsynced ends; only behind that comparison is looked at why.
+asked for, flushes that fail, an open reservation) or has it timed, and `Segment.limit` is where either the segment or
+what may be unsynced ends; only behind that comparison is looked at why.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, repeat
-from typing import Protocol
 
+from quiver.aof.asking import Ask, Rollover
 from quiver.aof.config import AofConfig
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
 from quiver.aof.notify import Notifier
-from quiver.aof.segment import Segment
+from quiver.aof.segment import AHEAD_BYTES, Segment
 from quiver.aof.sizing import Sizing
 from quiver.clock import Clock
 from quiver.errors import QuiverError, RecordInvalid, WouldBlock
 from quiver.primitives.checksum import crc64_nvme, crc64_nvme_function
 from quiver.primitives.files import Buffer
 
-__all__ = ["Ask", "Rollover", "Tail"]
+__all__ = ["Tail"]
 
 _OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 _PENDING_MAX = 1
@@ -40,37 +40,12 @@ _NEVER = 1 << 62
 _HALF = 0xFFFF_FFFF
 
 
-class Ask(Protocol):
-    """
-    How the tail asks for work on the disk. Called with the tail's lock held; must only note it down.
-    """
-
-    def flush(self, *, now: bool) -> None:
-        """
-        Flush at once, or when the flush interval has passed.
-        """
-
-    def upkeep(self) -> None:
-        """
-        Seal what waits, and make spares.
-        """
-
-
-class Rollover:
-    """
-    A rollover that was asked for: requested → (sealing) → done, or failed with a reason.
-    """
-
-    __slots__ = ("done", "error", "segment_id")
-
-    def __init__(self, segment_id: int) -> None:
-        self.segment_id = segment_id
-        self.done = False
-        self.error: str | None = None
-
-
 def _invalid_ext_id(ext_id: object) -> RecordInvalid:
     return RecordInvalid(f"ext_id is a whole number of 64 bits, not {ext_id!r}; nothing was written")
+
+
+def _invalid_payload(payload: object) -> RecordInvalid:
+    return RecordInvalid(f"a payload is bytes, not {type(payload).__name__}; nothing was written")
 
 
 class Tail:
@@ -82,6 +57,7 @@ class Tail:
         pending: full ones that are not sealed yet, oldest first.
         spares: empty ones that were made ahead.
         discards: spares that turned out too small, to be removed.
+        record_bytes_max: of one pass, heads included: what the largest segment has room for.
     """
 
     def __init__(self, config: AofConfig, clock: Clock, notifier: Notifier, ask: Ask) -> None:
@@ -108,12 +84,15 @@ class Tail:
         self.need_bytes = 0
         self.would_block: dict[str, int] = {}
         self._reserved: Segment | None = None
-        self._gated = False
+        self._held = False
+        self._looks = True
+        self._began_s: float | None = None
+        self._gated = True
         self._clock = clock
         self._now_ns = clock.now_ns
         self._ask = ask
         self._crc = crc64_nvme_function()
-        self._record_bytes_max = config.segment_max_bytes - _OVERHEAD_BYTES
+        self.record_bytes_max = config.segment_max_bytes - _OVERHEAD_BYTES
         self._watermark = config.flush.flush_watermark_bytes
         self._unflushed_max = config.flush.max_unflushed_bytes or _NEVER
 
@@ -145,7 +124,10 @@ class Tail:
             start = offset + RECORD_HEAD_BYTES
             end = start + size
             view = segment.view
-            view[start:end] = payload
+            try:
+                view[start:end] = payload
+            except TypeError:
+                raise _invalid_payload(payload) from None
             # The head last: until its length is there, nothing begins here.
             try:
                 RECORD_HEAD.pack_into(
@@ -171,9 +153,13 @@ class Tail:
                 self.notifier.notify("records")
             return segment.id_base | offset
 
-    def append_many(self, payloads: Sequence[Buffer], ext_id: int | None) -> list[int]:
+    def append_many(
+        self, payloads: Sequence[Buffer], ext_id: int | Sequence[int] | None, *, held: bool = False
+    ) -> list[int]:
         """
         Store all of *payloads*, one behind the other in one segment, or none; return their ids.
+
+        *ext_id* is that of all, or one for each. With *held* it is the holder who appends (`hold`).
 
         Raises:
             WouldBlock, RecordInvalid: nothing was written.
@@ -184,28 +170,35 @@ class Tail:
             return []
         if 0 in sizes:
             raise RecordInvalid("a record needs at least one byte: its length of zero would end the log")
+        marks = ext_id if isinstance(ext_id, Sequence) else None
+        if marks is not None and len(marks) != len(sizes):
+            raise RecordInvalid(f"{len(marks)} ext_ids for {len(sizes)} records; nothing was written")
         checksums = [(one >> 32) ^ (one & _HALF) for one in map(self._crc, payloads)]
         need = sum(sizes) + len(sizes) * RECORD_HEAD_BYTES
         with self.lock:
             segment = self.segment
             if self._gated or segment is None or segment.size + need > segment.limit:
-                segment = self._admit(need)
+                segment = self._admit(need, held=held)
             now = max(self._now_ns(), self.last_timestamp)
             self.last_timestamp = now
             if not segment.record_count:
                 segment.write_header(now)
             offset = segment.size
             end = offset + need
-            mark = self.ext_id if ext_id is None else ext_id
-            heads = map(RECORD_HEAD.pack, sizes, checksums, repeat(now), repeat(mark))
+            each = repeat(self.ext_id if ext_id is None else ext_id) if marks is None else marks
+            heads = map(RECORD_HEAD.pack, sizes, checksums, repeat(now), each)
             try:
                 if need > len(sizes) * _LARGE_BYTES:
-                    self._store_each(segment, heads, payloads)
+                    segment.store_each(heads, payloads)
                 else:
-                    segment.view[offset:end] = b"".join(chain.from_iterable(zip(heads, payloads, strict=True)))
+                    segment.store(offset, b"".join(chain.from_iterable(zip(heads, payloads, strict=True))))
                     segment.crc64 = self._crc(b"".join(payloads), segment.crc64)
             except struct.error:
                 raise _invalid_ext_id(ext_id) from None
+            except TypeError:
+                if any(isinstance(one, str) for one in payloads):
+                    raise _invalid_payload("") from None
+                raise
             segment.record_count += len(sizes)
             segment.last_offset = end - sizes[-1] - RECORD_HEAD_BYTES
             segment.last_timestamp = now
@@ -219,23 +212,7 @@ class Tail:
         ids.pop()
         return ids
 
-    def _store_each(self, segment: Segment, heads: Iterable[bytes], payloads: Sequence[Buffer]) -> None:
-        # Long payloads are copied once, to where they belong; for short ones joining costs less than storing each.
-        view, start, crc64 = segment.view, segment.size, segment.crc64
-        try:
-            for head, payload in zip(heads, payloads, strict=True):
-                end = start + RECORD_HEAD_BYTES + len(payload)
-                view[start + RECORD_HEAD_BYTES : end] = payload
-                view[start : start + RECORD_HEAD_BYTES] = head
-                crc64 = self._crc(payload, crc64)
-                start = end
-        except BaseException:
-            # Whole records may stand there by now, of which the caller is told that nothing was written.
-            segment.zero(segment.size, end)
-            raise
-        segment.crc64 = crc64
-
-    def _admit(self, need: int) -> Segment:
+    def _admit(self, need: int, *, held: bool = False) -> Segment:
         """
         Return the segment that takes *need* bytes, heads included, or say why there is none.
         """
@@ -243,13 +220,15 @@ class Tail:
             raise self.refusal()
         if need <= RECORD_HEAD_BYTES:
             raise RecordInvalid("a record needs at least one byte: its length of zero would end the log")
-        if need > self._record_bytes_max:
+        if need > self.record_bytes_max:
             raise RecordInvalid(
                 f"{need} bytes with their heads do not fit into the largest segment, which has room for "
-                f"{self._record_bytes_max}; raise segment_max_bytes"
+                f"{self.record_bytes_max}; raise segment_max_bytes"
             )
         if self._reserved is not None:
             raise self._blocked("tail", "a reservation is open")
+        if self._held and not held:
+            raise self._blocked("tail", "a batch that was committed is being appended")
         if self.rollover is not None and not self.rollover.done:
             raise self._blocked("rollover", f"segment {self.rollover.segment_id} is being sealed")
         if self.flush_failed:
@@ -268,7 +247,16 @@ class Tail:
         if segment is None:
             self._ask.upkeep()
             raise self._blocked("admission", "there is no writable segment yet")
+        self._time_this(segment)
         return segment
+
+    def _time_this(self, segment: Segment) -> None:
+        # The first append after a flush, because it comes by here and by `_schedule` anyhow.
+        if self._looks:
+            self._looks = False
+            self._regate()
+            self._began_s = self._clock.monotonic()
+            segment.flush_at = 0
 
     def require_writable(self) -> None:
         """
@@ -279,6 +267,7 @@ class Tail:
         """
         with self.lock:
             self._admit(RECORD_HEAD_BYTES + 1)
+            self._began_s = None
 
     def _blocked(self, kind: str, reason: str) -> WouldBlock:
         self.would_block[kind] = self.would_block.get(kind, 0) + 1
@@ -296,6 +285,43 @@ class Tail:
         with self.lock:
             self.ext_id = ext_id
 
+    # ---- holding
+
+    def hold(self) -> int:
+        """
+        Let nobody append but the caller, until `release`; return how many records the log has.
+
+        Raises:
+            WouldBlock: a reservation is open, or it is held.
+            StoreClosed, StoreFailed: nothing will be appended any more.
+        """
+        with self.lock:
+            if self.refusal is not None:
+                raise self.refusal()
+            if self._held or self._reserved is not None:
+                raise self._blocked("tail", "somebody else appends")
+            self._held = True
+            self._regate()
+        return self.record_total
+
+    def release(self) -> None:
+        """
+        Let others append again.
+        """
+        with self.lock:
+            self._held = False
+            self._regate()
+        self.notifier.notify("tail")
+
+    @property
+    def record_total(self) -> int:
+        """
+        Records of the whole log, those that were retired included.
+        """
+        with self.lock:
+            segment = self.segment
+            return self.next_base_record_count if segment is None else segment.base_record_count + segment.record_count
+
     # ---- reserving
 
     def reserve(self, size: int) -> tuple[Segment, int]:
@@ -312,6 +338,7 @@ class Tail:
             if self._gated or not size or segment is None or segment.size + need > segment.limit:
                 segment = self._admit(need)
             self._reserved = segment
+            self._began_s = None  # how long the caller takes says nothing about the log
             self._gated = True
             return segment, segment.size
 
@@ -458,6 +485,9 @@ class Tail:
         segment.flush_at = 0 if segment.backlog == 0 else segment.durable + self._watermark
 
     def _schedule(self, segment: Segment) -> None:
+        if self._began_s is not None:
+            self._ask.took(self._clock.monotonic() - self._began_s)
+            self._began_s = None
         # Called when `size` reaches `flush_at`: first for anything unsynced at all, then at the watermark.
         due = segment.durable + self._watermark
         now = segment.size >= due
@@ -466,7 +496,8 @@ class Tail:
 
     def _regate(self) -> None:
         rolling = self.rollover is not None and not self.rollover.done
-        self._gated = self.refusal is not None or rolling or self.flush_failed or self._reserved is not None
+        taken = self._held or self._reserved is not None
+        self._gated = self._looks or self.refusal is not None or rolling or self.flush_failed or taken
 
     # ---- told by those who work on the disk
 
@@ -476,11 +507,22 @@ class Tail:
         """
         with self.lock:
             self.flush_failed = False
+            self._looks = True
             self._regate()
             self.set_limits()
             if self.segment is not None and self.segment.backlog:
                 self._schedule(self.segment)
         self.notifier.notify("flush", "records")
+
+    def zero_ahead(self, segment: Segment, gained: int) -> None:
+        """
+        Prepare the blocks behind *segment*'s records, of which *gained* bytes were just synced, unless that was much.
+        """
+        if gained > AHEAD_BYTES:
+            return  # a sync of much costs what it costs, and zeros would be written for nothing
+        with self.lock:
+            if segment is self.segment and self._reserved is None:
+                segment.zero_ahead()
 
     def flush_keeps_failing(self) -> None:
         """

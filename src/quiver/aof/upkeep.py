@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 
 from quiver.aof.catalog import Catalog, SealedSegment
+from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig
 from quiver.aof.flush import Flusher
 from quiver.aof.format.durability import SegmentDurability, encode_durability
@@ -32,9 +33,11 @@ from quiver.aof.format.names import (
 )
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
+from quiver.aof.index import SparseIndexes
 from quiver.aof.retention import Held, choose_leaving
 from quiver.aof.segment import Segment, allocate
 from quiver.aof.tail import Tail
+from quiver.aof.tiers.copies import Copies
 from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
@@ -71,6 +74,8 @@ class Upkeep:
         observer: Observer,
         again: Callable[[float], None],
         poison: Callable[[str], StoreFailed],
+        indexes: SparseIndexes,
+        trim: HeadTrim,
     ) -> None:
         self.coordinator_watermark = 0
         self.seals = 0
@@ -87,6 +92,8 @@ class Upkeep:
         self._observer = observer
         self._again = again
         self._poison = poison
+        self._indexes = indexes
+        self._trim = trim
         self._lock = threading.RLock()
         self._spare_number = 0
         self._snapshot: bytes | None = None
@@ -108,7 +115,7 @@ class Upkeep:
             for step in steps:
                 if not self._done(step):
                     self._again(_AGAIN_S)
-            if self._config.retention.policy == "time":
+            if self._config.retention.policy == "time" or self._trim.asks:
                 self._again(_AGAIN_S)  # segments grow old by themselves
 
     def _done(self, step: Callable[[], None]) -> bool:
@@ -140,7 +147,10 @@ class Upkeep:
                 self._tail.finalized(segment)
                 segment.close()
                 self.seals += 1
-                self._observer.event("aof.segment.sealed", level=logging.DEBUG, segment=segment.segment_id)
+                self._observer.record("aof_segment_bytes", sealed.end)
+                self._observer.event(
+                    "aof.tiered_admit_segment", level=logging.DEBUG, segment=segment.segment_id, bytes=segment.max_size
+                )
 
     def _seal(self, segment: Segment) -> SealedSegment:
         self._flusher.sync_segment(segment)
@@ -217,17 +227,19 @@ class Upkeep:
         self._snapshot_failed = False
         self._snapshot = snapshot
 
-    def _retire_old(self) -> None:
-        retention = self._config.retention
-        if retention.policy == "keep_all" or not self.retires:
-            return  # with tiers a segment has more to it than its file, and they see to all of it
+    def _leaving(self) -> list[SealedSegment]:
         segments = self._catalog.all()
         held = [Held(one.segment_id, one.footer.sealed_at, one.header.max_size) for one in segments]
-        leaving = set(choose_leaving(retention, held, self._clock.now_ns()))
-        for segment in segments:
-            if segment.segment_id not in leaving:
-                continue
-            if retention.action == "archive":
+        leaving = {
+            *choose_leaving(self._config.retention, held, self._clock.now_ns()), *self._trim.leaving(segments),
+        }  # fmt: skip
+        return [one for one in segments if one.segment_id in leaving]
+
+    def _retire_old(self) -> None:
+        if not self._config.retires or not self.retires or self.packages:
+            return  # with tiers a segment has more to it than its file, and they see to all of it
+        for segment in self._leaving():
+            if self._config.retention.action == "archive":
                 name = archive_name(segment.segment_id, segment.footer.sealed_at)
                 with contextlib.suppress(FileNotFoundError):  # moved by a pass that could not sync
                     self._fs.rename(segment.path, f"{self._archive}/{name}")
@@ -235,8 +247,37 @@ class Upkeep:
                 self._fs.sync_dir(self._segments)
             else:
                 remove_durably(self._fs, [segment.path])
-            self._catalog.remove(segment.segment_id)
-            self._observer.count("aof_retention_retired_total", action=retention.action)
+            self._retired(segment)
+
+    def _retired(self, segment: SealedSegment) -> None:
+        self._catalog.remove(segment.segment_id)
+        self._indexes.remove(segment)
+        self._observer.count("aof_retention_retired_total", action=self._config.retention.action)
+
+    @property
+    def packages(self) -> bool:
+        """
+        Whether segments that leave are packed into the archive.
+        """
+        return self.retires and self._config.retires and self._config.retention.action == "package"
+
+    def package_old(self) -> None:
+        """
+        Pack the segments that are to leave into the archive. Apart from the rest: a producer never waits for it.
+
+        Raises:
+            Damaged: one is not what was sealed; it stays.
+            OSError: no room, or the disk refused; try again.
+        """
+        if not self.packages or self._tail.refusal is not None:
+            return
+        copies = Copies(self._fs, self._archive, objects=None)
+        for segment in self._leaving():
+            # The packed file is durable, and was compared with the segment, before that goes. If we crash here, both
+            # are there, and the segment is packed again under the same name.
+            copies.pack(segment, self._catalog.view(segment))
+            remove_durably(self._fs, [segment.path])
+            self._retired(segment)
 
     def close(self) -> None:
         """

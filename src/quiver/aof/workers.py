@@ -1,6 +1,6 @@
 """
-The threads of a manager, shared by all its logs: some flush, one does upkeep, one moves segments between tiers. Bounded
-by the number of logs.
+The threads of a manager, shared by all its logs: some flush, one does upkeep, one moves segments between tiers, one
+appends what Spark sinks committed. Bounded by the number of logs.
 
 A log is noted at most once for each kind of work, so asking again costs nothing. Without threads the same work is done
 by `run_pending`, in the caller.
@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from quiver.aof.flush import FlushMetrics
 from quiver.clock import Clock
 from quiver.errors import QuiverError
 from quiver.observe import Observer
 
-__all__ = ["Worked", "Workers"]
+__all__ = ["Worked", "Workers", "WorkersAsked"]
 
 
 class Worked(Protocol):
@@ -40,6 +41,11 @@ class Worked(Protocol):
     def run_tiers(self) -> None:
         """
         Pack, upload, evict.
+        """
+
+    def run_sinks(self) -> None:
+        """
+        Append what sinks committed.
         """
 
 
@@ -70,6 +76,7 @@ class _Lane:
             self._due.pop(log, None)
             while log in self._running:
                 self._clock.wait(self._changed, None)
+                self._due.pop(log, None)  # what ran may have asked for itself again
 
     def take(self) -> Worked | None:
         """
@@ -127,6 +134,8 @@ class Workers:
         self._flush = _Lane(clock, self._guarded("flush"))
         self._upkeep = _Lane(clock, self._guarded("upkeep"))
         self._tiers = _Lane(clock, self._guarded("tiers"))
+        self._sinks = _Lane(clock, self._guarded("sinks"))
+        self._lanes = (self._flush, self._upkeep, self._tiers, self._sinks)
         self._threads = [
             threading.Thread(target=self._flush.run, name=f"aof-flush-{number} {name}", daemon=True)
             for number in range(flush_threads)
@@ -135,11 +144,16 @@ class Workers:
             self._threads.append(threading.Thread(target=self._upkeep.run, name=f"aof-upkeep {name}", daemon=True))
             # Apart from upkeep: a producer waits for a seal, and never for a network.
             self._threads.append(threading.Thread(target=self._tiers.run, name=f"aof-tiers {name}", daemon=True))
+            # Apart from all others: it is a producer, which waits for any of them.
+            self._threads.append(threading.Thread(target=self._sinks.run, name=f"aof-sinks {name}", daemon=True))
 
     def _guarded(self, kind: str) -> Callable[[Worked], None]:
         def work(log: Worked) -> None:
             try:
-                {"flush": log.run_flush, "upkeep": log.run_upkeep, "tiers": log.run_tiers}[kind]()
+                work_of = {
+                    "flush": log.run_flush, "upkeep": log.run_upkeep, "tiers": log.run_tiers, "sinks": log.run_sinks,
+                }  # fmt: skip
+                work_of[kind]()
             except (QuiverError, OSError) as error:
                 # The log knows and refuses whoever comes next; this thread has nobody to tell.
                 self._observer.event(f"aof.{kind}", level=logging.ERROR, log=log.name, problem=str(error))
@@ -171,11 +185,17 @@ class Workers:
         """
         self._tiers.ask(log, self._clock.monotonic() + after_s)
 
+    def ask_sinks(self, log: Worked, after_s: float = 0.0) -> None:
+        """
+        Append what sinks committed to *log* when *after_s* seconds have passed, or earlier if that was asked for.
+        """
+        self._sinks.ask(log, self._clock.monotonic() + after_s)
+
     def run_pending(self) -> None:
         """
         Do in this thread what is due now. For managers without threads; beside them it only helps.
         """
-        for lane in (self._flush, self._upkeep, self._tiers):
+        for lane in self._lanes:
             done: set[int] = set()
             while (log := lane.take()) is not None:
                 lane.do(log)
@@ -187,17 +207,61 @@ class Workers:
         """
         Do nothing more for *log*; on return nobody works on it.
         """
-        self._flush.forget(log)
-        self._upkeep.forget(log)
-        self._tiers.forget(log)
+        for lane in self._lanes:
+            lane.forget(log)
 
     def stop(self) -> None:
         """
         End the threads and wait for them. Idempotent.
         """
-        self._flush.stop()
-        self._upkeep.stop()
-        self._tiers.stop()
+        for lane in self._lanes:
+            lane.stop()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+
+
+class Flushed(Worked, Protocol):
+    """
+    A log that counts its flushes.
+    """
+
+    flush_metrics: FlushMetrics
+
+
+class WorkersAsked:
+    """
+    What the tail of *log* asks for, as the manager's threads are asked.
+
+    Args:
+        interval_s: how long data may wait for its flush; 0: for ever.
+    """
+
+    def __init__(self, log: Flushed, workers: Workers, observer: Observer, interval_s: float) -> None:
+        self._log = log
+        self._workers = workers
+        self._observer = observer
+        self._interval_s = interval_s
+
+    def flush(self, *, now: bool) -> None:
+        """
+        Flush at once, or when the flush interval has passed.
+        """
+        if now:
+            self._log.flush_metrics.scheduled_watermark += 1
+            self._workers.ask_flush(self._log, 0.0)
+        elif self._interval_s:
+            self._log.flush_metrics.scheduled_interval += 1
+            self._workers.ask_flush(self._log, self._interval_s)
+
+    def upkeep(self) -> None:
+        """
+        Seal what waits, and make spares.
+        """
+        self._workers.ask_upkeep(self._log)
+
+    def took(self, seconds: float) -> None:
+        """
+        Take note how long one append took that was looked at.
+        """
+        self._observer.record("aof_append_latency_seconds", seconds)

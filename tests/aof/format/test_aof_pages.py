@@ -18,6 +18,8 @@ from quiver.aof.format.manifest_record import LAYOUTS, Event
 from quiver.aof.format.record import entries
 from quiver.aof.format.sealed_pointer import decode_pointer
 from quiver.aof.format.segment_file import decode_footer, decode_header
+from quiver.aof.format.sink_batch import decode_commit, encode_commit
+from quiver.aof.format.sparse_index import decode_index
 from quiver.aof.format.warm_file import FRAME_BYTES, SKIPPABLE_MAGIC, decode_seek_table
 from quiver.primitives.scan import Frame
 
@@ -28,6 +30,7 @@ STRUCTS = {
     "aof-pointer": ["SEALED_POINTER"],
     "aof-manifest": ["CHUNK_HEADER", "MANIFEST_RECORD_HEAD"],
     "aof-warm": ["SEEK_HEAD", "SEEK_ENTRY", "SEEK_FOOTER"],
+    "aof-index": ["INDEX_HEADER", "INDEX_ENTRY"],
 }
 MAGICS = {
     "segment_file.SEGMENT_MAGIC": "aof-segment",
@@ -35,6 +38,7 @@ MAGICS = {
     "sealed_pointer.POINTER_MAGIC": "aof-pointer",
     "manifest_chunk.CHUNK_MAGIC": "aof-manifest",
     "warm_file.SEEK_MAGIC": "aof-warm",
+    "sparse_index.INDEX_MAGIC": "aof-index",
 }
 
 
@@ -83,11 +87,13 @@ def test_magics(dotted):
     assert f"| magic | `0x{code_of(f'quiver.aof.format.{dotted}'):X}` |" in page_of(MAGICS[dotted])
 
 
-@pytest.mark.parametrize("kind", ["aof-segment", "aof-manifest", "aof-warm"])
-def test_limits(kind):
+@pytest.mark.parametrize(
+    ("kind", "count"), [("aof-segment", 1), ("aof-manifest", 1), ("aof-warm", 1), ("aof-index", 1), ("aof-sink", 2)]
+)
+def test_limits(kind, count):
     """Each limit is the constant that is named beside it."""
     rows = re.findall(r"^\| [\w ]+ \| (\d+) \| `([\w.]+)` \|$", page_of(kind), re.MULTILINE)
-    assert len(rows) == 1
+    assert len(rows) == count
     for value, dotted in rows:
         assert int(value) == code_of(dotted)
 
@@ -148,3 +154,24 @@ def test_durability_example():
     found = value_of(decode_durability(memoryview(text)))
     assert [dataclasses.asdict(one) for one in found] == said
     assert encode_durability(found) == text
+
+
+def test_index_example():
+    """The index decodes to the marks beside it."""
+    data, said = examples_of("aof-index")["index"]
+    found = value_of(decode_index(memoryview(data)))
+    assert {**dataclasses.asdict(found), "marks": [list(mark) for mark in found.marks]} == said
+
+
+def test_sink_example():
+    """The text is what the code writes."""
+    (text,) = re.findall(r"^```text\n(.*?)```", page_of("aof-sink"), re.MULTILINE | re.DOTALL)
+    commit = value_of(decode_commit(text.encode()))
+    assert encode_commit(commit) == text.encode()
+    assert commit.parts[0].records == 2
+
+
+def test_the_index_has_them():
+    """And says which code each is."""
+    pages = [path.name for path in PAGES.glob("aof-*.md")]
+    assert [name for name in pages if f"({name})" not in page_of("README")] == []

@@ -9,7 +9,7 @@ from typing import Any
 from quiver.aof.format.durability import decode_durability
 from quiver.aof.format.manifest_chunk import CHUNK_HEADER_BYTES, CHUNK_MAGIC, decode_chunk, decode_chunk_header
 from quiver.aof.format.manifest_record import Event
-from quiver.aof.format.names import parse_chunk_name, parse_segment_name, parse_warm_name
+from quiver.aof.format.names import parse_chunk_name, parse_index_name, parse_segment_name, parse_warm_name
 from quiver.aof.format.record import RecordEntry, entries, join_record_id, scan_records
 from quiver.aof.format.sealed_pointer import POINTER_MAGIC, decode_pointer
 from quiver.aof.format.segment_file import (
@@ -22,7 +22,10 @@ from quiver.aof.format.segment_file import (
     decode_footer,
     decode_header,
 )
+from quiver.aof.format.sink_batch import decode_begun, decode_commit
+from quiver.aof.format.sparse_index import decode_index
 from quiver.aof.format.warm_file import decode_seek_table
+from quiver.primitives.batch_notes import parse_note_name
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Frame
 
@@ -62,6 +65,11 @@ def _kind_of(name: str, view: memoryview) -> str:
         return "aof manifest"
     if parse_warm_name(base) is not None:
         return "aof warm"
+    if parse_index_name(base) is not None:
+        return "aof index"
+    note = parse_note_name(base)
+    if note is not None:
+        return "aof sink step" if note[1] == "begun" else "aof sink commit"
     if base.removesuffix(".json").isdecimal() and base.endswith(".json"):
         return "aof durability"
     return "unknown"
@@ -166,10 +174,34 @@ def _describe_warm(to: Description, view: memoryview, rows_max: int) -> None:
         to.tables["frames"] = [{name: getattr(one, name) for name in one.__slots__} for one in frames[:rows_max]]
 
 
+def _describe_commit(to: Description, view: memoryview, rows_max: int) -> None:
+    commit = to.accept(decode_commit(view))
+    if commit is not None:
+        to.fields = {"writer": commit.writer, "batch": commit.batch, "parts": len(commit.parts)}
+        to.tables["parts"] = [part._asdict() for part in commit.parts[:rows_max]]
+
+
+def _describe_step(to: Description, view: memoryview, _rows_max: int) -> None:
+    step = to.accept(decode_begun(view))
+    if step is not None:
+        to.fields = {name: getattr(step, name) for name in step.__slots__}
+
+
+def _describe_index(to: Description, view: memoryview, rows_max: int) -> None:
+    to.version = int.from_bytes(view[4:6], "little") if len(view) >= 6 else None
+    index = to.accept(decode_index(view))
+    if index is not None:
+        to.fields = {"segment_index": index.segment_index, "base_offset": index.base_offset, "end": index.end}
+        to.tables["marks"] = [mark._asdict() for mark in index.marks[:rows_max]]
+
+
 _DESCRIBERS = {
     "aof segment": _describe_segment,
     "aof pointer": _describe_pointer,
     "aof durability": _describe_durability,
     "aof manifest": _describe_manifest,
     "aof warm": _describe_warm,
+    "aof index": _describe_index,
+    "aof sink commit": _describe_commit,
+    "aof sink step": _describe_step,
 }

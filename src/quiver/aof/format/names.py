@@ -10,6 +10,8 @@ Names of the files of a log, made and parsed in one place. A name that this code
       segments/current.sealed                                 the newest sealed segment
       archive/<segment_id>_<sealed_at>.seg                    a sealed segment that retention moved away
       quarantine/…                                            damaged files, as they were found
+      index/<segment_id>_<base_offset>.idx                    where to begin to look in a sealed segment
+      incoming/<writer>/…                                     what Spark sinks staged and committed (`sink_batch.py`)
       manifest/<stream_id>/<chunk_index>.mlog                 the MAN1 manifest log
       warm/<segment_id>_<base_offset>_<sealed_at>.zst         a sealed segment, packed
       warm/durability/<stream_id>.json                        how far each segment was synced
@@ -26,6 +28,8 @@ __all__ = [
     "ARCHIVE",
     "DURABILITY",
     "IDENTITY_NAME",
+    "INCOMING",
+    "INDEX",
     "LOCK_NAME",
     "MANIFEST",
     "POINTER_NAME",
@@ -36,11 +40,13 @@ __all__ = [
     "archive_name",
     "chunk_name",
     "durability_name",
+    "index_name",
     "is_stream_name",
     "object_folder",
     "object_key",
     "parse_archive_name",
     "parse_chunk_name",
+    "parse_index_name",
     "parse_object_key",
     "parse_segment_name",
     "parse_spare_name",
@@ -54,6 +60,8 @@ SEGMENTS = "segments"
 ARCHIVE = "archive"
 MANIFEST = "manifest"
 QUARANTINE = "quarantine"
+INCOMING = "incoming"
+INDEX = "index"
 WARM = "warm"
 DURABILITY = "warm/durability"
 POINTER_NAME = "current.sealed"
@@ -64,6 +72,7 @@ _U64_MAX = (1 << 64) - 1
 _I64_MAX = (1 << 63) - 1
 _SEGMENT = re.compile(r"([0-9]{20})_([0-9]{20})_(-?[0-9]{19,20})\.seg")
 _ARCHIVED = re.compile(r"([0-9]{20})_([0-9]{20})\.seg")
+_INDEX = re.compile(r"([0-9]{20})_([0-9]{20})\.idx")
 _SPARE = re.compile(r"([0-9]{20})\.spare")
 _CHUNK = re.compile(r"([0-9]{20})\.mlog")
 _WARM = re.compile(r"([0-9]{20})_([0-9]{20})_([0-9]{20})\.zst")
@@ -109,6 +118,21 @@ def parse_archive_name(name: str) -> tuple[int, int] | None:
     Return segment id and time of sealing, or None when it is no name of an archived segment.
     """
     match = _ARCHIVED.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def index_name(segment_id: int, base_offset: int) -> str:
+    """
+    Return the name of the sparse index of a sealed segment.
+    """
+    return f"{segment_id:020}_{base_offset:020}.idx"
+
+
+def parse_index_name(name: str) -> tuple[int, int] | None:
+    """
+    Return segment id and base offset, or None when it is no name of a sparse index.
+    """
+    match = _INDEX.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 

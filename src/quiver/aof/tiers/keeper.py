@@ -28,6 +28,7 @@ from dataclasses import replace
 from functools import partial
 
 from quiver.aof.catalog import Catalog, SealedSegment
+from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig, TierConfig
 from quiver.aof.format.manifest_record import Event, ManifestRecord
 from quiver.aof.format.names import (
@@ -40,22 +41,25 @@ from quiver.aof.format.names import (
     parse_warm_name,
     stream_folder,
 )
-from quiver.aof.format.segment_file import FOOTER_BYTES, encode_footer
 from quiver.aof.format.tier_entry import RemoteCopy, Residency, TierEntry
+from quiver.aof.index import SparseIndexes
 from quiver.aof.manifest import ManifestLog
 from quiver.aof.retention import Held, choose_leaving
+from quiver.aof.tiers.asked import Asked
 from quiver.aof.tiers.copies import Copies
-from quiver.aof.tiers.packed import PackedSegment, records_problem
+from quiver.aof.tiers.packed import PackedSegment, records_problem, unpack_to
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import entry_record, key_record
 from quiver.clock import Clock
 from quiver.errors import (
+    AtCapacity,
     Damaged,
     ObjectsUnavailable,
     QuiverError,
     RecordUnknown,
     SettingsInvalid,
     StoreClosed,
+    WouldBlock,
     WrongUse,
 )
 from quiver.objects import ObjectTier
@@ -80,7 +84,7 @@ def has_tiers(fs: FileSystem, config: AofConfig, stream_id: int) -> bool:
         return True
     if not fs.exists(f"{config.root_dir}/{stream_folder(stream_id)}"):
         return False
-    if config.retention.policy != "keep_all" and config.retention.action == "archive":
+    if config.retires and config.retention.action != "expire":
         raise SettingsInvalid(
             f'{config.root_dir} has segments in tiers, which have no file to archive: retention needs action="expire"'
         )
@@ -96,6 +100,9 @@ class Tiers:
         objects: gives the object tier, opened when it is first needed; None where there is none.
         again: called with the seconds after which `run` should be called again.
         below: the id of the first segment that is not sealed.
+        indexes: of sealed segments, made before they are packed.
+        trim: says which segments nobody needs any more.
+        back: called when segments that were asked for were brought back, or could not be.
     """
 
     def __init__(
@@ -110,6 +117,9 @@ class Tiers:
         objects: Callable[[], ObjectTier] | None,
         again: Callable[[float], None],
         below: int,
+        indexes: SparseIndexes,
+        trim: HeadTrim,
+        back: Callable[[], None],
     ) -> None:
         self.counts = TierCounts()
         self._catalog = catalog
@@ -120,6 +130,10 @@ class Tiers:
         self._clock = clock
         self._observer = observer
         self._again = again
+        self._indexes = indexes
+        self._trim_head = trim
+        self._back = back
+        self._asked = Asked()
         self._segments = f"{config.root_dir}/{SEGMENTS}"
         self._warm = f"{config.root_dir}/{WARM}"
         self._copies = Copies(fs, self._warm, objects=objects, level=self._tiers.compression_level)
@@ -226,21 +240,23 @@ class Tiers:
         Do all that is due. What the disk or the object store refuses is tried again later.
         """
         with self._turn:
-            for step in (self._retire_old, self._pack_sealed, self._upload, self._evict_over, self._trim, self._delete):
+            self._bring_back()
+            for step in (self._retire_old, self._pack_sealed, self._upload, self._evict_over, self._trim):
                 self._tried(step)
-            if self._config.retention.policy == "time":
+            self._tried(self._delete, "tier2_delete_failed")
+            if self._config.retention.policy == "time" or self._trim_head.asks:
                 self._again(_AGAIN_S)
 
-    def _tried(self, step: Callable[[], object]) -> bool:
+    def _tried(self, step: Callable[[], object], event: str = "tiers.failed") -> bool:
         """
-        Do *step*; say whether it went well. One segment that cannot be moved must not hold up the others.
+        Do *step*; say whether it went well, with *event* if not. One segment that stays must not hold up the others.
         """
         try:
             step()
         except (OSError, QuiverError) as error:
             self.counts.failures += 1
             self._observer.count("aof_tiers_failed_total")
-            self._observer.event("aof.tiers.failed", level=logging.WARNING, problem=str(error))
+            self._observer.event(f"aof.{event}", level=logging.WARNING, problem=str(error))
             self._again(_AGAIN_S)
             if isinstance(error, ObjectsUnavailable):
                 self._unreachable = True
@@ -256,7 +272,7 @@ class Tiers:
     def _pack_sealed(self) -> None:
         if self._config.compression == "zstd":
             for sealed in self._catalog.all():
-                self._tried(partial(self._packed, sealed))
+                self._tried(partial(self._packed, sealed), "tier1_compression_failed")
 
     def _packed(self, sealed: SealedSegment) -> TierEntry | None:
         """
@@ -272,6 +288,7 @@ class Tiers:
             problem = records_problem(view, sealed.header, sealed.footer)
             if problem is not None:
                 raise Damaged(sealed.path, 0, f"it is not packed: {problem}")
+            self._indexes.make(sealed, view)  # now, because later it would have to be unpacked
             entry = self._copies.pack(sealed, view)
             self.counts.compressions += 1
             footer = sealed.footer
@@ -289,7 +306,7 @@ class Tiers:
         for segment_id in sorted(self._entries) if self._copies.has_objects else ():
             if self._unreachable:
                 return  # the next one would wait as long
-            self._tried(partial(self._upload_one, segment_id))
+            self._tried(partial(self._upload_one, segment_id), "tier2_upload_failed")
 
     def _upload_one(self, segment_id: int) -> None:
         with self._lock:
@@ -322,7 +339,9 @@ class Tiers:
         for sealed in held:
             if total <= limit:
                 return
-            if sealed.segment_id != newest and self._tried(partial(self.evict, sealed.segment_id)):
+            if sealed.segment_id != newest and self._tried(
+                partial(self.evict, sealed.segment_id), "tier0_eviction_failed"
+            ):
                 total -= sealed.header.max_size
 
     def evict(self, segment_id: int) -> None:
@@ -388,13 +407,16 @@ class Tiers:
             with self._lock:
                 self._manifest.write([key_record(Event.TIER2_DELETED, segment_id, key, self._manifest.now_ms)])
             self.counts.deletes += 1
+            self._observer.event("aof.tier2_delete_success", level=logging.DEBUG, segment=segment_id, key=key)
 
     def _retire_old(self) -> None:
-        if self._config.retention.policy == "keep_all":
+        if not self._config.retires:
             return
         segments = self._catalog.all()
         held = [Held(one.segment_id, one.footer.sealed_at, one.header.max_size) for one in segments]
-        leaving = set(choose_leaving(self._config.retention, held, self._clock.now_ns()))
+        leaving = {
+            *choose_leaving(self._config.retention, held, self._clock.now_ns()), *self._trim_head.leaving(segments),
+        }  # fmt: skip
         for sealed in segments:
             if sealed.segment_id in leaving:
                 self._tried(partial(self._retire, sealed))
@@ -414,17 +436,20 @@ class Tiers:
             self._away.discard(segment_id)
             self._used.pop(segment_id, None)
             self._catalog.remove(segment_id)
+            self._indexes.remove(sealed)
         self._observer.count("aof_retention_retired_total", action="expire")
 
     # ---- what readers need
 
-    def view(self, sealed: SealedSegment) -> memoryview | None:
+    def view(self, sealed: SealedSegment, *, wait: bool = True) -> memoryview | None:
         """
         Return the bytes of a sealed segment, brought back to its file when it has none; None when it was retired.
 
         Where the disk has no room for it the bytes are in memory, and the segment stays where it was.
 
         Raises:
+            WouldBlock: it has no file, and without *wait* the thread brings it back.
+            AtCapacity: so it was asked to, and the disk had no room.
             Damaged: no copy is what was written.
             ObjectsUnavailable: the only copy is an object, and the store does not answer; ask again.
             OSError: the disk cannot be read.
@@ -434,7 +459,22 @@ class Tiers:
         try:
             return self._catalog.view(sealed)
         except FileNotFoundError:
-            return self._hydrate(sealed)
+            if wait:
+                return self._hydrate(sealed)
+        if self._closed:
+            raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
+        self._asked.ask(sealed.segment_id)
+        self._again(0.0)
+        raise WouldBlock("hydration", f"segment {sealed.segment_id} is being brought back to its file")
+
+    def _bring_back(self) -> None:
+        if self._asked.serve(self._bring_one_back):
+            self._back()
+
+    def _bring_one_back(self, segment_id: int) -> None:
+        self.hydrate(segment_id)
+        if segment_id in self._away:
+            raise AtCapacity(f"no room to bring segment {segment_id} back; who waits for it reads it from memory")
 
     def hydrate(self, segment_id: int) -> None:
         """
@@ -457,6 +497,7 @@ class Tiers:
                 return self._catalog.view(sealed)
             if entry is None:
                 return None
+            began = self._clock.monotonic()
             try:
                 packed, entry = self._readable(entry)
                 view = self._restore(sealed, packed)
@@ -467,6 +508,7 @@ class Tiers:
                 with contextlib.suppress(OSError):  # the file is there, whatever the manifest says of it
                     self._note([self._event(Event.HYDRATION_DONE, entry, entry.original_bytes)], entry)
                 self.counts.hydrations += 1
+                self._observer.record("aof_hydration_latency_seconds", self._clock.monotonic() - began)
                 self._tell("tier1_hydration_success", entry)
                 self._again(0.0)
                 return view
@@ -484,14 +526,15 @@ class Tiers:
                 except Damaged as damaged:
                     problem = damaged.reason
             entry = self._note([self._event(Event.HYDRATION_FAILED, entry, 1)], replace(entry, has_warm=False))
-            self._observer.event("tier1_hydration_failed", level=logging.WARNING, path=entry.warm_name, problem=problem)
+            self._failed("tier1_hydration_failed", entry, problem)
         if entry.remote is None:
             raise Damaged(f"{self._warm}/{entry.warm_name}", 0, "the only copy of a segment is not what was written")
         self.counts.downloads += 1
         try:
             self._copies.fetch(entry)
-        except OSError as error:
-            if not is_full_disk(error):
+        except (OSError, QuiverError) as error:
+            self._failed("tier2_fetch_failed", entry, str(error))
+            if not isinstance(error, OSError) or not is_full_disk(error):
                 raise
             return self._copies.open_object(entry), entry
         entry = replace(entry, has_warm=True)
@@ -503,33 +546,21 @@ class Tiers:
         Write a segment's file from a copy; None when there is no room for it.
         """
         temporary = sealed.path + TEMPORARY_SUFFIX
-        file = self._fs.create_or_truncate(temporary)
         try:
-            offset = 0
-            for piece in packed.plain():
-                file.pwrite(piece, offset)
-                offset += len(piece)
-            file.truncate(sealed.header.max_size)
-            file.pwrite(encode_footer(sealed.footer), sealed.header.max_size - FOOTER_BYTES)
-            file.sync_data()
+            unpack_to(self._fs, temporary, packed, max_size=sealed.header.max_size)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._fs.remove(temporary)
             if is_full_disk(error):
                 return None
             raise
-        finally:
-            file.close()
-        problem = records_problem(self._fs.map_read(temporary).view(), sealed.header, sealed.footer)
-        if problem is not None:
-            self._fs.remove(temporary)
-            raise Damaged(packed.name, 0, f"what is packed is not what was sealed: {problem}")
         self._fs.rename(temporary, sealed.path)
         self._away.discard(sealed.segment_id)
         self._fs.sync_dir(self._segments)
         return self._catalog.view(sealed)
 
     # ---- what it says of itself
+
+    def _failed(self, event: str, entry: TierEntry, problem: str) -> None:
+        self._observer.event(f"aof.{event}", level=logging.WARNING, segment=entry.segment_id, problem=problem)
 
     def _tell(self, event: str, entry: TierEntry) -> None:
         self._observer.count("aof_tier_moves_total", kind=event)

@@ -6,6 +6,7 @@ Where the bytes come from is the caller's: a file on the disk, or an object that
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,9 +31,10 @@ from quiver.aof.format.warm_file import (
 )
 from quiver.errors import Damaged
 from quiver.primitives.checksum import crc64_nvme
+from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Frame
 
-__all__ = ["PackedSegment", "ReadAt", "pack", "records_problem"]
+__all__ = ["PackedSegment", "ReadAt", "pack", "records_problem", "unpack_to"]
 
 ReadAt = Callable[[int, int], bytes]
 """Gives so many bytes from a place; fewer only at the end."""
@@ -177,3 +179,32 @@ def records_problem(view: memoryview, header: SegmentHeader, footer: SegmentFoot
     if (found.end, found.record_count, found.checksum) != (end, footer.record_count, footer.checksum):
         return f"its records end at {found.end}, the footer says {end}"
     return None
+
+
+def unpack_to(fs: FileSystem, path: str, packed: PackedSegment, *, max_size: int) -> None:
+    """
+    Write the file of a packed segment to *path*, *max_size* bytes; synced on return, and its records verified.
+
+    Raises:
+        Damaged: they are not what was sealed; nothing is left at *path*.
+        OSError: no room, or the disk refused; nothing is left, as far as the disk allows.
+    """
+    file = fs.create_or_truncate(path)
+    try:
+        offset = 0
+        for piece in packed.plain():
+            file.pwrite(piece, offset)
+            offset += len(piece)
+        file.truncate(max_size)
+        file.pwrite(encode_footer(packed.footer), max_size - FOOTER_BYTES)
+        file.sync_data()
+    except OSError:
+        with contextlib.suppress(OSError):
+            fs.remove(path)
+        raise
+    finally:
+        file.close()
+    problem = records_problem(fs.map_read(path).view(), packed.header, packed.footer)
+    if problem is not None:
+        fs.remove(path)
+        raise Damaged(packed.name, 0, f"what is packed is not what was sealed: {problem}")

@@ -1,0 +1,131 @@
+"""
+Where the readers of an open log find its segments: those that are written, in memory; sealed ones in their files, or
+brought back to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from itertools import islice
+
+from quiver.aof.catalog import Catalog
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.format.sparse_index import IndexMark
+from quiver.aof.index import SparseIndexes, before_number
+from quiver.aof.reader import heads
+from quiver.aof.source import Source
+from quiver.aof.tail import Tail
+from quiver.aof.tiers.keeper import Tiers
+
+__all__ = ["OpenSegments"]
+
+
+class OpenSegments:
+    """
+    All segments of one open log. Thread-safe.
+
+    Attributes:
+        tiers: what brings segments back; None for a log without tiers.
+    """
+
+    def __init__(self, tail: Tail, catalog: Catalog, indexes: SparseIndexes) -> None:
+        self._tail = tail
+        self._catalog = catalog
+        self._indexes = indexes
+        self._waits = True
+        self.tiers: Tiers | None = None
+
+    def without_waiting(self) -> OpenSegments:
+        """
+        Return the same segments for readers that do not wait until one is brought back.
+        """
+        found = OpenSegments(self._tail, self._catalog, self._indexes)
+        found.tiers = self.tiers
+        found._waits = False
+        return found
+
+    def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
+        """
+        Return the segment with that id, as far as it can be read now; None when there is none.
+
+        Raises:
+            WouldBlock: it has no file, is being brought back, and nobody waits for that here.
+        """
+        with self._tail.lock:
+            for one in self._tail.unsealed():
+                if one.segment_id == segment_id:
+                    end = max(one.durable, HEADER_BYTES) if durable_only else one.size
+                    complete = one is not self._tail.segment and end == one.size
+                    return Source(segment_id, one.path, one.view.toreadonly(), end, complete, one.last_timestamp)
+        sealed = self._catalog.get(segment_id)
+        if sealed is None:
+            return None
+        view = None
+        with contextlib.suppress(FileNotFoundError):  # retired between the lines above
+            view = self._catalog.view(sealed) if self.tiers is None else self.tiers.view(sealed, wait=self._waits)
+        if view is None:
+            return None
+        return Source(segment_id, sealed.path, view, sealed.end, True, sealed.footer.last_timestamp)
+
+    def next_segment_id(self, segment_id: int) -> int | None:
+        """
+        Return the lowest id above *segment_id* that a segment has.
+        """
+        with self._tail.lock:
+            unsealed = [one.segment_id for one in self._tail.unsealed() if one.segment_id > segment_id]
+        sealed = self.next_sealed_segment_id(segment_id)
+        return min([*unsealed, *([] if sealed is None else [sealed])], default=None)
+
+    def next_sealed_segment_id(self, segment_id: int) -> int | None:
+        """
+        Return the lowest id above *segment_id* that a sealed segment has.
+        """
+        sealed = self._catalog.after(segment_id)
+        return None if sealed is None else sealed.segment_id
+
+    def last_timestamp(self, segment_id: int) -> int | None:
+        """
+        Return the timestamp of the last record of a sealed segment; None for any other.
+        """
+        sealed = self._catalog.get(segment_id)
+        return None if sealed is None else sealed.footer.last_timestamp
+
+    def marks(self, segment_id: int) -> Sequence[IndexMark]:
+        """
+        Return what is known of where records of a sealed segment begin, found out now if nobody had yet.
+
+        Raises:
+            Damaged, ObjectsUnavailable, OSError: the segment had to be read for it, and cannot be.
+        """
+        sealed = self._catalog.get(segment_id)
+        if sealed is None:
+            return ()
+        found = self._indexes.marks(sealed)
+        if found is None and self._indexes.enabled:
+            source = self.source(segment_id, durable_only=False)
+            found = None if source is None else self._indexes.make(sealed, source.view)
+        return found or ()
+
+    def stretch(self, segment_id: int, _start: int, _end: int | None) -> Source | None:
+        """
+        Return the segment with that id; all of it, because it is mapped.
+        """
+        return self.source(segment_id, durable_only=False)
+
+    def nth(self, number: int) -> int | None:
+        """
+        Return the id of the record that was appended as the log's *number*-th, counted from 0; None: it is not here.
+        """
+        with self._tail.lock:
+            spans = [(one.segment_id, one.base_record_count, one.record_count) for one in self._tail.unsealed()]
+        spans += [
+            (one.segment_id, one.header.base_record_count, one.footer.record_count) for one in self._catalog.all()
+        ]
+        for segment_id, base, count in spans:
+            if base <= number < base + count:
+                known, offset = before_number(self.marks(segment_id), number - base)
+                source = self.source(segment_id, durable_only=False)
+                at = None if source is None else next(islice(heads(source, offset), number - base - known, None), None)
+                return None if at is None else segment_id << 32 | at[0]
+        return None

@@ -1,0 +1,90 @@
+"""
+Waiting for what `WouldBlock` names: in a thread, or as a future of an event loop. Then what was refused is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from quiver.aof.notify import KINDS, Notifier, in_loop
+from quiver.aof.workers import Workers
+from quiver.clock import Clock
+from quiver.errors import QuiverError, WouldBlock
+from quiver.observe import Observer
+
+__all__ = ["Waiting"]
+
+_PASSING = frozenset({"admission", "rollover", "flush", "tail"})
+"""Kinds that pass by themselves while one appends; the others are for the caller to route."""
+
+T = TypeVar("T")
+
+
+class Waiting:
+    """
+    How one log waits. Thread-safe.
+    """
+
+    def __init__(self, notifier: Notifier, workers: Workers, *, clock: Clock, observer: Observer) -> None:
+        self._notifier = notifier
+        self._workers = workers
+        self._clock = clock
+        self._observer = observer
+
+    def retry(self, attempt: Callable[[], T], timeout_s: float | None) -> T:
+        """
+        Call *attempt* until it is not refused any more; return what it returns.
+
+        Raises:
+            WouldBlock: it was refused for *timeout_s*; or for what does not pass by itself.
+        """
+        began = self._clock.monotonic()
+        kind = ""
+        while True:
+            seen = {one: self._notifier.generation(one) for one in _PASSING}
+            try:
+                answer = attempt()
+            except WouldBlock as blocked:
+                if blocked.kind not in _PASSING:
+                    raise
+                kind = blocked.kind
+                left = None if timeout_s is None else began + timeout_s - self._clock.monotonic()
+                if left is not None and left <= 0:
+                    raise
+            else:
+                if kind:
+                    waited_s = self._clock.monotonic() - began
+                    self._observer.record("aof_admission_latency_seconds", waited_s, kind=kind)
+                return answer
+            if not self._workers.threaded:
+                self._workers.run_pending()
+            self._notifier.wait(kind, seen[kind], left)
+
+    def future(self, attempt: Callable[[], T], *, passing: frozenset[str] = _PASSING) -> asyncio.Future[T]:
+        """
+        Return a future of what *attempt* returns when it is not refused any more, for the event loop that runs.
+
+        It is called in the thread of the loop, as cancelling is: a future that was cancelled first never calls it
+        again. Its errors are the future's, and so is a `WouldBlock` of a kind that is not in *passing*.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def again() -> None:
+            if future.done():
+                return
+            seen = {kind: self._notifier.generation(kind) for kind in KINDS}
+            try:
+                future.set_result(attempt())
+            except WouldBlock as blocked:
+                if blocked.kind in passing:
+                    self._notifier.call_once(blocked.kind, seen[blocked.kind], in_loop(loop, again))
+                else:
+                    future.set_exception(blocked)
+            except (QuiverError, OSError) as error:
+                future.set_exception(error)
+
+        again()
+        return future

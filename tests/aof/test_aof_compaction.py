@@ -1,0 +1,197 @@
+"""
+What leaves because nobody needs it any more, and segments packed into the archive.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
+
+from quiver.aof import AofConfig, AofManager, Retention, TierConfig
+from quiver.aof.format.record import scan_records
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.tiers.packed import PackedSegment
+from quiver.errors import SettingsInvalid, WrongUse
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+ARCHIVE = f"{ROOT}/orders/archive"
+EXPIRE = Retention(action="expire")
+SMALL = Retention("size", max_total_bytes=16 * 1024, action="package")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def fill(files, config=None, count=4):
+    """*count* sealed segments of one record, and a record more."""
+    with open_manager(files, config) as manager:
+        log = manager.log("orders")
+        for number in range(count):
+            log.append_record(b"record %d" % number)
+            log.force_rollover(timeout_s=5)
+        log.append_record(b"last")
+
+
+def packaged(files) -> list[bytes]:
+    """The records of the packed files in the archive, each verified."""
+    found = []
+    for name in sorted(files.list_dir(ARCHIVE)):
+        if name.endswith(".zst"):
+            data = files.read_all(f"{ARCHIVE}/{name}", size_max=1 << 20)
+            packed = PackedSegment(name, len(data), lambda start, size, data=data: data[start : start + size])
+            plain = b"".join(packed.plain())
+            scan = scan_records(memoryview(plain), HEADER_BYTES, len(plain))
+            assert (scan.damage, scan.checksum) == (None, packed.footer.checksum)
+            found.append(plain[HEADER_BYTES + 24 :])
+    return found
+
+
+# ── trimming the head ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("tiers", [None, TierConfig()], ids=["files", "tiers"])
+def test_what_lies_before_an_id_leaves(tiers):
+    """Whole segments only, and never the newest; the note never goes back."""
+    files = CrashFileSystem()
+    config = tiny(compaction="head_trim", retention=EXPIRE, tiers=tiers)
+    fill(files, config)
+    with open_manager(files, config) as manager:
+        log = manager.log("orders")
+        ids = [record.record_id for record in log.open_reader()]
+        for before, left in ((ids[0], 5), (ids[2], 3), (ids[1], 3), (ids[4] + 1, 2)):
+            log.trim_before(before)
+            manager.maintain()
+            assert len(payloads(log)) == left
+        assert log.snapshot().record_count == 5
+    with open_manager(files.clone_after_crash(0)) as manager:
+        assert payloads(manager.log("orders")) == [b"record 3", b"last"]
+
+
+def test_the_archive_has_what_was_trimmed():
+    """Retention's action says where it goes."""
+    files = CrashFileSystem()
+    config = tiny(compaction="head_trim")
+    fill(files, config)
+    with open_manager(files, config) as manager:
+        manager.log("orders").trim_before(2 << 32)
+        manager.maintain()
+    assert [name[:20] for name in files.list_dir(ARCHIVE)] == [f"{0:020}", f"{1:020}"]
+
+
+def test_a_hook_is_asked_about_cold_segments():
+    """From the oldest on; the first that is still needed keeps all behind it, so there are no holes."""
+    files = CrashFileSystem()
+    config = tiny(compaction="head_trim", retention=EXPIRE)
+    fill(files, config)
+    asked = []
+    unneeded = {0, 2, 3}
+
+    def hook(cold):
+        asked.append(cold)
+        return cold.segment_id in unneeded
+
+    with AofManager.open(ROOT, config, files=files, clock=ManualClock(), background=False, compaction=hook) as manager:
+        log = manager.log("orders")
+        manager.maintain()
+        assert [one.segment_id for one in asked] == [0, 1]
+        assert (asked[0].log, asked[0].record_count, asked[0].first_record_id) == ("orders", 1, HEADER_BYTES)
+        assert payloads(log)[0] == b"record 1"
+        unneeded.add(1)
+        manager.maintain()
+        assert payloads(log) == [b"record 3", b"last"]
+
+
+def test_a_hook_that_fails_keeps_everything():
+    """It is somebody else's code: the log goes on."""
+    files = CrashFileSystem()
+    config = tiny(compaction="head_trim", retention=EXPIRE)
+    fill(files, config)
+    with AofManager.open(
+        ROOT, config, files=files, clock=ManualClock(), background=False, compaction=lambda cold: cold.nothing
+    ) as manager:
+        for _ in range(2):
+            manager.maintain()
+        assert len(payloads(manager.log("orders"))) == 5
+
+
+def test_without_compaction_nothing_is_trimmed():
+    """Nor is the hook asked; what could never be is refused in words."""
+    files = CrashFileSystem()
+    fill(files)
+    with AofManager.open(
+        ROOT, tiny(), files=files, clock=ManualClock(), background=False, compaction=lambda _cold: True
+    ) as manager:
+        manager.maintain()
+        assert len(payloads(manager.log("orders"))) == 5
+        with pytest.raises(WrongUse, match='compaction="head_trim"'):
+            manager.log("orders").trim_before(1)
+    with pytest.raises(SettingsInvalid, match="records never move"):
+        AofConfig(compaction="merge_seekable_zstd")
+    with pytest.raises(SettingsInvalid, match='needs action="expire"'):
+        AofConfig(compaction="head_trim", compression="zstd")
+    with pytest.raises(SettingsInvalid, match="'burn' is none of archive, expire, package"):
+        Retention(action="burn")
+    with pytest.raises(SettingsInvalid, match="'lru' is none of keep_all, time, size"):
+        Retention("lru")
+
+
+# ── packaging ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_cold_segments_are_packaged():
+    """Packed into the archive and compared, then their files go."""
+    files = CrashFileSystem()
+    fill(files)
+    with open_manager(files, tiny(retention=SMALL)) as manager:
+        log = manager.log("orders")
+        manager.maintain()
+        assert payloads(log) == [b"record 3", b"last"]
+        assert len(segment_files(files)) == 2
+    assert packaged(files) == [b"record 0", b"record 1", b"record 2"]
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir", "remove"])
+def test_packaging_that_fails_goes_on_later(operation):
+    """Whatever call of it fails: every record is in the log or in the archive."""
+    for nth in range(1, 5):
+        disk = CrashFileSystem()
+        files = FaultFileSystem(disk)
+        fill(disk)
+        with open_manager(files, tiny(retention=SMALL)) as manager:
+            log = manager.log("orders")
+            files.fail_on(operation, nth)
+            manager.maintain()
+            files.heal()
+            manager.maintain()
+            assert payloads(log) == [b"record 3", b"last"]
+        assert packaged(disk) == [b"record 0", b"record 1", b"record 2"]
+
+
+def test_a_crash_at_any_step_of_packaging():
+    """What left the log is in the archive, and the log goes on."""
+    files = CrashFileSystem()
+    fill(files)
+    disks = []
+    with open_manager(files, tiny(retention=SMALL)) as manager:
+        manager.log("orders")
+        files.on_step = lambda *_: disks.append((files.clone_after_crash(len(disks)), files.clone_after_kill()))
+        manager.maintain()
+        files.on_step = None
+    assert len(disks) > 10
+    everything = {b"record 0", b"record 1", b"record 2", b"record 3", b"last"}
+    for disk in (one for pair in disks for one in pair):
+        with open_manager(disk, tiny(retention=SMALL)) as manager:
+            log = manager.log("orders")
+            manager.maintain()
+            found = payloads(log)
+            assert found[0] == b"record 3"
+            assert {*found, *packaged(disk)} == everything

@@ -1,0 +1,158 @@
+"""
+Readers that do not wait for a segment to be brought back: they are told, it is brought back, and they go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import open_manager, payloads, tiny
+
+from quiver.aof import AofManager, TierConfig
+from quiver.errors import AtCapacity, Damaged, WouldBlock
+from quiver.objects import open_objects
+from quiver.observe import InMemoryObserver
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def with_cold_segments(files, *, count=3):
+    """A log of *count* packed segments of a record each, and the tail."""
+    manager = open_manager(files, tiny(tiers=TierConfig()))
+    log = manager.log("orders")
+    for number in range(count + 1):
+        log.append_record(b"%d" % number)
+        log.force_rollover(timeout_s=5)
+    log.append_record(b"last")
+    for number in range(count):
+        log.tiers.evict(number)
+    return manager, log
+
+
+def test_a_reader_is_told_and_goes_on():
+    """With each segment that has no file; nothing is read twice or passed over."""
+    manager, log = with_cold_segments(CrashFileSystem())
+    with manager:
+        reader = log.open_reader(wait=False)
+        found = []
+        for number in range(3):
+            with pytest.raises(WouldBlock) as blocked:
+                for record in reader:
+                    found.append(bytes(record.payload))
+            assert (blocked.value.kind, len(found)) == ("hydration", number)
+            manager.maintain()
+        found += [bytes(record.payload) for record in reader]
+        assert found == [b"0", b"1", b"2", b"3", b"last"]
+        assert log.tiers.snapshot().residency[0] == "resident_in_tier0"
+
+
+def test_a_reader_that_waits_is_not_told():
+    manager, log = with_cold_segments(CrashFileSystem())
+    with manager:
+        assert len(payloads(log)) == 5
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_segment_that_cannot_come_back(number):
+    """The next look says why; the one after it tries again."""
+    files = FaultFileSystem(CrashFileSystem(), path_part=".seg.tmp", error=number, forever=True)
+    manager, log = with_cold_segments(files)
+    with manager:
+        reader = log.open_reader(wait=False)
+        files.fail_on("pwrite")
+        with pytest.raises(WouldBlock):
+            next(iter(reader))
+        manager.maintain()
+        with pytest.raises(AtCapacity if number == errno.ENOSPC else OSError):
+            next(iter(reader))
+        files.heal()
+        with pytest.raises(WouldBlock):
+            next(iter(reader))
+        manager.maintain()
+        assert next(iter(reader)).payload == b"0"
+
+
+def test_damage_is_damage():
+    """A copy that is not what was written is no reason to wait."""
+    files = CrashFileSystem()
+    manager, log = with_cold_segments(files)
+    with manager:
+        (name, *_) = sorted(one for one in files.list_dir("/aof/orders/warm") if one.endswith(".zst"))
+        files.create_or_truncate(f"/aof/orders/warm/{name}").close()
+        reader = log.open_reader(wait=False)
+        with pytest.raises(WouldBlock):
+            next(iter(reader))
+        manager.maintain()
+        with pytest.raises(Damaged):
+            next(iter(reader))
+
+
+def test_an_event_loop_is_given_the_reader_when_it_is_ready():
+    """At once where the segment is here, and else when the thread has brought it back."""
+    files = CrashFileSystem()
+    manager, _ = with_cold_segments(files)
+    manager.close()
+
+    async def read() -> bytes:
+        with AofManager.open("/aof", tiny(tiers=TierConfig()), files=files) as manager:
+            log = manager.log("orders")
+            last = await asyncio.wait_for(log.open_reader_async(4 << 32), 30)
+            assert next(iter(last)).payload == b"last"
+            reader = await asyncio.wait_for(log.open_reader_async(1 << 32), 30)
+            return bytes(next(iter(reader)).payload)
+
+    assert asyncio.run(read()) == b"1"
+
+
+def test_events_have_the_documents_names(tmp_path):
+    """What succeeded and what failed, of each step between tiers."""
+
+    class Listener(InMemoryObserver):
+        def __init__(self) -> None:
+            super().__init__()
+            self.events: list[str] = []
+
+        def event(self, name, *, level=logging.INFO, **attributes):
+            self.events.append(name)
+
+    heard = Listener()
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, {"pwrite": 1}, path_part=".zst.tmp")
+    tiers = TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=str(tmp_path / "cold"))
+    with AofManager.open(
+        "/aof", tiny(tiers=tiers), files=files, clock=ManualClock(), observer=heard, background=False,
+        objects=lambda: open_objects(str(tmp_path / "cold")),
+    ) as manager:  # fmt: skip
+        log = manager.log("orders")
+        for number in range(2):
+            log.append_record(b"%d" % number)
+            log.force_rollover(timeout_s=5)
+        for _ in range(2):
+            manager.maintain()
+        assert payloads(log) == [b"0", b"1"]
+        for one in (tmp_path / "cold").rglob("*.zst"):
+            one.unlink()
+        log.tiers.evict(0)
+        disk.remove("/aof/orders/warm/" + next(n for n in disk.list_dir("/aof/orders/warm") if n.endswith(".zst")))
+        with pytest.raises(Damaged):
+            payloads(log)
+    names = [name for name in heard.events if "tier" in name]
+    assert names[0] == "aof.tiered_admit_segment"
+    assert set(names) == {
+        "aof.tiered_admit_segment", "aof.tier0_eviction_failed", "aof.tier1_compression_success",
+        "aof.tier2_upload_success",
+        "aof.tier0_segment_dropped", "aof.tier2_fetch_success", "aof.tier1_hydration_success",
+        "aof.tier1_hydration_failed", "aof.tier2_fetch_failed",
+    }  # fmt: skip

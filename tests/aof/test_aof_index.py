@@ -1,0 +1,209 @@
+"""
+Searching by time and by number: what an index answers is what a walk over all heads answers, whatever became of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import pytest
+from aof_as_log import ROOT, open_manager, payloads, tiny
+
+from quiver.aof import AofManager, Retention, TierConfig
+from quiver.aof.files import LogFiles
+from quiver.aof.format.describe import describe_log_file
+from quiver.aof.format.names import index_name, parse_index_name
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.format.sparse_index import INDEX_HEADER, IndexMark, SparseIndex, decode_index, encode_index
+from quiver.aof.index import before_number, before_time
+from quiver.aof.reader import first_at
+from quiver.observe import InMemoryObserver
+from quiver.primitives.checksum import crc64_nvme
+from quiver.primitives.scan import Damage, Frame, NeedMore
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+INDEXES = f"{ROOT}/orders/index"
+LARGE = {"segment_min_bytes": 1 << 18, "segment_target_bytes": 1 << 18, "segment_max_bytes": 1 << 18}
+INDEX = SparseIndex(7, 4096, 70_000, (IndexMark(0, 64, 100), IndexMark(12, 65_000, 100)))
+
+
+class Filled:
+    """A log of two sealed segments of a few marks each, and a tail; every second record has a time of its own."""
+
+    def __init__(self, files=None, **settings) -> None:
+        self.files = files or CrashFileSystem()
+        self.clock = ManualClock()
+        self.config = tiny(**{**LARGE, **settings})
+        self.manager = open_manager(self.files, self.config, self.clock)
+        self.log = self.manager.log("orders")
+        self.records = []
+        for number in range(96):
+            self.clock.advance(1 if number % 2 else 0)
+            record_id = self.log.append_record_with_timeout(b"%d." % number * (number * 37 % 2000 + 1), 5)
+            if number in (40, 80):
+                self.log.force_rollover(timeout_s=5)
+            self.records.append(self.log.read_record(record_id))
+
+    def check(self, log=None) -> None:
+        """Every time and every number leads where the records say."""
+        log = log or self.log
+        times = [record.timestamp for record in self.records]
+        for moment in {one + step for one in times for step in (-1, 0, 1)}:
+            at = bisect_left(times, moment)
+            expected = self.records[at].record_id if at < len(times) else None
+            assert log.find_record(moment) == expected
+        assert [log.find_record_number(number) for number in range(len(times))] == [
+            record.record_id for record in self.records
+        ]
+        assert log.find_record_number(len(times)) is None
+
+
+def test_a_search_finds_what_a_walk_finds():
+    """By time and by number; the first one leaves an index of each sealed segment, which is used from then on."""
+    filled = Filled()
+    assert not filled.files.exists(INDEXES)
+    filled.check()
+    names = sorted(filled.files.list_dir(INDEXES))
+    assert [parse_index_name(name)[0] for name in names] == [0, 1]
+    data = filled.files.read_all(f"{INDEXES}/{names[0]}", size_max=10_000)
+    answer = decode_index(memoryview(data))
+    assert isinstance(answer, Frame)
+    assert len(answer.value.marks) >= 2
+    told = describe_log_file(names[0], memoryview(data), rows_max=1)
+    assert (told.kind, told.sound, len(told.tables["marks"])) == ("aof index", True, 1)
+    filled.manager.close()
+    with open_manager(filled.files, filled.config) as manager:
+        filled.check(manager.log("orders"))
+
+
+def test_without_indexes():
+    """The same answers, and no files; those that were there go."""
+    filled = Filled()
+    filled.check()
+    filled.manager.close()
+    with open_manager(filled.files, tiny(**LARGE, enable_sparse_index=False)) as manager:
+        filled.check(manager.log("orders"))
+    assert filled.files.list_dir(INDEXES) == []
+
+
+def test_a_reader_begins_at_a_time():
+    """Or behind the end, when everything is older."""
+    filled = Filled()
+    found = filled.records[50]
+    reader = filled.log.open_reader(timestamp=found.timestamp)
+    assert next(record.timestamp for record in reader) == found.timestamp
+    assert list(filled.log.open_reader(timestamp=filled.records[-1].timestamp + 1)) == []
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "other"])
+def test_an_index_that_is_not_sound_is_made_again(harm):
+    """It is never believed; nor is the sound one of another segment."""
+    filled = Filled()
+    filled.check()
+    filled.manager.close()
+    first, second = (f"{INDEXES}/{name}" for name in sorted(filled.files.list_dir(INDEXES)))
+    data = filled.files.read_all(first, size_max=10_000)
+    changed = {"flip": data[:-1] + b"?", "cut": data[:-5], "other": filled.files.read_all(second, size_max=10_000)}
+    file = filled.files.create_or_truncate(first)
+    file.pwrite(changed[harm], 0)
+    file.close()
+    with open_manager(filled.files, filled.config) as manager:
+        filled.check(manager.log("orders"))
+    assert filled.files.read_all(first, size_max=10_000) == data
+
+
+def test_a_disk_that_takes_no_index():
+    """Searching works, and says how often nothing could be kept."""
+    observer = InMemoryObserver()
+    filled = Filled(FaultFileSystem(CrashFileSystem(), {"create": 1}, path_part=".idx", forever=True))
+    filled.manager.close()
+    with AofManager.open(
+        ROOT, filled.config, files=filled.files, clock=ManualClock(), observer=observer, background=False
+    ) as manager:
+        filled.check(manager.log("orders"))
+    assert observer.total("aof_index_failed_total") == 2
+
+
+def test_cold_segments_are_found_without_their_files():
+    """The index is made before a segment is packed; from beside the log no more is unpacked than is looked at."""
+    filled = Filled(tiers=TierConfig(tier0_max_bytes=0))
+    filled.manager.maintain()
+    assert filled.log.tiers.snapshot().residency[0] == "staged_for_tier0"
+    beside = LogFiles(f"{ROOT}/orders", files=filled.files)
+    assert len(beside.marks(0)) >= 2
+    assert len(beside.marks(1)) == 0
+    wanted = filled.records[20]
+    assert first_at(beside, wanted.timestamp) in {wanted.record_id, filled.records[19].record_id}
+    filled.check()
+    assert len(beside.marks(1)) >= 2
+
+
+def test_an_index_goes_with_its_segment():
+    """Also one that a crash had brought back."""
+    filled = Filled(retention=Retention("size", max_total_bytes=1 << 18, action="expire"))
+    filled.manager.maintain()
+    assert filled.log.find_record(0) is not None
+    assert filled.log.find_record_number(3) is None
+    filled.manager.close()
+    file = filled.files.create(f"{INDEXES}/{index_name(0, 0)}")
+    file.close()
+    with open_manager(filled.files, filled.config) as manager:
+        assert len(payloads(manager.log("orders"))) == 96 - 41
+    assert [parse_index_name(name)[0] for name in filled.files.list_dir(INDEXES)] == [1]
+
+
+# ── bytes ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_golden_index():
+    """What other programs may rely on."""
+    data = encode_index(INDEX)
+    fields = "58464f4101001000070000000200000000100000000000007011010000000000"
+    entries = "000000004000000064000000000000000c000000e8fd00006400000000000000"
+    checksum = crc64_nvme(bytes.fromhex(fields + entries)).to_bytes(8, "little").hex()
+    assert data.hex() == fields + checksum + entries
+
+
+def test_an_index_is_whole_or_not_at_all():
+    """Cut at every byte, with every byte flipped, with something behind."""
+    data = encode_index(INDEX)
+    assert decode_index(memoryview(data)) == Frame(INDEX, len(data))
+    for end in range(len(data)):
+        assert isinstance(decode_index(memoryview(data[:end])), NeedMore)
+    for at in range(len(data)):
+        flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        assert isinstance(decode_index(memoryview(flipped)), NeedMore | Damage)
+    assert isinstance(decode_index(memoryview(data + b"x")), Damage)
+    large = INDEX_HEADER.pack(*INDEX_HEADER.unpack_from(data)[:4], 1 << 20, 0, 0, 0)
+    assert isinstance(decode_index(memoryview(large)), Damage)
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        (IndexMark(1, 100, 5), IndexMark(1, 200, 5)),
+        (IndexMark(1, 200, 5), IndexMark(2, 200, 5)),
+        (IndexMark(1, 100, 5), IndexMark(2, 200, 4)),
+        (IndexMark(0, HEADER_BYTES - 1, 5),),
+        (IndexMark(0, 70_000, 5),),
+    ],
+)
+def test_unlawful_entries_are_damage(marks):
+    """Out of order, or outside the segment."""
+    data = encode_index(SparseIndex(7, 4096, 70_000, marks))
+    assert isinstance(decode_index(memoryview(data)), Damage)
+
+
+def test_where_to_begin():
+    """The last mark that is older, or not behind the number; without marks at the beginning."""
+    marks = (IndexMark(0, 64, 100), IndexMark(12, 65_000, 100), IndexMark(20, 140_000, 300))
+    assert before_time(marks, 100) == (HEADER_BYTES, 64)
+    assert before_time(marks, 101) == (65_000, 140_000)
+    assert before_time(marks, 301) == (140_000, None)
+    assert before_time((), 5) == (HEADER_BYTES, None)
+    assert [before_number(marks, number) for number in (0, 11, 12, 99)] == [
+        (0, 64), (0, 64), (12, 65_000), (20, 140_000),
+    ]  # fmt: skip
+    assert before_number((), 5) == (0, HEADER_BYTES)
