@@ -129,7 +129,7 @@ def _until(condition: Any, seconds: float = 20.0) -> None:
         threading.Event().wait(0.01)
 
 
-@pytest.mark.parametrize("confirmed", [-1, 9])
+@pytest.mark.parametrize("confirmed", [-1, 9, 30])
 def test_it_drains_our_slot(tmp_path, confirmed):
     """Every frame that was not confirmed arrives, in order, and the files are gone."""
     slot = open_slot(REAL_FILES, str(tmp_path), "ours", RingSettings(4096, 1 << 20, 0.0), observer=InMemoryObserver())
@@ -139,6 +139,8 @@ def test_it_drains_our_slot(tmp_path, confirmed):
     slot.ring.acknowledge(confirmed)
     slot.ring.upkeep(force=True)
     slot.close()
+    oldest = min((tmp_path / "ours").glob("*.sfa"))
+    assert (oldest.stat().st_size < 4096) == (confirmed == 30), "then half of it is confirmed, and it is shorter"
     with QwpServer() as server:
         with questdb.Sender.from_conf(f"ws::addr={server.address};sf_dir={tmp_path};sender_id=ours;") as sender:
             sender.flush()

@@ -33,11 +33,13 @@ from quiver.qwp.format.newer import (
     decode_symbol_file,
 )
 from quiver.qwp.format.segment import (
+    SEGMENT_HEADER,
     SegmentHeader,
     decode_frame,
     decode_segment_header,
     encode_frame_head,
     encode_segment_header,
+    frames_behind,
     scan_segment,
 )
 from quiver.qwp.format.watermark import WATERMARK_MAGIC, decode_watermark, encode_watermark
@@ -303,3 +305,22 @@ def test_dead_letters_end_at_the_last_whole_record():
     again = decode_dead_letter(memoryview(encode_dead_letter(long)), 0)
     assert isinstance(again, Frame)
     assert again.value.reason == "é" * 32_767
+
+
+def test_a_flipped_byte_costs_one_frame():
+    """Wherever it is behind the header: the frames before it and those behind it are found, and no other."""
+    payloads = [b"QWP1" + bytes([number]) * (3 + 5 * number) for number in range(5)]
+    frames = [encode_frame_head(payload) + payload for payload in payloads]
+    data = encode_segment_header(SegmentHeader(0, 1)) + b"".join(frames) + bytes(64)
+    at = SEGMENT_HEADER.size
+    for lost, frame in enumerate(frames):
+        for offset in range(at, at + len(frame)):
+            for bit in (1, 0x80):
+                broken = bytearray(data)
+                broken[offset] ^= bit
+                view = memoryview(broken)
+                answer = scan_segment(view)
+                assert isinstance(answer, Frame)
+                found = [*answer.value.payloads, *frames_behind(view, answer.value.tail)]
+                assert [bytes(view[start:end]) for start, end in found] == payloads[:lost] + payloads[lost + 1 :]
+        at += len(frame)

@@ -123,9 +123,10 @@ def test_a_drain_that_fails_leaves_no_mark(sf_dir):
     with QwpServer() as server:
         address = server.address
     conf = f"ws::addr={address};reconnect_max_duration_millis=50;reconnect_initial_backoff_millis=10;"
-    (outcome,) = run_json("sf", "drain", sf_dir, "edge-1", "--conf", conf, code=1)
-
-    assert outcome["outcome"] == "failed"
+    done = CliRunner().invoke(build_app(), ["sf", "drain", str(sf_dir), "edge-1", "--conf", conf, "--json"])
+    (outcome,) = json.loads(done.stdout)
+    assert (done.exit_code, outcome["outcome"]) == (1, "failed")
+    assert "refused; 2 frames wait, trying again" in done.stderr
     assert next((one["failed"], one["backlog_frames"]) for one in run_json("sf", "list", sf_dir)) == (None, 2)
 
 
@@ -177,3 +178,20 @@ def test_quiver_inspect_knows_the_files_of_a_slot(sf_dir):
     data[4] = 9
     segment.write_bytes(data)
     assert not run_json("inspect", segment, code=1)["sound"]
+
+
+def test_damage_in_the_middle_is_said(sf_dir):
+    """With the path and the place, by all that look; it does not count as an empty rest."""
+    (path,) = (sf_dir / "edge-1").glob("*.sfa")
+    data = bytearray(path.read_bytes())
+    data[40] ^= 0xFF
+    path.write_bytes(data)
+    one = run_json("sf", "list", sf_dir, code=1)[0]
+    assert str(path) in one["problem"]
+    assert "offset 24" in one["problem"]
+    assert str(path) in run("sf", "inspect", sf_dir, "edge-1", code=1)
+    slot = open_slot(REAL_FILES, str(sf_dir), "edge-1", RingSettings(4096, 1 << 20, 1.0), observer=InMemoryObserver())
+    slot.close()
+    one = run_json("sf", "list", sf_dir)[0]
+    assert one["problem"] is None
+    assert len(one["damaged_copies"]) == 1

@@ -217,19 +217,39 @@ def test_spares_are_no_gap_and_files_of_any_size_are_read():
     assert list(_frames(slot)) == list(range(20))
 
 
-def test_a_hole_keeps_a_copy_of_what_lies_behind_it():
-    """Pages lost in the middle of the newest segment: the copy holds what cannot be numbered any more."""
+@pytest.mark.parametrize(("hole", "left"), [((60, 130), [0, 3, 4, 5]), ((2, 3), [1, 2, 3, 4, 5])])
+def test_what_lies_behind_a_hole_is_sent_all_the_same(hole, left):
+    """Pages lost in the newest segment: the other frames follow each other, and a copy shows what was there."""
     fs = CrashFileSystem()
     data = bytearray(_segment(0, 6))
-    data[24 + 60 : 24 + 130] = bytes(70)
+    data[24 + hole[0] : 24 + hole[1]] = bytes(hole[1] - hole[0])
     _write(fs, "sf-0000000000000000.sfa", bytes(data))
+    clones: list[CrashFileSystem] = []
+    fs.on_step = lambda _op, _path: clones.extend(fs.clone_after_crash(seed) for seed in (0, 1, 2))
     slot = _open(fs)
-    assert slot.ring.published_fsn < 3
-    copies = [name for name in fs.list_dir(DIRECTORY) if name.endswith(".damaged")]
-    assert len(copies) == 1
-    assert fs.read_all(f"{DIRECTORY}/{copies[0]}", size_max=1 << 20) == bytes(data)
+    fs.on_step = None
+    for disk, one in [(fs, slot), *((clone, _open(clone)) for clone in clones)]:
+        assert list(_frames(one).values()) == [_payload(number) for number in left]
+        copies = [name for name in disk.list_dir(DIRECTORY) if name.endswith(".damaged")]
+        assert [disk.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20) for name in copies] == [bytes(data)]
+    assert slot.ring.append(_payload(6)) == len(left)
     slot.close()
-    _open(fs).close()
+    again = _open(fs)
+    assert list(_frames(again).values()) == [_payload(number) for number in [*left, 6]]
+    again.close()
+
+
+def test_frames_behind_a_hole_that_need_symbols_of_others_are_only_kept():
+    """What a newer client's frame refers to may be in the frame that is lost."""
+    fs = CrashFileSystem()
+    frames = _newer_slot(fs, side_file=True)
+    path = f"{DIRECTORY}/sf-0000000000000003.sfa"
+    data = bytearray(fs.read_all(path, size_max=1 << 20))
+    data[24 + 8 + len(frames[0]) + 2] ^= 0xFF  # in the second frame
+    _write(fs, "sf-0000000000000003.sfa", bytes(data))
+    slot = _open(fs)
+    assert (slot.ring.published_fsn, slot.ring.acked_fsn) == (0, 0)
+    assert any(name.endswith(".damaged") for name in fs.list_dir(DIRECTORY))
 
 
 def test_a_segment_whose_header_is_gone_is_kept_aside():
@@ -540,7 +560,12 @@ class SlotMachine(RuleBasedStateMachine):
         least = len(self.frames) if kill else self.synced
         # Confirmations may be forgotten, frames that were synced and not confirmed may not.
         assert least - 1 <= max(ring.published_fsn, self.acked)
-        assert ring.acked_fsn <= self.acked
+        if ring.acked_fsn > self.acked:
+            # No frame is left, and none had to be; a spare still says how far numbers were given out.
+            assert ring.is_drained
+            assert least <= self.acked + 1
+            self.__init__()
+            return
         if ring.published_fsn < 0 or ring.published_fsn + 1 < self.acked:
             self.__init__()
             return

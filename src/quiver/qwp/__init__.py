@@ -24,6 +24,7 @@ file or room         purpose, in the order in which data passes
 `session.py`         what a connection means: answers in, decisions out              (pure)
 `failover.py`        which host next, after which pause
 `transport.py`       one WebSocket connection
+`trust_store.py`     roots behind a password; `java_keystore.py` for those of Java
 `drainers.py`        slots that other senders left behind
 `inbox.py`           errors on their way to the caller
 `groups.py`          groups of messages, each once: for tasks that may be repeated

@@ -148,6 +148,7 @@ class Drainers:
 
     def _tell(self, event: DrainerEvent) -> None:
         level = logging.ERROR if event.kind == "failed" else logging.INFO
+        self._observer.count("quiver.qwp.drainers_total", kind=event.kind)
         self._observer.event("qwp.drainer", level=level, slot=event.sender_id, kind=event.kind, reason=event.reason)
         if self._listener is None:
             return

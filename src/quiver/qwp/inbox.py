@@ -83,6 +83,7 @@ class ErrorInbox:
                     return
                 error = self._waiting.popleft()
             self._tell(error)
+            self._observer.count("quiver.qwp.errors_told_total")
             with self._changed:
                 self.delivered += 1
                 self._changed.notify_all()

@@ -52,7 +52,8 @@ class SlotReport:
         holder: the pid that last held it; it may have let go.
         failed: why nobody adopts it; None when somebody may.
         dead_letters: messages that were given up.
-        problem: why it cannot be read; None when it can.
+        problem: why it cannot be read, or not all of it; None when it can.
+        damaged_copies: files that were kept because they were damaged, by path.
     """
 
     sender_id: str
@@ -67,6 +68,7 @@ class SlotReport:
     failed: str | None = None
     dead_letters: int = 0
     problem: str | None = None
+    damaged_copies: tuple[str, ...] = ()
 
     @property
     def backlog(self) -> int:
@@ -117,6 +119,7 @@ def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
         failed = fs.read_all(f"{directory}/{FAILED_NAME}", size_max=_FAILED_BYTES_MAX)
         report.failed = failed.decode("utf-8", "replace").strip() or "no reason given"
     report.dead_letters = len(read_dead_letters(fs, directory))
+    report.damaged_copies = tuple(f"{directory}/{name}" for name in fs.list_dir(directory) if name.endswith(".damaged"))
     try:
         found = scan_slot(fs, directory)
     except Damaged as damage:
@@ -129,6 +132,7 @@ def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     if kept:
         report.first_fsn, report.next_fsn = kept[0].base, kept[-1].next_fsn
         report.problem = _gap(kept)
+    report.problem = report.problem or _hole(found)
     for one in kept:
         left = _unconfirmed(one, report.confirmed)
         report.backlog_bytes += sum(end - start for start, end in left)
@@ -145,6 +149,16 @@ def _gap(kept: list[Scanned]) -> str | None:
     for before, after in itertools.pairwise(kept):
         if before.next_fsn != after.base:
             return f"{after.path}: begins with frame {after.base}, and the one before ends with {before.next_fsn - 1}"
+    return None
+
+
+def _hole(found: list[Scanned]) -> str | None:
+    for one in found:
+        if one.scan is not None and one.scan.later is not None:
+            return (
+                f"{one.path}: damaged at offset {one.scan.tail}: bytes that are no frame, and whole frames from offset "
+                f"{one.scan.later} on; a sender that opens the slot keeps a copy and sends what is whole"
+            )
     return None
 
 

@@ -4,10 +4,10 @@ What a slot's directory holds when it is opened: the frames that survived, in or
 In this order, and each step may be crashed and run again:
 
 1. read every segment; refuse what a newer version wrote, before anything is touched
-2. drop what is empty: spares, and files whose making was interrupted
+2. drop what is empty: spares, and files whose making was interrupted; also copies that were not finished
 3. drop what is confirmed: a crash may have kept the file of a trimmed segment, and not that of the next one
 4. refuse a gap
-5. cut the tail of the newest segment, keeping a copy when whole frames lay behind the cut
+5. cut the tail of the newest segment; when whole frames lie behind what is no frame, keep a copy, and the frames
 6. take over what a newer client left: symbols stay, its manifest and its other watermark go
 7. make durable what was found: it may have been visible only
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from quiver.errors import Damaged, FormatUnsupported
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably
+from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.copying import keep_damaged
 from quiver.primitives.files import FileSystem
 from quiver.primitives.prealloc import zero_fill
@@ -34,9 +34,17 @@ from quiver.qwp.format.names import (
     WATERMARK_NAME,
     generation_of,
     is_segment_name,
+    is_unfinished_name,
 )
 from quiver.qwp.format.newer import MANIFEST_MAGIC, decode_dual_record, decode_symbol_file
-from quiver.qwp.format.segment import MANIFEST_FLAG, SEGMENT_HEADER, SegmentScan, scan_segment
+from quiver.qwp.format.segment import (
+    FRAME_HEAD,
+    MANIFEST_FLAG,
+    SEGMENT_HEADER,
+    SegmentScan,
+    frames_behind,
+    scan_segment,
+)
 from quiver.qwp.format.watermark import WATERMARK, WATERMARK_MAGIC, decode_watermark
 from quiver.qwp.segment_files import Segment
 from quiver.qwp.wire.decoder import SymbolDelta, SymbolDictionary, decode_symbol_delta
@@ -46,6 +54,7 @@ __all__ = ["RecoveredSlot", "Scanned", "read_watermark", "recover_slot", "scan_s
 
 _SIDE_FILE_BYTES_MAX = 512 << 20
 _FLAGS_OFFSET = 5
+_MODE = 0o644
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,13 @@ class Scanned:
         Say whether a frame was ever written to it, whole or not.
         """
         return self.scan is not None and (self.count > 0 or self.scan.torn or self.scan.later is not None)
+
+    @property
+    def has_hole(self) -> bool:
+        """
+        Say whether whole frames lie behind bytes that are none.
+        """
+        return self.scan is not None and self.scan.later is not None
 
     @property
     def next_fsn(self) -> int:
@@ -160,7 +176,7 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
     watermark = read_watermark(fs, directory)
     generations = [number for one in found if (number := generation_of(one.path.rpartition("/")[2])) is not None]
     filled = sorted((one for one in found if one.is_used), key=lambda one: one.base)
-    while filled and not filled[-1].count:
+    while filled and not filled[-1].count and not filled[-1].has_hole:
         filled.pop()  # torn at its first frame, and nothing follows
     # Without any frame the spares still tell how far numbers were given out.
     next_fsn = filled[-1].next_fsn if filled else max((one.base for one in found), default=0)
@@ -180,11 +196,14 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
     symbols = _symbols_of(fs, directory, kept)
     kept_paths = {one.path for one in kept}
     for one in found:
-        has_hole = one.is_headless or (one.scan is not None and one.scan.later is not None)
-        if one.path not in kept_paths and has_hole:
+        if one.path not in kept_paths and (one.is_headless or one.has_hole):
             _keep_copy(fs, directory, one, observer)
-    remove_durably(fs, [one.path for one in found if one.path not in kept_paths])
+    unfinished = [f"{directory}/{name}" for name in fs.list_dir(directory) if is_unfinished_name(name)]
+    remove_durably(fs, unfinished + [one.path for one in found if one.path not in kept_paths])
     cut = _cut_tail(fs, directory, kept[-1], observer) if kept else 0
+    if cut and kept[-1].has_hole:
+        kept[-1] = _scan_file(fs, kept[-1].path)
+        next_fsn = kept[-1].next_fsn
     _take_over(fs, directory, kept)
     segments = [_open(fs, one) for one in kept]
     fs.sync_dir(directory)
@@ -274,12 +293,19 @@ def _keep_copy(fs: FileSystem, directory: str, one: Scanned, observer: Observer)
 def _cut_tail(fs: FileSystem, directory: str, newest: Scanned, observer: Observer) -> int:
     """
     Zero what stands behind the last whole frame of the newest segment; return how many bytes of it were not.
+
+    Whole frames behind a hole are moved to its beginning: they were appended, and nobody has confirmed them. How many
+    are missing before them nothing tells, so they get the numbers that come next.
     """
     scan = newest.scan
     if scan is None or (not scan.torn and scan.later is None):
         return 0
     if scan.later is not None:
         _keep_copy(fs, directory, newest, observer)
+        kept = _without_hole(fs, newest, scan.tail)
+        if kept is not None:
+            replace_file(fs, newest.path, kept, mode=_MODE)
+            return newest.size_bytes - scan.tail
     file = fs.open_write(newest.path)
     try:
         zero_fill(file, scan.tail, newest.size_bytes - scan.tail)
@@ -289,6 +315,22 @@ def _cut_tail(fs: FileSystem, directory: str, newest: Scanned, observer: Observe
     observer.count("quiver.qwp.torn_tails_total")
     observer.event("qwp.torn_tail", level=logging.WARNING, path=newest.path, offset=scan.tail, frames=newest.count)
     return torn
+
+
+def _without_hole(fs: FileSystem, newest: Scanned, tail: int) -> bytes | None:
+    """
+    Return the segment with its later frames behind the others; None when one of them needs symbols that may be lost.
+    """
+    file = fs.open_read(newest.path)
+    try:
+        view = memoryview(file.pread(newest.size_bytes, 0))
+    finally:
+        file.close()
+    later = frames_behind(view, tail)
+    if any(_refers_back(view[start:end]) for start, end in later):
+        return None
+    parts = [view[:tail], *(view[start - FRAME_HEAD.size : end] for start, end in later)]
+    return b"".join(parts).ljust(newest.size_bytes, b"\0")
 
 
 def _take_over(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> None:

@@ -36,6 +36,8 @@ __all__ = ["Durability", "Ring", "RingSettings"]
 Durability = Literal["memory", "flush", "append"]
 _TRIM_INTERVAL_S = 0.1
 _SPARE_FROM = 0.75
+_SHORTEN_FROM = 0.5
+_SHORTEN_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class Ring:
         self._closed = False
         self._waiting = 0
         self._trimmed_at = clock.monotonic()
+        self._long_since: tuple[Segment, float] | None = None  # the oldest segment, mostly confirmed, and since when
 
     # ---- what is known
 
@@ -330,9 +333,10 @@ class Ring:
         with self._changed:
             self._changed.notify_all()
 
-    def read(self, fsn: int) -> bytes:
+    def read(self, fsn: int) -> Buffer:
         """
-        Return the payload of the frame *fsn*: published, not yet trimmed. For the confirming thread only.
+        Return the payload of the frame *fsn*: published, not yet trimmed. For the confirming thread only; valid until
+        its next `upkeep`.
 
         Raises:
             WrongUse: there is no such frame.
@@ -378,8 +382,11 @@ class Ring:
 
     def upkeep(self, *, force: bool = False, provision: bool = True) -> None:
         """
-        Trim what is confirmed, and make the next segment before it is needed. At most ten times a second, except when
-        somebody waits for room or with *force*. *provision* is off where nothing will be appended.
+        Trim what is confirmed, and make the next segment before it is needed. On disk at most ten times a second,
+        except when somebody waits for room or with *force*. *provision* is off where nothing will be appended.
+
+        The oldest segment is made shorter when half of it or more is confirmed and has been for a second; with *force*
+        at once: it will not be trimmed soon.
 
         Raises:
             StoreFailed: the disk refused.
@@ -388,7 +395,8 @@ class Ring:
         with self._changed:
             if self._closed or self._failed is not None:
                 return
-            due = force or self._waiting > 0 or now - self._trimmed_at >= _TRIM_INTERVAL_S
+            rested = self._watermark is None or now - self._trimmed_at >= _TRIM_INTERVAL_S
+            due = force or self._waiting > 0 or rested
             # Who waits for room does not write to the newest: it may go, too, or one that is larger than all that may
             # be allocated (smaller settings than in an earlier life) would never make room.
             full = self._segments if self._waiting else self._segments[:-1]
@@ -396,6 +404,8 @@ class Ring:
         if gone:
             self._trim(gone)
             self._trimmed_at = now
+        if due:
+            self._shorten(now, at_once=force)
         if provision:
             self._provision()
 
@@ -413,6 +423,35 @@ class Ring:
         with self._changed:
             self._changed.notify_all()
         self._observer.count("quiver.qwp.segments_trimmed_total", len(gone))
+
+    def _shorten(self, now: float, *, at_once: bool) -> None:
+        with self._changed:
+            oldest = self._segments[0] if len(self._segments) > 1 else None
+            first = self._acked + 1
+        if oldest is None or oldest.bytes_saved(first) < _SHORTEN_FROM * oldest.size_bytes:
+            self._long_since = None
+            return
+        if self._long_since is None or self._long_since[0] is not oldest:
+            self._long_since = (oldest, now)
+        if not at_once and now - self._long_since[1] < _SHORTEN_AFTER_S:
+            return
+        self._long_since = None
+        try:
+            if self._watermark is not None:
+                self._watermark.sync_data()  # as before every trim
+            shorter = self._storage.shorten(oldest, first)
+        except OSError as error:
+            if is_full_disk(error):
+                return  # it needs room for what it keeps; the segment goes as a whole, later
+            raise self._fail(f"{oldest.path}: could not be made shorter: {error}") from error
+        with self._changed:
+            # A ring that was closed meanwhile has let go of its segments, this one among them.
+            if self._segments[:1] == [oldest]:
+                self._segments[0] = shorter
+            else:
+                shorter.file.close()
+            self._changed.notify_all()
+        self._observer.count("quiver.qwp.segments_shortened_total")
 
     def _provision(self) -> None:
         with self._changed:

@@ -3,15 +3,17 @@ Rows of Python values, kept until a flush and then packed column by column.
 
 A row is checked when it comes, by the types of its values: each combination of names and types is looked at once
 (`_Plan`) and then recognised. What is kept is the tuple of its values. At the flush a column is what `zip` makes of
-them, and numpy and Arrow turn it into bytes; so a row costs about as much as it takes to call a function.
+them, and `struct`, numpy and Arrow turn it into bytes, all of it at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
+import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from typing import Any
@@ -73,10 +75,14 @@ class _Slot:
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """
-    What was found out about one combination of names and types.
+    What was found out about one combination of names and types. Lists are compared with those of a row, as they come.
     """
 
+    symbols: list[str]
+    named: list[str]
+    types: list[type]
     columns: tuple[str, ...]  # the column of each value of a row, its designated timestamp last
+    nulls: frozenset[str]  # columns whose value is missing
     whole_numbers: tuple[int, ...]  # positions of values that must fit 64 bits
     texts: tuple[int, ...]  # positions of values that must be UTF-8
     variable: tuple[int, ...]  # positions of other values whose size is their own
@@ -88,10 +94,11 @@ class _Plan:
 @dataclass(slots=True)
 class _Run:
     """
-    Consecutive rows with the same columns.
+    Consecutive rows with the same columns; `nulls` are those in which a value may be missing.
     """
 
     columns: tuple[str, ...]
+    nulls: frozenset[str] = frozenset()
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
 
@@ -112,6 +119,7 @@ class RowTable:
         self._name_bytes_max = name_bytes_max
         self._slots: dict[str, _Slot] = {}  # name in lower case → column; "" is the designated timestamp
         self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._plan: _Plan | None = None  # of the last row; most rows are like the one before
         self._runs: list[_Run] = []
 
     def append(self, symbols: Mapping[str, str | None], columns: Mapping[str, Any], at: At, *, bytes_max: int) -> int:
@@ -123,11 +131,10 @@ class RowTable:
                 kept of it.
         """
         values = (*symbols.values(), *columns.values(), at)
-        key = (*symbols, None, *columns, *map(type, values))
-        plan = self._plans.get(key)
+        plan = self._plan
         new: dict[str, _Slot] | None = None
-        if plan is None:
-            plan, new = self._plan(symbols, columns, at)
+        if plan is None or [*map(type, values)] != plan.types or [*columns] != plan.named or [*symbols] != plan.symbols:
+            plan, new = self._plan_for(symbols, columns, at)
         for position in plan.whole_numbers:
             value = values[position]
             if not -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF:
@@ -144,17 +151,30 @@ class RowTable:
         if size > bytes_max:
             raise WrongUse(f"table {self.name}: a row of about {size} bytes; a segment has room for {bytes_max}")
         if new is not None:
-            self._plans[key] = plan
-            self._slots.update(new)
-        runs = self._runs
-        if not runs or runs[-1].columns != plan.columns:
-            runs.append(_Run(plan.columns))
-        runs[-1].rows.append(values)
+            self._follow(plan, new)
+        self._runs[-1].rows.append(values)
         self.rows += 1
         self.nbytes += size
         return size
 
-    def _plan(self, symbols: Mapping[str, Any], columns: Mapping[str, Any], at: At) -> tuple[_Plan, dict[str, _Slot]]:
+    def _follow(self, plan: _Plan, new: dict[str, _Slot]) -> None:
+        """
+        Take *plan* for that of the rows to come, with the columns that are *new* in it.
+        """
+        self._plans[(*plan.symbols, None, *plan.named, *plan.types)] = plan
+        self._slots.update(new)
+        self._plan = plan
+        if not self._runs or self._runs[-1].columns != plan.columns:
+            self._runs.append(_Run(plan.columns))
+        self._runs[-1].nulls |= plan.nulls
+
+    def _plan_for(
+        self, symbols: Mapping[str, Any], columns: Mapping[str, Any], at: At
+    ) -> tuple[_Plan, dict[str, _Slot]]:
+        types = [type(value) for value in (*symbols.values(), *columns.values(), at)]
+        known = self._plans.get((*symbols, None, *columns, *types))
+        if known is not None:
+            return known, {}
         if not symbols and not columns:
             raise WrongUse(f"table {self.name}: a row has at least one symbol or column")
         named = [(name, None if value is None else ColumnType.SYMBOL, value) for name, value in symbols.items()]
@@ -176,7 +196,11 @@ class RowTable:
         if len(self._slots) + len(new) > COLUMNS_MAX:
             raise WrongUse(f"table {self.name}: at most {COLUMNS_MAX} columns")
         plan = _Plan(
+            symbols=list(symbols),
+            named=list(columns),
+            types=types,
             columns=tuple(name.lower() for name, _, _ in named),
+            nulls=frozenset(name.lower() for name, kind, _ in named if kind is None),
             whole_numbers=tuple(
                 position
                 for position, (_, _, value) in enumerate(named)
@@ -213,7 +237,7 @@ class RowTable:
             taken = min(left, len(run.rows))
             for half, rows in zip(runs, (run.rows[:taken], run.rows[taken:]), strict=True):
                 if rows:
-                    half.append(_Run(run.columns, rows))
+                    half.append(_Run(run.columns, run.nulls, rows))
             left -= taken
         first, second = (self._with_runs(half) for half in runs)
         return first, second
@@ -234,16 +258,19 @@ class RowTable:
             WrongUse: a value cannot be sent, which only its neighbours tell (decimals of a larger scale).
         """
         pieces: dict[str, list[Sequence[Any]]] = {low: [] for low in self._slots}
+        has_nulls: set[str] = set()
         for run in self._runs:
             given = dict(zip(run.columns, zip(*run.rows, strict=True), strict=True))
-            missing = (None,) * len(run.rows)
+            has_nulls |= run.nulls
             for low, parts in pieces.items():
-                parts.append(given.get(low, missing))
+                if low not in given:
+                    has_nulls.add(low)
+                parts.append(given[low] if low in given else (None,) * len(run.rows))
         columns = []
         for low, slot in self._slots.items():
             parts = pieces[low]
             values = parts[0] if len(parts) == 1 else [value for part in parts for value in part]
-            columns.append(_pack(slot.name, slot.type, values))
+            columns.append(_pack(slot.name, slot.type, values, may_miss=low in has_nulls))
         return TableData(self.name, self.rows, columns)
 
 
@@ -347,32 +374,40 @@ def _nanos(value: Any) -> int:
 
 
 _NUMBERS: dict[ColumnType, tuple[str, Callable[[Any], Any] | None]] = {
-    ColumnType.LONG: ("<i8", None),
-    ColumnType.DOUBLE: ("<f8", None),
-    ColumnType.TIMESTAMP: ("<i8", _micros),
-    ColumnType.TIMESTAMP_NANOS: ("<i8", _nanos),
-    ColumnType.DATE: ("<i8", _millis),
-    ColumnType.IPV4: ("<u4", int),
-    ColumnType.CHAR: ("<u2", lambda value: ord(value.value)),
+    ColumnType.LONG: ("q", None),
+    ColumnType.DOUBLE: ("d", None),
+    ColumnType.TIMESTAMP: ("q", _micros),
+    ColumnType.TIMESTAMP_NANOS: ("q", _nanos),
+    ColumnType.DATE: ("q", _millis),
+    ColumnType.IPV4: ("I", int),
+    ColumnType.CHAR: ("H", lambda value: ord(value.value)),
 }
 
 
-def _pack(name: str, kind: ColumnType, values: Sequence[Any]) -> ColumnData:
+def _pack(name: str, kind: ColumnType, values: Sequence[Any], *, may_miss: bool) -> ColumnData:
     nulls: np.ndarray[Any, Any] | None = None
-    # Arrays answer `==` with arrays: each is asked by itself.
-    if any(value is None for value in values) if kind in _VARIABLE else None in values:
-        nulls = np.fromiter((value is None for value in values), bool, count=len(values))
-        values = [value for value in values if value is not None]
+    if may_miss:
+        present = [value for value in values if value is not None]
+        if len(present) < len(values):
+            nulls = np.fromiter((value is None for value in values), bool, count=len(values))
+            values = present
     try:
         if kind in _NUMBERS:
-            dtype, convert = _NUMBERS[kind]
-            if kind is ColumnType.TIMESTAMP_NANOS and values and type(values[0]) is int:
-                convert = None if all(type(value) is int for value in values) else _nanos
-            numbers: Iterable[Any] = values if convert is None else map(convert, values)
-            return fixed_column(name, kind, np.fromiter(numbers, dtype, count=len(values)), nulls)
+            return _pack_numbers(name, kind, values, nulls)
         return _PACKERS[kind](name, kind, values, nulls)
-    except (OverflowError, ValueError, pa.ArrowInvalid) as error:
+    except (OverflowError, ValueError, struct.error, pa.ArrowInvalid) as error:
         raise WrongUse(f"column {name or 'at'}: {error}") from error
+
+
+def _pack_numbers(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) -> ColumnData:
+    code, convert = _NUMBERS[kind]
+    layout = f"<{len(values)}{code}"
+    if kind is ColumnType.TIMESTAMP_NANOS:
+        # Numbers as they are, mostly: `at` is one.
+        with contextlib.suppress(struct.error):
+            return fixed_column(name, kind, np.frombuffer(struct.pack(layout, *values), "<i8"), nulls)
+    packed = struct.pack(layout, *(values if convert is None else map(convert, values)))
+    return fixed_column(name, kind, np.frombuffer(packed, f"<{code}"), nulls)
 
 
 def _pack_symbols(name: str, kind: ColumnType, values: Sequence[str], nulls: Any) -> ColumnData:  # noqa: ARG001

@@ -7,18 +7,23 @@ full disk is an error then, and never one later.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from quiver.primitives.files import Buffer, File, FileSystem
 from quiver.primitives.prealloc import reserve_blocks, zero_fill
-from quiver.qwp.format.names import segment_name
+from quiver.qwp.format.names import segment_name, shorter_name
 from quiver.qwp.format.segment import FRAME_HEAD, SEGMENT_HEADER, SegmentHeader, encode_segment_header
 
 __all__ = ["DiskSegments", "MemorySegments", "Segment", "SegmentStorage"]
 
 _BASE_OFFSET = 8
 _READ_ONLY = 0o644
+_COPY_BYTES = 1 << 20
+_SPARES_MAX = 2
 
 
 class _Memory:
@@ -26,16 +31,16 @@ class _Memory:
     A file that is gone with the process. Only what a segment calls.
     """
 
-    def __init__(self, path: str, size_bytes: int) -> None:
+    def __init__(self, path: str, data: bytearray) -> None:
         self.path = path
-        self._data = bytearray(size_bytes)
+        self.data = data
 
-    def pread(self, size: int, offset: int) -> bytes:
-        return bytes(memoryview(self._data)[offset : offset + size])
+    def pread(self, size: int, offset: int) -> memoryview:
+        return memoryview(self.data)[offset : offset + size]
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         view = memoryview(data).cast("B")
-        self._data[offset : offset + len(view)] = view
+        memoryview(self.data)[offset : offset + len(view)] = view
 
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:  # noqa: ARG002
         for part in parts:
@@ -46,13 +51,13 @@ class _Memory:
         return
 
     def close(self) -> None:
-        self._data = bytearray()
+        self.data = bytearray()
 
 
 class _SegmentFile(Protocol):
     path: str
 
-    def pread(self, size: int, offset: int) -> bytes: ...
+    def pread(self, size: int, offset: int) -> Buffer: ...
     def pwrite(self, data: Buffer, offset: int) -> None: ...
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None: ...
     def sync_data(self) -> None: ...
@@ -164,9 +169,9 @@ class Segment:
             self.file.pwrite(base.to_bytes(8, "little"), _BASE_OFFSET)
             self.header = SegmentHeader(base, self.header.created_us, self.header.flags)
 
-    def read(self, fsn: int) -> bytes:
+    def read(self, fsn: int) -> Buffer:
         """
-        Return the payload of the frame *fsn*, which is in it.
+        Return the payload of the frame *fsn*, which is in it; in memory, valid until the segment is removed.
 
         Raises:
             OSError: the disk refused.
@@ -174,6 +179,40 @@ class Segment:
         index = fsn - self.header.base
         start = self.ends[index] + FRAME_HEAD.size
         return self.file.pread(self.ends[index + 1] - start, start)
+
+    def bytes_saved(self, first: int) -> int:
+        """
+        Return by how much it is shorter without the frames before *first*, and without room for further ones; 0 when
+        *first* is none of its frames.
+        """
+        index = first - self.header.base
+        if not 0 < index < self.count:
+            return 0
+        return self.size_bytes - SEGMENT_HEADER.size - (self.tail - self.ends[index])
+
+    def without(self, first: int, file: _SegmentFile) -> Segment:
+        """
+        Return what *file* is after `copy_from` put the frames from *first* on into it.
+        """
+        cut = self.ends[first - self.header.base] - SEGMENT_HEADER.size
+        ends = self.ends[first - self.header.base :]
+        kept = [(start + FRAME_HEAD.size - cut, end - cut) for start, end in itertools.pairwise(ends)]
+        segment = Segment(file, self.tail - cut, SegmentHeader(first, self.header.created_us), kept)
+        segment.unsynced = False
+        return segment
+
+    def copy_from(self, first: int, file: _SegmentFile) -> None:
+        """
+        Write a segment with the frames from *first* on into *file*. They are copied as they are, unread.
+
+        Raises:
+            OSError: the disk refused; some of it may be there.
+        """
+        file.pwrite(encode_segment_header(SegmentHeader(first, self.header.created_us)), 0)
+        start = self.ends[first - self.header.base]
+        cut = start - SEGMENT_HEADER.size
+        for at in range(start, self.tail, _COPY_BYTES):
+            file.pwrite(self.file.pread(min(_COPY_BYTES, self.tail - at), at), at - cut)
 
     def sync(self) -> None:
         """
@@ -202,24 +241,49 @@ class SegmentStorage(Protocol):
         Remove *segments*, in their order, durably on return.
         """
 
+    def shorten(self, segment: Segment, first: int) -> Segment:
+        """
+        Return a segment with the frames of *segment* from *first* on, in its place; the old one is closed.
+
+        Whoever reads the directory sees the old one or the new one, whole.
+        """
+
 
 class MemorySegments:
     """
-    Segments that are gone with the process.
+    Segments that are gone with the process. Memory of a few that were removed is kept for the next.
     """
+
+    def __init__(self) -> None:
+        self._spares: deque[bytearray] = deque(maxlen=_SPARES_MAX)
 
     def create(self, generation: int, header: SegmentHeader, size_bytes: int) -> Segment:
         """
         Make an empty segment.
         """
-        return Segment(_Memory(segment_name(generation), size_bytes), size_bytes, header)
+        # What it held before is never read: only what was appended is.
+        data = self._spares.pop() if self._spares else bytearray()
+        if len(data) != size_bytes:
+            data = bytearray(size_bytes)
+        return Segment(_Memory(segment_name(generation), data), size_bytes, header)
 
     def remove(self, segments: Sequence[Segment]) -> None:
         """
         Let go of the memory.
         """
         for segment in segments:
+            if isinstance(segment.file, _Memory):
+                self._spares.append(segment.file.data)
             segment.file.close()
+
+    def shorten(self, segment: Segment, first: int) -> Segment:
+        """
+        Return a copy that takes no more memory than its frames.
+        """
+        file = _Memory(segment.path, bytearray(segment.size_bytes - segment.bytes_saved(first)))
+        segment.copy_from(first, file)
+        segment.file.close()
+        return segment.without(first, file)
 
 
 class DiskSegments:
@@ -269,3 +333,36 @@ class DiskSegments:
             self._fs.remove(segment.path)
         if segments:
             self._fs.sync_dir(self._directory)
+
+    def shorten(self, segment: Segment, first: int) -> Segment:
+        """
+        Replace the file of *segment* by one with its frames from *first* on, durably on return.
+
+        A copy beside it is written, synced and renamed over it. Not a hole in the file: whoever scans the slot would
+        take its zeros for the end of the frames, and not every client asks the watermark where to begin.
+
+        Raises:
+            OSError: there is no room for the copy, which is gone again, or the disk refused. The segment is as it was.
+        """
+        temporary = shorter_name(segment.path)
+        size_bytes = segment.size_bytes - segment.bytes_saved(first)
+        file: File = self._fs.create_or_truncate(temporary, mode=_READ_ONLY)
+        try:
+            try:
+                reserve_blocks(file, 0, size_bytes, on_unsupported="zeros")
+                segment.copy_from(first, file)
+                file.sync_data()
+            finally:
+                file.close()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._fs.remove(temporary)
+            raise
+        segment.file.close()  # not every system replaces a file that is open
+        try:
+            self._fs.rename(temporary, segment.path)
+        except OSError:
+            segment.file = self._fs.open_write(segment.path)
+            raise
+        self._fs.sync_dir(self._directory)
+        return segment.without(first, self._fs.open_write(segment.path))

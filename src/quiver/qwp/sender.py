@@ -13,10 +13,12 @@ wire.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +26,8 @@ from typing import Any, Self
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, PartlyKept, SenderHalted, StoreClosed, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.files import Buffer, FileSystem
+from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.real_files import REAL_FILES
 from quiver.qwp.drainers import DrainerListener, Drainers
 from quiver.qwp.environment import conf_from_env
@@ -35,13 +38,25 @@ from quiver.qwp.session import SenderError
 from quiver.qwp.settings import SenderSettings
 from quiver.qwp.slot import MemorySlot, Slot, memory_slot, open_slot
 from quiver.qwp.tables import encode_slices, record_batches
-from quiver.qwp.wire.message import SymbolIds, encode_message
+from quiver.qwp.wire.message import MessageBuffer, SymbolIds, encode_message
 from quiver.qwp.wire_loop import Counters, WireLoop
 
 __all__ = ["Sender"]
 
 _STOP_S = 5.0
 _HEADROOM_BYTES = 160  # of a message, for what is not the row, when a row's size is judged
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """
+    When buffered rows are flushed: their number, their bytes, the time. And how large the next one may be.
+    """
+
+    rows: float
+    nbytes: float
+    at_s: float
+    row_bytes_max: int
 
 
 class Sender:
@@ -82,12 +97,13 @@ class Sender:
         self._symbol_ids = SymbolIds()
         self._rows = 0
         self._buffered_bytes = 0
-        self._first_row_at = 0.0
+        self._due = _Due(math.inf, math.inf, math.inf, 0)  # asked anew with the first row
         self._closed = False
         self._seen: SenderError | None = None  # the end of it, as the producer was told
         self._counters = Counters()
         self._inbox = ErrorInbox(on_error, settings.inbox_capacity, clock=clock, observer=self._observer)
         self._message_bytes_max = min(settings.ring.payload_bytes_max, settings.message_bytes_max)
+        self._buffer = MessageBuffer(min(settings.buffer_bytes, settings.message_bytes_max), settings.message_bytes_max)
         if settings.tls and not settings.tls_verify:
             self._observer.event(
                 "qwp.tls_unverified", level=logging.WARNING, warning="anybody may answer as the server"
@@ -126,6 +142,7 @@ class Sender:
                 self._drainers.start()
             self._loop.start(f"quiver-qwp-{settings.sender_id}")
             undo.pop_all()
+        refuse_in_children(self, f"the sender {settings.sender_id}")
 
     def _open_slot(self, fs: FileSystem) -> Slot | MemorySlot:
         settings = self.settings
@@ -198,12 +215,15 @@ class Sender:
             rows = self._tables.get(table)
             if rows is None:
                 rows = RowTable(table, name_bytes_max=self.settings.name_bytes_max)
-            size = rows.append(symbols or {}, columns or {}, at, bytes_max=self._limit() - _HEADROOM_BYTES)
+            if not self._rows:
+                self._due = self._when_due()
+            due = self._due
+            size = rows.append(symbols or {}, columns or {}, at, bytes_max=due.row_bytes_max)
             if rows.rows == 1:
                 self._tables[table] = rows
             self._buffered_bytes += size
             self._rows += 1
-            if self._is_flush_due():
+            if self._rows >= due.rows or self._buffered_bytes >= due.nbytes or self._clock.monotonic() >= due.at_s:
                 try:
                     self._publish()
                 except AtCapacity:
@@ -216,20 +236,20 @@ class Sender:
         """
         return min(self._message_bytes_max, self._loop.batch_bytes_max or self._message_bytes_max)
 
-    def _is_flush_due(self) -> bool:
+    def _when_due(self) -> _Due:
         settings = self.settings
-        if settings.auto_flush_rows is not None and self._rows >= settings.auto_flush_rows:
-            return True
-        limit = settings.auto_flush_bytes
-        if self._buffered_bytes >= (self._limit() if limit is None else limit):
-            # Also without a limit: what fills a frame gains nothing by waiting. Off means off for rows and time.
-            return limit is not None or settings.auto_flush_rows is not None
-        if settings.auto_flush_s is None:
-            return False
-        now = self._clock.monotonic()
-        if self._rows == 1:
-            self._first_row_at = now
-        return now - self._first_row_at >= settings.auto_flush_s
+        limit = self._limit()
+        nbytes: float = math.inf
+        if settings.auto_flush_bytes is not None:
+            nbytes = settings.auto_flush_bytes
+        elif settings.auto_flush_rows is not None:
+            nbytes = limit  # what fills a frame gains nothing by waiting; off means off for rows and time
+        return _Due(
+            math.inf if settings.auto_flush_rows is None else settings.auto_flush_rows,
+            nbytes,
+            math.inf if settings.auto_flush_s is None else self._clock.monotonic() + settings.auto_flush_s,
+            limit - _HEADROOM_BYTES,
+        )
 
     def table(self, name: str, data: Any, *, symbols: Collection[str] = (), at: str | None = None) -> int:
         """
@@ -257,9 +277,9 @@ class Sender:
                     message_bytes_max=self._limit(),
                     dialect=self.settings.dialect,
                     shared=self._symbol_ids,
+                    into=self._buffer,
                 ):
-                    self._slot.ring.append(message)
-                    self._loop.wake()
+                    self._append(message)
                     kept += rows
             except AtCapacity as full:
                 raise PartlyKept(kept, str(full)) from full
@@ -293,33 +313,53 @@ class Sender:
         self._rows = 0
         self._buffered_bytes = 0
         refused: list[WrongUse] = []
+        published = self._slot.ring.published_fsn
+        full: AtCapacity | None = None
+        try:
+            self._push()
+        except AtCapacity as error:
+            full = error
         for message in self._encode(tables, refused):
-            self._ready.append(message)
-        had_any = bool(self._ready)
-        self._push()
-        if had_any and self.settings.durability == "flush":
+            if full is None:
+                try:
+                    self._append(message)
+                    continue
+                except AtCapacity as error:
+                    full = error
+            self._ready.append(bytes(message))
+        if full is not None:
+            raise full
+        if self._slot.ring.published_fsn > published and self.settings.durability == "flush":
             self._slot.ring.sync()
         if refused:
             raise WrongUse(f"{len(refused)} rows cannot be sent and are gone: {refused[0]}")
 
     def _push(self) -> None:
         while self._ready:
-            self._slot.ring.append(self._ready[0])
+            self._append(self._ready[0])
             self._ready.popleft()
-            self._loop.wake()
 
-    def _encode(self, tables: list[RowTable], refused: list[WrongUse]) -> Iterator[bytes]:
+    def _append(self, message: Buffer) -> None:
+        self._slot.ring.append(message)
+        self._loop.wake()
+
+    def _encode(self, tables: list[RowTable], refused: list[WrongUse]) -> Iterator[Buffer]:
         """
-        Yield messages that hold *tables*, in order. What is too large is halved; what cannot be sent ends in *refused*.
+        Yield messages that hold *tables*, in order, each valid until the next one is asked for.
+
+        What is too large is halved; what cannot be sent ends in *refused*.
         """
         if not tables:
             return
         try:
             packed = [one.pack() for one in tables]
-            message = encode_message(packed, dialect=self.settings.dialect, shared=self._symbol_ids)
+            dialect, schemas_max = self.settings.dialect, self.settings.schemas_max
+            message = encode_message(
+                packed, dialect=dialect, shared=self._symbol_ids, schemas_max=schemas_max, into=self._buffer
+            )
             limit = self._limit()
             if len(message) > limit and len(tables) == tables[0].rows == 1:
-                message = encode_message(packed, dialect=self.settings.dialect)  # without symbols of other rows
+                message = encode_message(packed, dialect=dialect)  # without symbols of other rows
             if len(message) <= limit:
                 yield message
                 return

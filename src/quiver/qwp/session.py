@@ -135,9 +135,8 @@ class SenderError:
     to_fsn: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.category.value} ({self.applied_policy.value}): {self.message}, frames {self.from_fsn}-{self.to_fsn}"
-        )
+        frames = f", frames {self.from_fsn} to {self.to_fsn}" if self.from_fsn <= self.to_fsn else ""
+        return f"{self.message} ({self.category.value}, {self.applied_policy.value}{frames})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from quiver.qwp.conf import (
 from quiver.qwp.format.names import check_sender_id
 from quiver.qwp.ring import Durability, RingSettings
 from quiver.qwp.session import Category, Policy
-from quiver.qwp.wire.message import Dialect
+from quiver.qwp.wire.message import SCHEMAS_MAX, Dialect
 
 __all__ = ["IGNORED_KEYS", "InitialConnect", "SenderSettings"]
 
@@ -68,8 +68,10 @@ class SenderSettings:
         policies: category → what happens to a frame that is refused so; see `quiver.qwp.session.Policy`.
         auto_flush_rows, auto_flush_bytes, auto_flush_s: a row that reaches one of them flushes; None: never.
         message_bytes_max: ``max_buf_size``: no message is larger.
-        buffer_bytes, schemas_max, tls_roots_password: taken because the document has them. Columns are packed without
-            a buffer to begin with, frames refer to no schema, and roots in PEM have no password.
+        tls_roots, tls_roots_password: a PEM file; with a password a trust store of Java, JKS or PKCS#12.
+        buffer_bytes: ``init_buf_size``: of the memory in which messages are put together, to begin with.
+        schemas_max: ``max_schemas_per_connection``: tables of more schemas are not put into one message. Only the
+            dialect `schema` numbers them, in every message from 0.
         handshake_s: ``auth_timeout_ms``, for each server.
         rejections_max, poison_window_s: so many refusals of the same frame over at least so long are final.
         dialect: ``quiver_dialect``: inline, or schema for servers of the beta.
@@ -110,7 +112,7 @@ class SenderSettings:
     buffer_bytes: int = 64 * 1024
     message_bytes_max: int = 100 * _MIB
     name_bytes_max: int = 127
-    schemas_max: int = 65_535
+    schemas_max: int = SCHEMAS_MAX
     handshake_s: float = 15.0
     rejections_max: int = 4
     poison_window_s: float = 5.0
@@ -136,6 +138,9 @@ class SenderSettings:
         _require(self.username is None or self.token is None, "username and token exclude each other")
         _require((self.username is None) == (self.password is None), "username and password belong together")
         _require(self.tls or (self.tls_verify and self.tls_roots is None), "tls_verify and tls_roots need wss, not ws")
+        _require(self.tls_roots_password is None or self.tls_roots is not None, "tls_roots_password needs tls_roots")
+        _require(self.buffer_bytes >= 1, "init_buf_size must be at least 1")
+        _require(1 <= self.schemas_max <= SCHEMAS_MAX, f"max_schemas_per_connection must be 1 to {SCHEMAS_MAX}")
 
     @property
     def ring(self) -> RingSettings:
@@ -213,6 +218,8 @@ def _from_pairs(service: str, pairs: list[tuple[str, str]]) -> SenderSettings:
     if general is not None:
         policies = {**dict.fromkeys(_POLICIES.values(), general), **policies}
     values["policies"] = MappingProxyType(policies)
+    if values.get("buffer_bytes", 0) > values.get("message_bytes_max", values.get("buffer_bytes", 0)):
+        raise SettingsInvalid("init_buf_size must not be larger than max_buf_size")
     if values.pop("auto_flush", True) is False:
         values.update(auto_flush_rows=None, auto_flush_bytes=None, auto_flush_s=None)
     return SenderSettings(**values)

@@ -7,16 +7,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from quiver.errors import WrongUse
+from quiver.primitives.files import Buffer
 from quiver.qwp.wire.arrow_columns import columns_of_batch
-from quiver.qwp.wire.message import ROWS_MAX, Dialect, SymbolIds, TableData, encode_message
+from quiver.qwp.wire.message import ROWS_MAX, Dialect, MessageBuffer, SymbolIds, TableData, encode_message
 
 __all__ = ["encode_slices", "record_batches"]
 
-_MESSAGE_BYTES = 1 << 20
-"""What a message of a table aims at: large enough for kernels, small enough to be sent again without regret."""
+_REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+_MESSAGE_BYTES = 960 * 1024
+"""
+What a message of a table aims at: large enough for kernels, small enough to be sent again without regret; and four of
+them fit into a segment of the default size.
+"""
 
 
 def record_batches(data: Any) -> list[Any]:
@@ -33,12 +39,28 @@ def record_batches(data: Any) -> list[Any]:
         return data.to_batches()
     try:
         if hasattr(data, "to_feather"):
-            return pa.Table.from_pandas(data, preserve_index=False).to_batches()
+            return _of_frame(data).to_batches()
         if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
             return pa.table(data).to_batches()
-    except pa.ArrowInvalid as error:
+    except _REFUSED as error:
         raise WrongUse(f"the data frame does not become an Arrow table: {error}") from error
     raise WrongUse(f"{type(data).__name__} is no Arrow table, record batch or data frame")
+
+
+def _of_frame(frame: Any) -> Any:
+    names = [str(name) for name in frame.columns]
+    if len(set(names)) < len(names):
+        raise WrongUse("two columns of the data frame have the same name")
+    arrays = []
+    for number, name in enumerate(frame.columns):
+        series = frame.iloc[:, number]
+        # A float that is missing is NaN on the wire, too: those columns are taken as they are, and not looked through.
+        is_plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"
+        try:
+            arrays.append(pa.array(series.to_numpy()) if is_plain else pa.array(series, from_pandas=True))
+        except _REFUSED as error:
+            raise WrongUse(f"column {name}: {error}") from error
+    return pa.Table.from_arrays(arrays, names=names)
 
 
 def encode_slices(
@@ -50,9 +72,11 @@ def encode_slices(
     message_bytes_max: int,
     dialect: Dialect,
     shared: SymbolIds | None = None,
-) -> Iterator[tuple[bytes, int]]:
+    into: MessageBuffer | None = None,
+) -> Iterator[tuple[Buffer, int]]:
     """
-    Yield messages that together hold all rows of *batches*, in order, and how many rows each has.
+    Yield messages that together hold all rows of *batches*, in order, and how many rows each has. With *into* a message
+    is valid until the next one is asked for.
 
     Raises:
         WrongUse: a column cannot be sent, or one row is larger than a message may be.
@@ -65,7 +89,7 @@ def encode_slices(
             piece = batch.slice(start, rows_max)
             columns = columns_of_batch(piece, symbols=symbols, at=at)
             packed = [TableData(name, piece.num_rows, columns)]
-            message = encode_message(packed, dialect=dialect, shared=shared)
+            message = encode_message(packed, dialect=dialect, shared=shared, into=into)
             if len(message) > message_bytes_max and piece.num_rows == 1:
                 message = encode_message(packed, dialect=dialect)  # without symbols of other rows
             if len(message) > message_bytes_max:

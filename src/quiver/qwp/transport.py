@@ -6,13 +6,17 @@ One WebSocket connection to one server: the protocol is that of `websockets`, th
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import selectors
 import socket
 import ssl
+import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import websockets.frames
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.frames import Frame as WebSocketFrame
@@ -22,8 +26,10 @@ from websockets.uri import parse_uri
 
 from quiver.clock import Clock
 from quiver.errors import QuiverError
+from quiver.primitives.files import Buffer
 from quiver.qwp.conf import Address
 from quiver.qwp.session import WRITE_PATH, Accepted, Refused, judge_answer
+from quiver.qwp.trust_store import trusted_certificates
 
 __all__ = ["Connection", "ConnectionLost", "HandshakeFailed", "WakeUp", "open_connection", "tls_context"]
 
@@ -31,6 +37,10 @@ _RECEIVE_BYTES = 64 * 1024
 _ANSWER_BYTES_MAX = 16 << 20
 _NO_WORD = 1006
 _PING = b"qw"
+_apply_mask: Callable[[Buffer, bytes], bytes] = vars(websockets.frames)["apply_mask"]  # in C, where there is one
+_BINARY = 0x80 | Opcode.BINARY  # whole in one frame
+_MASKED = 0x80
+_GATHERED_MAX = 64
 
 # A host that lost its power says no more, and an answer that never comes is no error by itself: without these the
 # frames would wait for it for ever. Pings of the protocol are only for those who wait for durability.
@@ -98,14 +108,19 @@ class WakeUp:
         self._writer.close()
 
 
-def tls_context(*, verify: bool, roots: str | None) -> ssl.SSLContext:
+def tls_context(*, verify: bool, roots: str | None, roots_password: str | None = None) -> ssl.SSLContext:
     """
-    Return the context of encrypted connections: the system's roots or those in the PEM file *roots*.
+    Return the context of encrypted connections: the system's roots, those in the PEM file *roots*, or with a password
+    those in the trust store *roots*.
 
     Raises:
+        SettingsInvalid: the trust store cannot be opened with this password.
         OSError: the file cannot be read, or is none.
     """
-    context = ssl.create_default_context(cafile=roots)
+    if roots is not None and roots_password is not None:
+        context = ssl.create_default_context(cadata=trusted_certificates(roots, roots_password))
+    else:
+        context = ssl.create_default_context(cafile=roots)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not verify:
         context.check_hostname = False
@@ -217,7 +232,7 @@ class Connection:
         self._broken: str | None = None
         self.queued_bytes = 0
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Buffer) -> None:
         """
         Queue one binary message.
 
@@ -225,8 +240,18 @@ class Connection:
             ConnectionLost: the server has said goodbye.
         """
         self._require_open()
-        self._protocol.send_binary(message)
+        # As the protocol would write it, less one copy of the message.
         self._collect()
+        size = len(message)
+        mask = secrets.token_bytes(4)
+        if size < 126:
+            head = struct.pack("!BB", _BINARY, _MASKED | size)
+        elif size < 1 << 16:
+            head = struct.pack("!BBH", _BINARY, _MASKED | 126, size)
+        else:
+            head = struct.pack("!BBQ", _BINARY, _MASKED | 127, size)
+        self._queue(head + mask)
+        self._queue(_apply_mask(message, mask))
 
     def ping(self) -> None:
         """
@@ -243,8 +268,11 @@ class Connection:
     def _collect(self) -> None:
         for piece in self._protocol.data_to_send():
             if piece:
-                self._out.append(memoryview(piece))
-                self.queued_bytes += len(piece)
+                self._queue(piece)
+
+    def _queue(self, piece: bytes) -> None:
+        self._out.append(memoryview(piece))
+        self.queued_bytes += len(piece)
 
     def flush(self) -> None:
         """
@@ -253,18 +281,25 @@ class Connection:
         """
         try:
             while self._out and self._broken is None:
-                sent = self._sock.send(self._out[0])
+                sent = self._send_some()
                 self.queued_bytes -= sent
-                if sent == len(self._out[0]):
-                    self._out.popleft()
-                else:
-                    self._out[0] = self._out[0][sent:]
+                while sent:
+                    first = self._out.popleft()
+                    if sent < len(first):
+                        self._out.appendleft(first[sent:])
+                        break
+                    sent -= len(first)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
         except OSError as error:
             self._broken = f"sending failed: {error}"
             self._out.clear()
             self.queued_bytes = 0
+
+    def _send_some(self) -> int:
+        if len(self._out) == 1 or isinstance(self._sock, ssl.SSLSocket) or not hasattr(self._sock, "sendmsg"):
+            return self._sock.send(self._out[0])
+        return self._sock.sendmsg(list(itertools.islice(self._out, _GATHERED_MAX)))
 
     def receive(self, wake: WakeUp, timeout_s: float | None) -> list[bytes | str]:
         """

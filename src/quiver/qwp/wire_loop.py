@@ -21,6 +21,7 @@ from random import Random
 from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
+from quiver.primitives.files import Buffer
 from quiver.primitives.scan import Frame
 from quiver.qwp.conf import Address
 from quiver.qwp.failover import Backoff, HostTracker
@@ -124,7 +125,9 @@ class WireLoop:
         self._backoff = Backoff(settings.first_backoff_s, settings.backoff_s_max, settings.outage_s_max, random)
         self._tls: ssl.SSLContext | None = None
         if settings.tls:
-            self._tls = tls_context(verify=settings.tls_verify, roots=settings.tls_roots)
+            self._tls = tls_context(
+                verify=settings.tls_verify, roots=settings.tls_roots, roots_password=settings.tls_roots_password
+            )
         self._previous: int | None = None  # the host of the connection that broke; never shared between loops
         self._connection: Connection | None = None
         self._attempt_s: float | None = None  # since when this outage lasts
@@ -231,6 +234,7 @@ class WireLoop:
 
     def _halt(self, error: SenderError) -> None:
         self.halted = error
+        self._observer.count("quiver.qwp.halts_total")
         self._observer.event("qwp.halted", level=logging.ERROR, error=str(error))
         self._on_error(error)
         self._ring.wake()
@@ -296,9 +300,15 @@ class WireLoop:
         if not only_one_round:
             pause_s = self._backoff.after_round(self._clock.monotonic(), role_reject=role_reject)
         if pause_s is None:
-            kind = "no server answered" if only_one_round else "the time for reconnecting is over"
-            self._halt(self._session.gave_up(f"{kind}: {self._reason}", published_fsn=self._ring.published_fsn).error)
+            reason = f"the time for reconnecting is over: {self._reason}"
+            if only_one_round:
+                reason = f"no server answered: {self._reason}; initial_connect_retry=async keeps rows until one does"
+            self._halt(self._session.gave_up(reason, published_fsn=self._ring.published_fsn).error)
             return False
+        # Rounds are seconds apart, all but the first few: said each time, or nobody knows why nothing leaves.
+        self._observer.event(
+            "qwp.no_server", level=logging.WARNING, reason=self._reason, frames=self._ring.backlog, pause_s=pause_s
+        )
         self._sleep(pause_s)
         self._tracker.begin_round(forget=True)
         return True
@@ -371,8 +381,10 @@ class WireLoop:
             connection.send(self._frame(fsn))
             session.sent(now)
             self._counters.frames_sent += 1
+            self._observer.count("quiver.qwp.frames_sent_total")
             if fsn <= self._highest_sent:
                 self._counters.frames_replayed += 1
+                self._observer.count("quiver.qwp.frames_replayed_total")
             self._highest_sent = max(fsn, self._highest_sent)
         if session.ping_in_s(now) == 0:
             connection.ping()
@@ -382,7 +394,7 @@ class WireLoop:
         self._wake_up.asleep = True
         return session.next_fsn <= self._ring.published_fsn and connection.queued_bytes < _QUEUED_BYTES_MAX
 
-    def _frame(self, fsn: int) -> bytes:
+    def _frame(self, fsn: int) -> Buffer:
         message = self._ring.read(fsn)
         if not self._slot.symbols or not message[MESSAGE_HEADER.size]:
             return message
@@ -391,7 +403,7 @@ class WireLoop:
         if not isinstance(delta, Frame):
             return message  # the server says what is wrong with it
         reach = delta.value.start + len(delta.value.symbols)
-        return with_all_symbols(message, self._slot.symbols, (delta.value.end, reach))
+        return with_all_symbols(bytes(message), self._slot.symbols, (delta.value.end, reach))
 
     def _wait_s(self, *, more: bool) -> float:
         if more:
@@ -410,7 +422,7 @@ class WireLoop:
                 self._drop(action.error)
             elif isinstance(action, Halt):
                 if action.error.status >= 0:
-                    self._counters.server_errors += 1
+                    self._count_refusal()
                 self._disconnect()
                 self._halt(action.error)
                 return False
@@ -419,12 +431,16 @@ class WireLoop:
                 return False
         return True
 
-    def _drop(self, error: SenderError) -> None:
+    def _count_refusal(self) -> None:
         self._counters.server_errors += 1
+        self._observer.count("quiver.qwp.server_errors_total")
+
+    def _drop(self, error: SenderError) -> None:
+        self._count_refusal()
         self._observer.count("quiver.qwp.frames_dropped_total")
         if self._settings.dead_letters:
             # Kept before it counts as confirmed: a crash in between sends it again, and it is kept twice.
-            message = self._ring.read(error.from_fsn)
+            message = bytes(self._ring.read(error.from_fsn))
             at_ns = self._clock.now_ns()
             self._slot.keep_dead_letter(DeadLetter(error.from_fsn, at_ns, error.status, error.message, message))
         self._on_error(error)
@@ -435,7 +451,7 @@ class WireLoop:
         self._ring.upkeep(force=True, provision=False)
         self._observer.event("qwp.reconnect", level=logging.WARNING, reason=action.reason)
         if action.error is not None:
-            self._counters.server_errors += 1
+            self._count_refusal()
             self._on_error(action.error)
         if action.paced:
             base = self._backoff.base_s(self._session.fruitless)

@@ -9,5 +9,6 @@ file                 purpose
 `watermark.py`       how far the server has confirmed
 `newer.py`           manifest, watermark and symbol file of newer clients, read only
 `dead_letters.py`    frames that a policy gave up
+`describe.py`        segments, watermarks and dead letters, told to a person
 ===================  =======================================================================
 """

@@ -10,6 +10,7 @@ The names of a slot's files, made and parsed. A name that this code would not wr
     ├── .ack-watermark            how far the server has confirmed
     ├── .dead-letters             frames that a policy gave up
     ├── sf-<16 hex digits>.sfa    segments
+    ├── sf-<…>.sfa.tmp            a shorter copy of a segment, not finished
     ├── sf-initial.sfa            the first segment of older clients
     ├── .symbol-dict              newer clients: symbols of delta frames
     └── sf-manifest.bin           newer clients: which segments there are
@@ -33,7 +34,9 @@ __all__ = [
     "check_sender_id",
     "generation_of",
     "is_segment_name",
+    "is_unfinished_name",
     "segment_name",
+    "shorter_name",
 ]
 
 LOCK_NAME = ".lock"
@@ -44,6 +47,7 @@ DEAD_LETTERS_NAME = ".dead-letters"
 SYMBOLS_NAME = ".symbol-dict"
 MANIFEST_NAME = "sf-manifest.bin"
 SEGMENT_SUFFIX = ".sfa"
+_UNFINISHED_SUFFIX = ".tmp"
 
 _SEGMENT = re.compile(r"sf-([0-9a-f]{16})\.sfa")
 _SENDER_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
@@ -61,6 +65,20 @@ def is_segment_name(name: str) -> bool:
     Say whether a recovery has to look at the file *name*. Other clients' names count, too.
     """
     return name.endswith(SEGMENT_SUFFIX)
+
+
+def shorter_name(segment: str) -> str:
+    """
+    Return under which name a shorter copy of *segment* (a name or a path) is written. No client takes it for a segment.
+    """
+    return segment + _UNFINISHED_SUFFIX
+
+
+def is_unfinished_name(name: str) -> bool:
+    """
+    Say whether *name* is one of `shorter_name`. Whoever holds the slot may remove it.
+    """
+    return name.endswith(SEGMENT_SUFFIX + _UNFINISHED_SUFFIX)
 
 
 def generation_of(name: str) -> int | None:

@@ -20,6 +20,7 @@ frames end. A frame that does not check is where writing stopped (a torn tail), 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quiver.primitives.checksum import crc32c
@@ -38,6 +39,7 @@ __all__ = [
     "decode_segment_header",
     "encode_frame_head",
     "encode_segment_header",
+    "frames_behind",
     "scan_segment",
 ]
 
@@ -156,17 +158,26 @@ def scan_segment(view: memoryview, *, end: int | None = None) -> Answer[SegmentS
         payloads.append(frame.value)
         tail = frame.end
     torn = not is_zero(view[tail : tail + _TORN_BYTES])
-    later = None if not torn and is_zero(view, tail) else _next_frame(view, tail)
-    return Frame(SegmentScan(answer.value, tuple(payloads), tail, torn, later), tail)
+    later = None if not torn and is_zero(view, tail) else next(_frames_behind(view, tail), None)
+    later_at = None if later is None else later.value[0] - FRAME_HEAD.size
+    return Frame(SegmentScan(answer.value, tuple(payloads), tail, torn, later_at), tail)
 
 
-def _next_frame(view: memoryview, tail: int) -> int | None:
+def frames_behind(view: memoryview, offset: int) -> list[tuple[int, int]]:
+    """
+    Return where the payload of each whole frame behind *offset* starts and ends, whatever lies between them.
+    """
+    return [frame.value for frame in _frames_behind(view, offset)]
+
+
+def _frames_behind(view: memoryview, offset: int) -> Iterator[Frame[tuple[int, int]]]:
     # Every payload begins with the magic of a message; so do those that a torn write left behind whole.
-    data = bytes(view[tail:])
-    at = data.find(b"QWP1", 1)
+    data = bytes(view[offset:])
+    at = data.find(b"QWP1", 1 + FRAME_HEAD.size)
     while at >= 0:
-        offset = tail + at - FRAME_HEAD.size
-        if offset > tail and isinstance(decode_frame(view, offset), Frame):
-            return offset
-        at = data.find(b"QWP1", at + 1)
-    return None
+        frame = decode_frame(view, offset + at - FRAME_HEAD.size)
+        if isinstance(frame, Frame):
+            yield frame
+            at = data.find(b"QWP1", frame.end - offset + FRAME_HEAD.size)
+        else:
+            at = data.find(b"QWP1", at + 1)

@@ -210,13 +210,26 @@ def _symbols(name: str, array: Any) -> ColumnData:
             array = array.cast(pa.string())
         encoded = array.drop_null().cast(pa.string()).dictionary_encode()
         return symbol_column(name, encoded.dictionary.to_pylist(), _plain(encoded.indices), nulls)
-    # Only the entries that occur, in the order of their first row.
-    used = array.indices.drop_null().dictionary_encode()
-    values = array.dictionary.take(used.dictionary).cast(pa.string())
+    numbers = _plain(array.indices.drop_null())
+    order = _by_first_row(numbers, len(array.dictionary))
+    values = array.dictionary.take(pa.array(order)).cast(pa.string())
     if len(values.unique()) < len(values):  # a dictionary may say the same twice
-        again = values.dictionary_encode()
-        return symbol_column(name, again.dictionary.to_pylist(), _plain(again.indices)[_plain(used.indices)], nulls)
-    return symbol_column(name, values.to_pylist(), _plain(used.indices), nulls)
+        again = pa.DictionaryArray.from_arrays(pa.array(numbers), array.dictionary).cast(pa.string())
+        encoded = again.dictionary_encode()
+        return symbol_column(name, encoded.dictionary.to_pylist(), _plain(encoded.indices), nulls)
+    return symbol_column(name, values.to_pylist(), numbers, nulls, order=order)
+
+
+def _by_first_row(numbers: Array, count: int) -> Array:
+    """
+    Return those of *count* numbers that occur, in the order of their first row.
+    """
+    if 4 * count < len(numbers):
+        # Where a few repeat, the first rows have them all; then the others need not be looked through.
+        order, first = np.unique(numbers[: 4 * count], return_index=True)
+        if len(order) == count:
+            return order[np.argsort(first)]
+    return _plain(pa.array(numbers).unique())
 
 
 def _decimals(name: str, array: Any) -> ColumnData:

@@ -47,10 +47,13 @@ _TEXT_BYTES_MAX = (1 << 32) - 1
 class SymbolData:
     """
     The symbols of one column: each once, in the order of their first row, and for every row that has one its number.
+
+    With *order* the numbers are others: that of the first symbol is ``order[0]``.
     """
 
     values: Sequence[str]
     indices: Array
+    order: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +176,14 @@ def array_column(name: str, kind: ColumnType, values: Sequence[Array], nulls: Ar
     return ColumnData(name, kind, rows, (b"".join(parts),))
 
 
-def symbol_column(name: str, values: Sequence[str], indices: Array, nulls: Array | None = None) -> ColumnData:
+def symbol_column(
+    name: str, values: Sequence[str], indices: Array, nulls: Array | None = None, *, order: Array | None = None
+) -> ColumnData:
     """
-    Return a column of symbols; see `SymbolData` for *values* and *indices*.
+    Return a column of symbols; see `SymbolData` for *values*, *indices* and *order*.
     """
     rows = len(indices) if nulls is None else len(nulls)
-    return ColumnData(name, ColumnType.SYMBOL, rows, (_null_header(nulls),), SymbolData(values, indices))
+    return ColumnData(name, ColumnType.SYMBOL, rows, (_null_header(nulls),), SymbolData(values, indices, order))
 
 
 def symbol_ids(symbols: SymbolData, ids: dict[str, int]) -> tuple[bytes, int]:
@@ -191,4 +196,11 @@ def symbol_ids(symbols: SymbolData, ids: dict[str, int]) -> tuple[bytes, int]:
     )
     if not len(symbols.indices):
         return b"", -1
-    return encode_varints(numbers[symbols.indices]), int(numbers.max())
+    highest = int(numbers.max())
+    if symbols.order is not None:
+        ordered = np.zeros(int(symbols.order.max()) + 1, np.int64)
+        ordered[symbols.order] = numbers
+        numbers = ordered
+    if highest < 0x80:  # a byte each, mostly
+        return numbers.astype(np.uint8).take(symbols.indices).tobytes(), highest
+    return encode_varints(numbers[symbols.indices]), highest

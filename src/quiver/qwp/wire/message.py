@@ -41,10 +41,12 @@ __all__ = [
     "MESSAGE_VERSION",
     "NAME_BYTES_MAX",
     "ROWS_MAX",
+    "SCHEMAS_MAX",
     "SYMBOL_BYTES_MAX",
     "TABLES_MAX",
     "Dialect",
     "Flags",
+    "MessageBuffer",
     "SymbolIds",
     "TableData",
     "encode_message",
@@ -61,6 +63,7 @@ ROWS_MAX = 1_000_000
 COLUMNS_MAX = 2_048
 NAME_BYTES_MAX = 127
 SYMBOL_BYTES_MAX = 1 << 20
+SCHEMAS_MAX = 65_535
 _SHARED_SYMBOLS_MAX = 1_000
 _SHARED_BYTES_MAX = 16 * 1024
 
@@ -141,6 +144,8 @@ class SymbolIds:
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
         self._nbytes = 0
+        self._encoded = bytearray()
+        self._ends = [0]  # in `_encoded`, behind so many symbols
 
     def of_message(self) -> dict[str, int]:
         """
@@ -150,49 +155,107 @@ class SymbolIds:
             return {}
         return self._ids
 
+    def encode(self, ids: dict[str, int], count: int) -> bytes:
+        """
+        Return the dictionary part of a message with the first *count* of *ids*.
+
+        Raises:
+            WrongUse: one of them is too long.
+        """
+        if ids is not self._ids:
+            return _encode_symbols(0, list(itertools.islice(ids, count)))
+        for symbol in itertools.islice(ids, len(self._ends) - 1, count):
+            self._encoded += _encode_symbol(symbol)
+            self._ends.append(len(self._encoded))
+        return encode_varint(0) + encode_varint(count) + bytes(memoryview(self._encoded)[: self._ends[count]])
+
     def keep(self, ids: dict[str, int], known: int, *, is_sent: bool) -> None:
         """
         Note what a message added to *ids*, which had *known* of them before, or forget it when there is no message.
         """
         if ids is not self._ids:
             return
-        added = list(ids)[known:]
+        added = list(itertools.islice(ids, known, None))
         if is_sent:
             self._nbytes += sum(map(len, added))
-        else:
-            for symbol in added:
-                del ids[symbol]
+            return
+        for symbol in added:
+            del ids[symbol]
+        del self._ends[known + 1 :]
+        del self._encoded[self._ends[-1] :]
+
+
+class MessageBuffer:
+    """
+    Where messages are put together, one after the other: memory that is kept from one to the next.
+
+    Args:
+        size_bytes: what it takes to begin with.
+        bytes_max: it doubles up to this many; a message that is larger gets memory of its own.
+    """
+
+    def __init__(self, size_bytes: int, bytes_max: int) -> None:
+        self._data = bytearray(size_bytes)
+        self._bytes_max = bytes_max
+
+    @property
+    def size_bytes(self) -> int:
+        """
+        What it takes now.
+        """
+        return len(self._data)
+
+    def join(self, parts: Sequence[Buffer]) -> Buffer:
+        """
+        Return *parts*, one behind the other; valid until the next call.
+        """
+        pieces = [memoryview(part).cast("B") for part in parts]
+        size = sum(map(len, pieces))
+        if size > self._bytes_max:
+            return b"".join(parts)
+        if size > len(self._data):
+            # A new one: somebody may still hold a view of the old one, which then cannot grow.
+            self._data = bytearray(min(self._bytes_max, max(size, 2 * len(self._data))))
+        view = memoryview(self._data)
+        at = 0
+        for piece in pieces:
+            view[at : at + len(piece)] = piece
+            at += len(piece)
+        return view[:size]
 
 
 def encode_message(
-    tables: Sequence[TableData], *, dialect: Dialect = "inline", shared: SymbolIds | None = None
-) -> bytes:
+    tables: Sequence[TableData],
+    *,
+    dialect: Dialect = "inline",
+    shared: SymbolIds | None = None,
+    schemas_max: int = SCHEMAS_MAX,
+    into: MessageBuffer | None = None,
+) -> Buffer:
     """
     Return the message that holds *tables*, header included. *shared* ids are used and added to.
 
+    *schemas_max* bounds the schemas of a message, which only the dialect `schema` numbers. With *into* the message lies
+    there, and is valid until the next one is encoded into it.
+
     Raises:
-        WrongUse: a name, a count or a symbol is beyond what a message can say.
+        WrongUse: a name, a count, a symbol or the schemas are beyond what a message can say.
     """
-    ids = shared.of_message() if shared is not None else {}
+    symbols = SymbolIds() if shared is None else shared
+    ids = symbols.of_message()
     known = len(ids)
     try:
-        message = _encode_message(tables, dialect, ids)
+        parts = _encode_parts(tables, dialect, symbols, ids, schemas_max)
     except WrongUse:
-        if shared is not None:
-            shared.keep(ids, known, is_sent=False)
+        symbols.keep(ids, known, is_sent=False)
         raise
-    if shared is not None:
-        shared.keep(ids, known, is_sent=True)
-    return message
+    symbols.keep(ids, known, is_sent=True)
+    return b"".join(parts) if into is None else into.join(parts)
 
 
-def _encode_message(tables: Sequence[TableData], dialect: Dialect, ids: dict[str, int]) -> bytes:
-    """
-    Return the message that holds *tables*, header included.
-
-    Raises:
-        WrongUse: a name, a count or a symbol is beyond what a message can say.
-    """
+def _encode_parts(
+    tables: Sequence[TableData], dialect: Dialect, shared: SymbolIds, ids: dict[str, int], schemas_max: int
+) -> list[Buffer]:
     if len(tables) > TABLES_MAX:
         raise WrongUse(f"a message holds at most {TABLES_MAX} tables, not {len(tables)}")
     schemas: dict[bytes, int] | None = {} if dialect == "schema" else None
@@ -200,23 +263,25 @@ def _encode_message(tables: Sequence[TableData], dialect: Dialect, ids: dict[str
     highest = -1
     for table in tables:
         highest = max(highest, _encode_table(table, ids, schemas, body))
-    symbols = _encode_symbols(0, list(itertools.islice(ids, highest + 1)))
+    if schemas is not None and len(schemas) > schemas_max:
+        raise WrongUse(f"a message with {len(schemas)} schemas; max_schemas_per_connection allows {schemas_max}")
+    symbols = shared.encode(ids, highest + 1)
     payload_bytes = len(symbols) + sum(memoryview(part).nbytes for part in body)
     if payload_bytes > 0xFFFFFFFF:
         raise WrongUse(f"a message holds at most 4 GiB, not {payload_bytes} bytes")
     header = MESSAGE_HEADER.pack(MESSAGE_MAGIC, MESSAGE_VERSION, Flags.DELTA_SYMBOLS, len(tables), payload_bytes)
-    return b"".join([header, symbols, *body])
+    return [header, symbols, *body]
 
 
 def _encode_symbols(start: int, symbols: Sequence[str]) -> bytes:
-    parts = [encode_varint(start), encode_varint(len(symbols))]
-    for symbol in symbols:
-        data = symbol.encode()
-        if len(data) > SYMBOL_BYTES_MAX:
-            raise WrongUse(f"a symbol of {len(data)} bytes; {SYMBOL_BYTES_MAX} are allowed")
-        parts.append(encode_varint(len(data)))
-        parts.append(data)
-    return b"".join(parts)
+    return b"".join([encode_varint(start), encode_varint(len(symbols)), *map(_encode_symbol, symbols)])
+
+
+def _encode_symbol(symbol: str) -> bytes:
+    data = symbol.encode()
+    if len(data) > SYMBOL_BYTES_MAX:
+        raise WrongUse(f"a symbol of {len(data)} bytes; {SYMBOL_BYTES_MAX} are allowed")
+    return encode_varint(len(data)) + data
 
 
 def with_all_symbols(message: bytes, symbols: Sequence[str], delta: tuple[int, int]) -> bytes:

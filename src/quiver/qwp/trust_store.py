@@ -1,0 +1,70 @@
+"""
+Roots behind a password: trust stores of Java, in its own format (JKS) or as PKCS#12, as QuestDB's clients take them.
+
+Without a password roots are PEM files, which `ssl` reads by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from quiver.errors import SettingsInvalid
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Damage, Frame
+from quiver.qwp.java_keystore import JAVA_KEYSTORE_MAGIC, decode_java_keystore
+
+__all__ = ["trusted_certificates"]
+
+_BYTES_MAX = 64 << 20
+_DER_SEQUENCE = b"\x30"
+
+
+def trusted_certificates(path: str, password: str, *, fs: FileSystem = REAL_FILES) -> bytes:
+    """
+    Return the certificates that the trust store *path* trusts, in DER, one behind the other.
+
+    Raises:
+        SettingsInvalid: it is no trust store, has no certificate, or another password; or it is a PKCS#12 file and the
+            package `cryptography`, which can read those, is not there.
+        OSError: it cannot be read.
+    """
+    data = fs.read_all(path, size_max=_BYTES_MAX)
+    if data.startswith(JAVA_KEYSTORE_MAGIC):
+        found = _java(path, data, password)
+    elif data.startswith(_DER_SEQUENCE):
+        found = _pkcs12(path, data, password)
+    else:
+        raise SettingsInvalid(
+            f"tls_roots: {path} is neither a Java key store nor a PKCS#12 file; a PEM file has no tls_roots_password"
+        )
+    if not found:
+        raise SettingsInvalid(f"tls_roots: {path} has no trusted certificate")
+    return b"".join(found)
+
+
+def _java(path: str, data: bytes, password: str) -> list[bytes]:
+    answer = decode_java_keystore(memoryview(data), password)
+    if isinstance(answer, Frame):
+        return answer.value
+    reason = answer.reason if isinstance(answer, Damage) else f"{answer.missing} bytes are missing"
+    raise SettingsInvalid(f"tls_roots: {path}: {reason}")
+
+
+def _pkcs12(path: str, data: bytes, password: str) -> list[bytes]:
+    try:
+        # Its certificates are encrypted, by one of several ciphers: not a thing to be written a second time.
+        pkcs12: Any = importlib.import_module("cryptography.hazmat.primitives.serialization.pkcs12")
+        serialization: Any = importlib.import_module("cryptography.hazmat.primitives.serialization")
+    except ImportError:
+        raise SettingsInvalid(
+            f"tls_roots: {path} is a PKCS#12 file, which the package `cryptography` reads: install it, or convert the "
+            "file to PEM and leave out tls_roots_password"
+        ) from None
+    try:
+        store = pkcs12.load_pkcs12(data, password.encode())
+    except ValueError as error:
+        raise SettingsInvalid(f"tls_roots: {path}: {error}") from None
+    der = serialization.Encoding.DER
+    return [one.certificate.public_bytes(der) for one in store.additional_certs]

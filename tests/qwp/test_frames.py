@@ -1,0 +1,73 @@
+"""
+Data frames become Arrow tables column by column, as `pyarrow.Table.from_pandas` makes them, but for what NaN is.
+"""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from quiver.errors import WrongUse
+from quiver.qwp.tables import record_batches
+
+COLUMNS: dict[str, Any] = {
+    "int": [1, 2, 3],
+    "bool": [True, False, True],
+    "objects": [True, None, False],
+    "text": ["a", None, "b"],
+    "category": pd.Categorical(["x", None, "y"]),
+    "nullable": pd.array([1, None, 3], "Int64"),
+    "nullable float": pd.array([1.5, None, 3], "Float64"),
+    "string": pd.array(["a", None, "c"], "string"),
+    "stamp": pd.to_datetime(["2024-01-01", None, "2025-01-01"]),
+    "zone": pd.date_range("2024", periods=3, tz="Europe/Paris"),
+    "arrow": pd.Series(["1", "2", None], dtype=pd.ArrowDtype(pa.string())),
+    "decimal": [Decimal("1.5"), None, Decimal(2)],
+    "date": [datetime.date(2024, 1, 1), None, datetime.date(2025, 1, 1)],
+    "bytes": [b"a", None, b"c"],
+    "list": [[1.0], [2.0, 3.0], None],
+    "byte": np.array([1, 2, 3], "u1"),
+    5: [1, 2, 3],
+}
+
+
+def _table(frame: pd.DataFrame) -> Any:
+    return pa.Table.from_batches(record_batches(frame))
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_is_what_arrow_makes_of_it(name):
+    """The same type, the same values, the name as a text."""
+    frame = pd.DataFrame({name: COLUMNS[name]}, index=["a", "b", "c"])
+    wanted = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    assert _table(frame).equals(wanted)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_floats_are_taken_as_they_are(dtype):
+    """NaN is what a missing float is on the wire; every second row of a block is found, too."""
+    frame = pd.DataFrame(np.array([[1, 9], [2, 9], [np.nan, 9]], dtype), columns=["x", "y"])[::2]
+    found = _table(frame)
+    assert found["x"].type == pa.from_numpy_dtype(np.dtype(dtype))
+    assert found["x"].null_count == 0
+    assert str(found["x"].to_pylist()) == "[1.0, nan]"
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (pd.DataFrame({"x": [1, "a"]}), "column x"),
+        (pd.DataFrame({"x": [1 + 2j]}), "column x"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "same name"),
+    ],
+)
+def test_what_arrow_does_not_take_is_refused_with_the_column(frame, reason):
+    """Before anything is sent."""
+    with pytest.raises(WrongUse, match=reason):
+        record_batches(frame)
