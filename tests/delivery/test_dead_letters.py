@@ -143,8 +143,8 @@ def test_replay_drops_what_was_delivered(disk, letters):
     answers = {1: Delivered(), 2: Permanent("HTTP 400"), 3: Transient("UNAVAILABLE")}
     seen = []
 
-    def deliver(bundle):
-        seen.append((number_of(bundle), len(refs_of(disk))))
+    def deliver(letter):
+        seen.append((number_of(letter.bundle), len(refs_of(disk))))
         return answers[seen[-1][0]]
 
     with open_letters(disk, ROOT, "out") as box:

@@ -9,15 +9,29 @@ import pytest
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import DeliveryHalted
 from quiver.pipeline import export
+from quiver.pipeline.queries import RunningQuery
 
 
 class Query:
     def __init__(self, error):
         self.isActive = error is None
         self._error = error
+        self.status = {"isTriggerActive": False}
 
     def exception(self):
         return self._error
+
+    def stop(self):
+        self.isActive = False
+
+
+class Sieve:
+    def __init__(self, halted=None):
+        self.halted = halted
+        self.closed = 0
+
+    def close(self):
+        self.closed += 1
 
 
 @pytest.mark.parametrize(
@@ -30,9 +44,9 @@ def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     started = []
 
-    def start_query(_spark, plan):
-        started.append(plan)
-        return Query(error)
+    def start_query(_spark, _plan):
+        started.append(RunningQuery(Query(error), Sieve()))
+        return started[-1]
 
     monkeypatch.setattr(export, "start_query", start_query)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy)
@@ -42,6 +56,7 @@ def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
         one.look()
         clock.now += 1.5
     assert len(started) == starts
+    assert [one.sieve.closed for one in started][:1] == [1], "the next one needs what this one held"
 
 
 def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
@@ -52,7 +67,7 @@ def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
 
     def start_query(_spark, _plan):
         started.append(clock.now)
-        return Query(RuntimeError("disk"))
+        return RunningQuery(Query(RuntimeError("disk")), Sieve())
 
     monkeypatch.setattr(export, "start_query", start_query)
     policy = RetryPolicy(initial_interval_s=7.0, max_interval_s=14.0, jitter=0.0)
@@ -63,3 +78,17 @@ def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
         clock.now += 0.25
 
     assert started == [0.0, 7.25, 21.5, 35.75, 50.0]
+
+
+def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
+    """A bundle was tried once more, by itself, and its policy says to stop at it."""
+    sieve = Sieve(DeliveryHalted("out", "0:1", "5 attempts failed"))
+    running = RunningQuery(Query(None), sieve)
+    monkeypatch.setattr(export, "start_query", lambda _spark, _plan: running)
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy)
+    one = export._Export(None, SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config)))
+    for _ in range(3):
+        one.look()
+
+    assert (running.query.isActive, sieve.closed) == (False, 1)
+    assert caplog.text.count("out halted, and stays so") == 1

@@ -9,6 +9,7 @@ import pytest
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import WrongUse
 from quiver.pipeline import export
+from quiver.pipeline.queries import RunningQuery
 
 POLICY = RetryPolicy(initial_interval_s=1.0, max_interval_s=30.0, multiplier=2.0, jitter=0.5)
 
@@ -32,7 +33,7 @@ def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
         tried.append(clock.now)
         if len(tried) < 4:
             raise problem
-        return SimpleNamespace(isActive=True)
+        return RunningQuery(SimpleNamespace(isActive=True), SimpleNamespace(halted=None))
 
     monkeypatch.setattr(export, "start_query", start_query)
     route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY))

@@ -101,7 +101,10 @@ def stored(directory):
 
 
 def test_confirmed_requests_survive_sigkill_and_are_stored_once(tmp_path, port):
-    """Killed after it confirmed: the request is there, and sent again it is confirmed and not stored again."""
+    """
+    Killed after it confirmed: the request is there, and sent again it is confirmed and not stored again. The end of its
+    standard input, which is that of its supervisor, stops it cleanly; what was open is sealed.
+    """
     with Child(tmp_path, port) as child:
         child.until_ready()
         assert (tmp_path / "buffer" / "quiver.sub.out").exists()
@@ -112,21 +115,11 @@ def test_confirmed_requests_survive_sigkill_and_are_stored_once(tmp_path, port):
         child.until_ready()
         child.post(request(1))
         child.post(request(2))
-        child.process.send_signal(signal.SIGTERM)
-        assert child.process.wait(30) == 0, child.log.read_text()
-
-    assert stored(tmp_path) == [request(1), request(2)]
-
-
-def test_it_stops_when_its_supervisor_is_gone(tmp_path, port):
-    """The end of its standard input stops it cleanly; what was open is sealed."""
-    with Child(tmp_path, port) as child:
-        child.until_ready()
-        child.post(request(1))
         child.process.stdin.close()
         assert child.process.wait(30) == 0, child.log.read_text()
 
     assert list((tmp_path / "buffer" / "segments").glob("*.qseg"))
+    assert stored(tmp_path) == [request(1), request(2)]
 
 
 def test_what_it_cannot_do_is_its_last_line(tmp_path, port):

@@ -54,7 +54,7 @@ SENDER = {
 """Where requests go, and how."""
 
 BOUNDS = ("retry.max_attempts", "retry.max_elapsed")
-"""Of a bundle. A query of Spark's has batches, and they have no end but success."""
+"""Of a bundle. A query of Spark's has batches, which have no end but success, and bundles where processors are."""
 
 QUERY = {key: value for key, value in RETRY.items() if key not in BOUNDS} | {"trigger": "9s", "checkpoint": "notes"}
 """How often a query writes, and where Spark keeps its notes."""
@@ -217,6 +217,7 @@ CHANGES = {
 """For each key another value than its default; with what else it needs to mean anything."""
 
 REFUSED = {
+    ("urn:quiver:qwp:receiver", "durable"): ("tier", "durable: tier waits for the object tier"),
     ("urn:otel:otap:exporter", "http_endpoint"): ("http://127.0.0.1:2", "OTAP is spoken over gRPC only"),
     **{
         (urn, key): (RETRY[key], f"{key} has no effect here")
@@ -357,10 +358,28 @@ def test_no_key_is_left_out(urn):
 def test_a_key_without_effect_is_refused_in_words(urn, key):
     """And not passed over."""
     value, reason = REFUSED[urn, key]
-    config = copy.deepcopy(BASE[urn]) if key in BOUNDS else {}
+    config = copy.deepcopy(BASE[urn]) if key in BOUNDS or key == "durable" else {}
     put(config, key, value)
     with pytest.raises(PipelineInvalid, match=reason):
         load(document(urn, config))
+
+
+@pytest.mark.parametrize("key", BOUNDS)
+def test_a_bound_has_its_effect_behind_a_processor(key):
+    """Where single bundles are tried again; without one there is an end all the same."""
+
+    def retry(config):
+        value = document("urn:quiver:console:exporter", config)
+        inside = value["groups"]["a"]["pipelines"]["b"]
+        inside["nodes"]["step"] = {"type": "processor:sample", "config": {"ratio": 0.5}}
+        inside["connections"][1:] = [{"from": "store", "to": "step"}, {"from": "step", "to": "out"}]
+        return describe(load(value))["exporters"][0]["retry"]
+
+    bounded: dict[str, object] = {}
+    put(bounded, key, RETRY[key])
+    assert "for at most 5 attempts; what is refused" in retry({})
+    assert ("for at most 1 h" if "elapsed" in key else "for at most 5 attempts") in retry(bounded)
+    assert retry({}) != retry({"retry": {"max_attempts": 7}})
 
 
 STORE = {

@@ -85,3 +85,14 @@ def test_what_is_said_of_it(tmp_path, capsys, monkeypatch):
         main()
     assert not done.value.code
     assert "127.0.0.1:4" in capsys.readouterr().out
+
+
+def test_who_waits_for_the_object_tier_needs_one(tmp_path):
+    """With `cold.objects` at its buffer the receiver is told so; without, see the table of keys."""
+    made = pipeline(tmp_path / "buffer", 9000)
+    nodes = made["groups"]["a"]["pipelines"]["b"]["nodes"]
+    nodes["in"]["config"]["durable"] = "tier"
+    nodes["store"]["config"]["cold"] = {"objects": f"file://{tmp_path}/cold"}
+    loaded, _ = load_pipeline(yaml.safe_dump(made), source="p.yaml", values={})
+    ((_, config),) = loaded.receivers
+    assert config.settings("127.0.0.1:9000").durable == "tier"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,7 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DirectoryInUse
-from quiver.pipeline.child import INGEST_READY
+from quiver.pipeline.child import INGEST_READY, write_ready
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.run import RunOptions, _Running, left_behind, read_state, run_pipeline
 
@@ -117,6 +118,23 @@ def test_no_child_outlives_a_killed_supervisor(command, tmp_path):
 
     wait_until(lambda: not is_running(pid))
     assert (run_dir / "ingest.log").read_text().rstrip().endswith("stopped")
+
+
+def test_it_says_when_its_ports_are_open(tmp_path):
+    """Not of an earlier life, and not when it is about to stop."""
+    pipeline = pipeline_of(tmp_path)
+    said = []
+    running = _Running(pipeline, RunOptions([], tmp_path), lambda: pipeline, said.append)
+    (child,) = running.supervisor.children
+    child.process, child.state = SimpleNamespace(pid=7), "running"
+    write_ready(tmp_path, INGEST_READY, {"listening": ["127.0.0.1:4318"]})
+    running.supervisor.state = "stopping"
+    running.tell_when_ready()
+    assert said == []
+    running.supervisor.state = "running"
+    child.process = SimpleNamespace(pid=os.getpid())
+    running.tell_when_ready()
+    assert said == ["ready: listens on 127.0.0.1:4318"]
 
 
 def test_neither_a_full_disk_nor_a_closed_pipe_ends_what_runs(tmp_path):

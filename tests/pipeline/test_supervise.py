@@ -123,8 +123,12 @@ def test_a_crash_loop_is_slowed_down_and_its_last_words_are_told(tmp_path):
 
 
 def test_a_child_that_cannot_be_helped_ends_everything(tmp_path):
-    """Exit code 2 says that a restart is useless: the others are stopped, the result is failure."""
-    script = "import sys; print('no such setting', flush=True); sys.exit(2)"
+    """
+    Exit code 2 says that a restart is useless: the others are stopped, the result is failure. The reason is said
+    without what stands before a line of a log.
+    """
+    line = "2026-11-21 22:09:24,362 ERROR   quiver.pipeline no such setting"
+    script = f"import sys; print({line!r}, flush=True); sys.exit(2)"
     running = Running(tmp_path, {"a": PATIENT, "b": script})
     running.thread.start()
     running.thread.join(20)

@@ -114,6 +114,11 @@ class Producer(threading.Thread):
         self._url = f"http://127.0.0.1:{port}/v1/logs"
         self._next, self._step, self._pause_s = first, step, pause_s
 
+    @property
+    def tried(self) -> int:
+        """How many numbers were posted."""
+        return len(self.confirmed) + len(self.unknown)
+
     def run(self) -> None:
         while not self.stopping.wait(self._pause_s):
             number, self._next = self._next, self._next + self._step

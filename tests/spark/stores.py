@@ -84,6 +84,11 @@ class StoreMaker:
         return self.seal(made)
 
 
+def seal_requests(store: StoreMaker, *requests: bytes) -> str:
+    """Seal a segment of *requests* for logs, as they are; return its path."""
+    return store.seal([{60: pa.record_batch([pa.array([data])], schema=OTLP_SCHEMA)} for data in requests])
+
+
 def logs_request(ids: Sequence[int]) -> bytes:
     """Return an export request with one log record per id; the id is its body and its time."""
     request = ExportLogsServiceRequest()

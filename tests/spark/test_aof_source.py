@@ -11,6 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
+import quiver
 from quiver.aof import AofConfig, AofManager, Retention, TierConfig
 from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.spark.aof_source import AofDataSource, register_aof
@@ -266,6 +267,13 @@ def test_a_checkpoint_of_another_log_is_refused(log, tmp_path):
             reader.latestOffset(wrong, ReadAllAvailable())
     with pytest.raises(WrongUse, match="cannot begin at latest"):
         log.source(startingOffsets="latest").streamReader(schema=made.schema())
+
+
+def test_a_store_is_no_log(tmp_path):
+    """Although it has a directory of segments, too."""
+    quiver.open(tmp_path / "buf").close()
+    with pytest.raises(WrongUse, match="holds no append-only log"):
+        payloads(AofDataSource({"path": str(tmp_path / "buf")}))
 
 
 def test_tasks_share_the_bytes(log):

@@ -8,7 +8,15 @@ import pytest
 
 from quiver.errors import Damaged
 from quiver.spark.offsets import Position
-from quiver.spark.parquet_commit import RECORDS_KEPT, ExportCommitter, ExportRecord, Part, part_prefix
+from quiver.spark.parquet_commit import (
+    RECORDS_KEPT,
+    ExportCommitter,
+    ExportRecord,
+    Part,
+    apart_id,
+    committed_apart,
+    part_prefix,
+)
 from quiver.testing.crashfs import CrashFileSystem
 
 QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
@@ -153,6 +161,47 @@ def test_a_crash_while_recovering_changes_nothing():
         assert visible(after).items() <= EXPECTED.items()
         assert committer(after).is_committed(1)
         assert visible(after) == EXPECTED
+
+
+def export_apart(fs, name, attempt):
+    """The same for a bundle by itself, beside the query."""
+    made = committer(fs, name)
+    if not made.is_committed(0):
+        made.commit(0, write_parts(fs, name, 0, attempt), {})
+
+
+@pytest.mark.parametrize("stop", range(24))
+def test_a_bundle_by_itself_is_exported_once_beside_the_query(stop):
+    """Cut short at any step: whole, once, and what the query is just writing is left alone."""
+    one, other = (apart_id("exp", f"{STORE}/0:{index}") for index in (1, 2))
+    fs = fresh()
+    export(fs, 0, "a")
+    running = write_parts(fs, QUERY, 1, "b")
+    export_apart(fs, other, "a")
+    before = visible(fs)
+    for part in running:
+        fs.sync_dir(f"/out/{part.table}")
+    left = iter(range(stop))
+
+    def cut(*_step):
+        if next(left, None) is None:
+            raise PowerCut
+
+    fs.on_step = cut
+    try:
+        export_apart(fs, one, "a")
+    except PowerCut:
+        fs = fs.clone_after_crash(stop)
+    fs.on_step = None
+    assert committed_apart(fs, "/out", {one, other}) >= {other}
+    export_apart(fs, one, "b")
+    export_apart(fs, one, "c")
+    assert committed_apart(fs, "/out", {one, other, "apart-x"}) == {one, other}
+    assert len(visible(fs)) == len(before) + 2
+    assert sorted(hidden(fs)) == sorted(part.name for part in running)
+    made = committer(fs)
+    assert made.exported_through == {STORE: Position(1, 0)}, "it says nothing of other bundles"
+    assert hidden(fs) == []
 
 
 def test_a_new_query_of_the_same_subscriber_goes_on_where_the_old_one_stopped():

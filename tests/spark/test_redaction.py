@@ -2,9 +2,11 @@
 Nothing of what matches is left in a batch, at any depth; everything else is as it was.
 """
 
+import base64
 import pickle
 
 import pyarrow as pa
+import pytest
 
 from quiver.otap import TYPED_VALUE
 from quiver.spark.redaction import Redaction
@@ -88,6 +90,39 @@ def test_matching_parts_of_texts_go():
     assert made["name"] == "****"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"from a@b.de", b"from ****"),
+        (b"\xff\xfe a@b.de \xff", b"\xff\xfe **** \xff"),
+        ("ä@b.de".encode(), "ä@b.de".encode()),
+        (b"", b""),
+        (None, None),
+    ],
+)
+def test_matching_parts_of_bytes_go(before, after):
+    """Of texts in them and of what is no text, in typed values, maps and columns that were named."""
+    schema = pa.schema([("body", TYPED_VALUE), ("raw", pa.binary()), ("other", pa.binary()),
+                        ("plain", pa.map_(pa.string(), pa.binary()))])  # fmt: skip
+    redaction = Redaction(["pass"], [r"\w+@[\w.]+"], replacement="****", columns=["raw"])
+    beside = {"body": value(bytes_value=b"\xff"), "raw": b"b@c.de", "other": None, "plain": [("password", b"x")]}
+    rows = [{"body": value(bytes_value=before), "raw": before, "other": before, "plain": [("k", before)]}, beside]
+    made = redaction.batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+    made.validate(full=True)
+    assert made.to_pylist() == [
+        {"body": value(bytes_value=after), "raw": after, "other": before, "plain": [("k", after)]},
+        {**beside, "raw": b"****", "plain": [("password", b"****")]},
+    ]
+
+
+def test_patterns_see_the_characters_of_a_text_in_bytes():
+    """And not half of one, although another value of the column is no text."""
+    redaction = Redaction([], ["[äö]"], replacement="-")
+    rows = [row(body=value(bytes_value="aäbö".encode())), row(body=value(bytes_value=b"\xe4"))]
+    made = redaction.batch(batch(*rows)).to_pylist()
+    assert [one["body"]["bytes_value"] for one in made] == [b"a-b-", b"\xe4"]
+
+
 def test_json_is_looked_into():
     """Keys at any depth, texts at any depth; other values keep their type."""
     text = '{"password":{"deep":1},"list":["a@b.de",1,2.5,null,true,{"k":"z","token":[1]}],"ü":"ß"}'
@@ -96,6 +131,10 @@ def test_json_is_looked_into():
         '{"password":"****","list":["****",1,2.5,null,true,{"k":"z","token":"****"}],"ü":"ß"}'
     )
     assert rows[1]["body"]["json_value"] == '"****"'
+    hidden = base64.b64encode(b"\xff a@b.de").decode()
+    [coded] = redacted(row(body=value(json_value=f'{{"b":"{hidden}","c":"YWJj","d":"abcd"}}')))
+    expected = base64.b64encode(b"\xff ****").decode()
+    assert coded["body"]["json_value"] == f'{{"b":"{expected}","c":"YWJj","d":"abcd"}}'
     [broken] = redacted(row(body=value(json_value="no json a@b.de")))
     assert broken["body"]["json_value"] == "no json ****"
 
@@ -106,7 +145,7 @@ def test_nothing_stays_nothing():
         row(attributes=[("password", value(string_value="secret")), ("x", value(bool_value=True))], name="a@b.de"),
         row(),
         row(attributes=[], body=value(), events=[], name="", plain=[]),
-        row(attributes=[("y", value(double_value=1.5))], body=value(bytes_value=b"a@b.de")),
+        row(attributes=[("y", value(double_value=1.5))], body=value(bytes_value=b"a b")),
     ]
     whole = redacted(*rows)
     assert whole[1:] == rows[1:]

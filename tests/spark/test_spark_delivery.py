@@ -100,15 +100,9 @@ def test_offsets_move_on_and_nothing_is_acknowledged_that_failed(spark, store, t
     assert far.batch_ids["sick"] == {"5c0f0000-0000-0000-0000-000000000001/0:1"}
 
 
+@pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    ("how", "fails"),
-    [
-        ("dead_letter", False),
-        pytest.param("dead_letter", True, marks=pytest.mark.slow),
-        pytest.param("drop", True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("how", "fails"), [("dead_letter", False), ("dead_letter", True), ("drop", True)])
 def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how, fails):
     """
     Everything else of its batch is exported, once, and the batches behind it. It is a letter also where policy may

@@ -84,6 +84,10 @@ def test_options():
         ({"path": "t", "topic": "a/b", "includeMetadata": "maybe"}, "includeMetadata"),
         ({"path": "t", "topic": "a/b", "subscription": "a b"}, "no name of a subscription"),
         ({"path": "t", "topic": "a/b", "fileName": "x.tmp"}, "cannot name log files"),
+        ({"path": "t", "topic": "a/b", "columns": "offset,value"}, "no column 'value'"),
+        ({"path": "t", "topic": "a/b", "columns": "offset,offset"}, "there twice"),
+        ({"path": "t", "topic": "a/b", "startingTimestamp": "noon"}, "startingTimestamp"),
+        ({"path": "t", "topic": "a/b", "endingTimestamp": "0", "endingOffsets": "1"}, "contradict"),
     ],
 )
 def test_bad_options_are_refused(given, says):

@@ -82,6 +82,10 @@ def test_a_batch_read(spark, topics):
     frame = batch(spark, topics, startingOffsets="7", endingOffsets='{"default/orders": 93}', minPartitions="4")
     assert frame.rdd.getNumPartitions() == 4
     assert offsets(frame) == [(ORDERS, at) for at in range(7, 93)]
+    times = {"startingTimestamp": "1700000000123", "endingTimestamp": "1700000000124"}
+    [row] = batch(spark, topics, columns="payload,offset", **times).collect()
+    assert row.asDict() == {"payload": b"one", "offset": 0}
+    assert list(row.asDict()) == ["payload", "offset"]
     assert batch(spark, topics, startingOffsets="latest").count() == 0
 
 
@@ -205,6 +209,39 @@ def test_the_end_is_looked_at_again(topics):
         assert list(view.stretches(0, count))[-1].stop == count
 
 
+def test_where_a_time_is(tmp_path):
+    """In objects, in any file, behind the end; the same whoever has the messages by now."""
+    mapping = {"wal": {"rotate_max_bytes": 600}, "deleter": {"retention_time_minutes": 0}}
+    with TopicStore.open(tmp_path / "t", settings=mapping, objects=str(tmp_path / "cold"), background=False) as store:
+        log = store.topic(ORDERS)
+        here = TopicPlace(store.root)
+        for number in range(40):
+            log.append(b"x", publish_time_ns=(1000 + 10 * (number // 2)) * 1_000_000)  # two in each moment
+        for place in (here, TopicPlace(store.root, objects=str(tmp_path / "cold"))):
+            view = TopicView(place, ORDERS)
+            for number in range(40):
+                at_ns = (1000 + 10 * (number // 2)) * 1_000_000
+                first = number // 2 * 2
+                assert [view.offset_at(at_ns + more) for more in (-1, 0, 1)] == [first, first, first + 2]
+            assert view.offset_at(0) == 0
+            log.flush()
+            store.maintain()
+        assert TopicView(here, ORDERS).start_offset() > 0
+
+
+def test_a_time_to_start_at(topics):
+    """A new subscription stands there; without one the answer is the same however often Spark asks."""
+    log = topics.topic(ORDERS)
+    for number in range(10):
+        log.append(b"x", publish_time_ns=(1_700_000_000 + number) * 1_000_000_000)
+    options = {"startingTimestamp": "2023-11-14T22:13:24Z"}
+    assert stream_of(topics, **options).initialOffset() == at(4)
+    asked = stream_of(topics, subscription="s", **options)
+    assert asked.initialOffset() == at(4)
+    asked.stop()
+    assert SubscriptionFiles(REAL_FILES, f"{topics.root}/{ORDERS}").load("s").next_offset == 4
+
+
 def stream_of(store, **options):
     """What runs in a query's own process."""
     options = parse_topic_options({"path": store.root, "topic": ORDERS, **options})
@@ -277,6 +314,40 @@ def test_one_query_a_subscription(topics):
     first.release()
     assert second.position() == 0
     second.release()
+
+
+def test_a_query_and_a_consumer_are_not_one_subscription(tmp_path):
+    """Whoever comes second, in whichever process, is refused until the first has let go; so is forgetting it."""
+    with TopicStore.open(tmp_path / "topics", clock=ImpatientClock(), background=False) as topics:
+        one_at_a_time(topics)
+
+
+def one_at_a_time(topics):
+    fill(topics, 2)
+    query = TopicProgress(REAL_FILES, f"{topics.root}/{ORDERS}", "s")
+    assert query.start_at(0) == 0
+    with pytest.raises(DirectoryInUse, match="a streaming query, subscription s"):
+        topics.subscribe(ORDERS, "s")
+    with pytest.raises(DirectoryInUse, match="a streaming query, subscription s"):
+        topics.unsubscribe(ORDERS, "s")
+    query.confirm(1)
+    query.release()
+
+    ours = topics.subscribe(ORDERS, "s")
+    assert ours.next_offset == 1
+    late = TopicProgress(REAL_FILES, f"{topics.root}/{ORDERS}", "s", clock=ImpatientClock())
+    with pytest.raises(DirectoryInUse, match="topics"):
+        late.position()
+    ours.close()
+    assert late.position() == 1
+    late.release()
+    topics.unsubscribe(ORDERS, "s")
+
+
+def test_what_ack_checkpoint_keeps_is_no_query(topics):
+    """A query would move it without being asked."""
+    with pytest.raises(WrongUse, match="ack_checkpoint"):
+        stream_of(topics, subscription="_checkpoint")
 
 
 class CountingSyncs(type(REAL_FILES)):

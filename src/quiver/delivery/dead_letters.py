@@ -385,7 +385,7 @@ class Replayed:
 
 
 def replay_letters(
-    box: LetterBox, letters: Iterable[DeadLetter], deliver: Callable[[Bundle], Outcome]
+    box: LetterBox, letters: Iterable[DeadLetter], deliver: Callable[[DeadLetter], Outcome]
 ) -> Iterator[Replayed]:
     """
     Deliver *letters* again, one after the other; each that is delivered is dropped, durably, before the next.
@@ -397,7 +397,7 @@ def replay_letters(
         OSError: the disk refused.
     """
     for letter in letters:
-        outcome = deliver(letter.bundle)
+        outcome = deliver(letter)
         if isinstance(outcome, Delivered):
             box.drop({letter.ref})
         yield Replayed(letter, outcome)

@@ -16,7 +16,7 @@ What "given up" means is the policy's `on_exhausted`, the same for both ways to 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
 
@@ -24,6 +24,7 @@ from quiver.errors import BundleInvalid, Damaged, SettingsInvalid
 from quiver.primitives.backoff import Backoff
 
 __all__ = [
+    "PROCESSOR_ATTEMPTS",
     "RETRY_AFTER_S_MAX",
     "Again",
     "Delivered",
@@ -42,6 +43,9 @@ OnExhausted = Literal["halt", "drop", "dead_letter"]
 
 RETRY_AFTER_S_MAX = 600.0
 """A far side that wants to be left alone for longer is asked again all the same."""
+
+PROCESSOR_ATTEMPTS = 5
+"""So often a bundle is tried that a processor fails on, where the policy says neither how often nor how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,15 @@ class RetryPolicy:
         # Far below the exponent where a float overflows; the cap is reached long before.
         grown = self.initial_interval_s * self.multiplier ** min(attempts - 1, 64)
         return min(grown, self.max_interval_s) * (1 - self.jitter * random.random())
+
+    def for_processors(self) -> RetryPolicy:
+        """
+        Return the policy for a bundle that a processor fails on: what fails for its content fails always, so there is
+        an end to it.
+        """
+        if self.max_attempts is None and self.max_elapsed_s is None:
+            return replace(self, max_attempts=PROCESSOR_ATTEMPTS)
+        return self
 
     @classmethod
     def of_backoff(cls, backoff: Backoff, *, on_exhausted: OnExhausted = "dead_letter") -> RetryPolicy:

@@ -12,6 +12,7 @@ file                    purpose
 `otap_grpc.py`          OTAP/gRPC, and OTLP where that is not understood
 `ports.py`              where bundles come from, where requests go: two protocols
 `pace.py`               is one bundle sick, or is the far side down?            (pure)
+`once.py`               one bundle, by hand: no retry
 `forward.py`            take, send, acknowledge or defer: threads that drain a subscriber
 ======================  ==========================================================================
 """

@@ -4,6 +4,7 @@ What a checked pipeline will do, in plain values and in words: what `quiver run 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quiver.delivery.policy import RetryPolicy
@@ -199,8 +200,21 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
         if settings.size_cap_policy == "drop_oldest"
         else "senders are told to come later",
         "keeps_at_most": None if settings.max_age_s is None else duration_words(settings.max_age_s),
+        "object_tier": _tier(settings),
         "subscribers": [route.name for route in buffer.routes],
     }
+
+
+def _tier(settings: Settings) -> str | None:
+    if settings.cold_objects is None:
+        return None
+    kept = []
+    if settings.cold_local_bytes is not None:
+        kept.append(f"the newest {size_words(settings.cold_local_bytes)}")
+    if settings.cold_local_age_s is not None:
+        kept.append(f"what is younger than {duration_words(settings.cold_local_age_s)}")
+    gone = "" if settings.cold_max_age_s is None else f"; there for {duration_words(settings.cold_max_age_s)}"
+    return f"{settings.cold_objects}; on the disk stays {' of '.join(kept) or 'everything'}{gone}"
 
 
 def _survives(buffer: Buffer, settings: Settings) -> str:
@@ -243,8 +257,18 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
         "through": [node.name for node in route.processors],
         "runs_in": "spark" if route.is_query else "ingest",
         "sends": _sends(route.config),
-        "retry": retry_words(route.config.policy()),
+        "retry": _retry(route),
     }
+
+
+def _retry(route: Route) -> str:
+    policy = route.config.policy()
+    if not route.is_query:
+        return retry_words(policy)
+    words = retry_words(replace(policy, max_attempts=None, max_elapsed_s=None))
+    if not route.processors:
+        return words
+    return f"{words}; what a processor fails on is tried by itself, {retry_words(policy.for_processors())}"
 
 
 def _sends(config: ExporterConfig) -> str:

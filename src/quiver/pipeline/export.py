@@ -7,11 +7,12 @@ started again alone, with backoff; the others go on. Down: what is sealed is sti
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DeliveryHalted, QuiverError, WrongUse
 from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
-from quiver.pipeline.queries import QueryPlan, plan_queries, spark_settings, start_query
+from quiver.pipeline.queries import QueryPlan, RunningQuery, plan_queries, spark_settings, start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ __all__ = ["export"]
 LOOK_S = 0.25
 DRAIN_S = 25.0
 STOP_S = 10.0
+CLOSE_S = 6.0
 HEALTHY_S = 30.0
 
 _log = logging.getLogger("quiver.pipeline")
@@ -43,7 +45,7 @@ class _Export:
         self.name = plan.name
         self._spark = spark
         self._plan = plan
-        self._query: Any = None
+        self._running: RunningQuery | None = None
         self._backoff = plan.route.config.policy().backoff
         self._delays = self._new_delays()
         self._started_at = 0.0
@@ -60,30 +62,45 @@ class _Export:
         now = SYSTEM_CLOCK.monotonic()
         if self._is_halted:
             return
-        if self._query is not None and not self._query.isActive:
-            error = self._query.exception()
+        if self._running is not None and not self._running.query.isActive:
+            error = self._running.query.exception()
+            self._bury()
             if DeliveryHalted.__name__ in str(error):
-                # As its policy says: another start would only meet the same bundle.
-                self._is_halted = True
-                _log.error("%s halted, and stays so until the pipeline is started again: %s", self.name, error)
+                self._halt(error)
                 return
             if now - self._started_at >= HEALTHY_S:
                 self._delays = self._new_delays()
             delay_s = next(self._delays)
-            _log.error("%s failed, starts again in %.1f s: %s", self.name, delay_s, error)
-            self._query = None
+            _log.error("%s failed, starts again in %.1f s: %s", self.name, delay_s, _in_short(error))
+            _log.info("%s, in full: %s", self.name, error)
             self._start_at = now + delay_s
-        if self._query is None and now >= self._start_at:
+        elif self._running is not None and self._running.sieve.halted is not None:
+            halted = self._running.sieve.halted
+            self.stop()
+            self._halt(halted)
+            return
+        if self._running is None and now >= self._start_at:
             try:
                 self._start(now)
             except Exception as problem:  # noqa: BLE001 - the edge: Spark and a user's processor raise many kinds
                 # One that cannot start, as it is configured or because of the disk, does not stop the others.
                 delay_s = next(self._delays)
                 self._start_at = now + delay_s
-                _log.error("%s cannot start, tries again in %.1f s: %s", self.name, delay_s, problem)
+                _log.error("%s cannot start, tries again in %.1f s: %s", self.name, delay_s, _in_short(problem))
+                _log.info("%s, in full: %s", self.name, problem)
+
+    def _halt(self, why: object) -> None:
+        # As its policy says: another start would only meet the same bundle.
+        self._is_halted = True
+        _log.error("%s halted, and stays so until the pipeline is started again: %s", self.name, why)
+
+    def _bury(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
 
     def _start(self, now: float) -> None:
-        self._query = start_query(self._spark, self._plan)
+        self._running = start_query(self._spark, self._plan)
         self._started_at = now
         _log.info("%s runs: %s → %s", self.name, self._plan.store_path, self._plan.route.config.destination)
 
@@ -92,8 +109,8 @@ class _Export:
         Return when all that was sealed by now is written, or the query has failed.
         """
         try:
-            if self._query is not None and self._query.isActive:
-                self._query.processAllAvailable()
+            if self._running is not None and self._running.query.isActive:
+                self._running.query.processAllAvailable()
         except Exception as error:  # noqa: BLE001 - the edge: Spark raises many kinds, and what is not written stays in the store
             _log.warning("%s was not drained: %s", self.name, error)
 
@@ -103,8 +120,15 @@ class _Export:
         """
         from quiver.spark.bundle_query import stop_query  # noqa: PLC0415 - an extra
 
-        if self._query is not None:
-            stop_query(self._query, timeout_s=STOP_S)
+        if self._running is not None:
+            stop_query(self._running.query, timeout_s=STOP_S)
+        self._bury()
+
+
+def _in_short(error: Any) -> str:
+    from quiver.spark.held import told  # noqa: PLC0415 - an extra
+
+    return told(error)
 
 
 def export(context: ChildContext) -> None:
@@ -113,6 +137,7 @@ def export(context: ChildContext) -> None:
 
     Raises:
         WrongUse: no Java was found.
+        OSError: Spark's scratch directory is gone; a new life has a new one.
     """
     from quiver.spark import session  # noqa: PLC0415 - an extra
     from quiver.spark.java import find_java_home  # noqa: PLC0415
@@ -133,16 +158,19 @@ def export(context: ChildContext) -> None:
     for one in exports:
         one.look()
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
+    scratch = Path(spark.conf.get("spark.local.dir") or "/")
     while not context.lifeline.wait(LOOK_S):
         if context.lifeline.reload_asked():
             reload_log_level(context)
+        if not scratch.exists():
+            # Somebody tidies up temporary files. Nothing that Spark starts would run any more.
+            raise FileNotFoundError(errno.ENOENT, "Spark's scratch directory is gone", str(scratch))
         for one in exports:
             one.look()
     drain_s = DRAIN_S if context.drain_s is None else context.drain_s
     _log.info("stopping: writing what is sealed, for at most %.0f s", drain_s)
     _drain(exports, drain_s)
-    for one in exports:
-        one.stop()
+    _at_once("stop", exports, _Export.stop, STOP_S + CLOSE_S)
     spark.stop()
     _log.info("stopped")
 
@@ -160,14 +188,21 @@ def _await_registration(context: ChildContext, plans: Sequence[QueryPlan]) -> bo
 
 
 def _drain(exports: list[_Export], drain_s: float) -> None:
-    deadline = SYSTEM_CLOCK.monotonic() + drain_s
-    threads = [threading.Thread(target=one.drain, name=f"drain-{one.name}", daemon=True) for one in exports]
+    for one in _at_once("drain", exports, _Export.drain, drain_s):
+        _log.warning("%s still had something to write; it goes on at the next start", one.name)
+
+
+def _at_once(what: str, exports: list[_Export], do: Callable[[_Export], None], most_s: float) -> list[_Export]:
+    """
+    Do something with all exports at the same time, for so long; return those that it took longer with.
+    """
+    deadline = SYSTEM_CLOCK.monotonic() + most_s
+    threads = [threading.Thread(target=do, args=(one,), name=f"{what}-{one.name}", daemon=True) for one in exports]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
-        if thread.is_alive():
-            _log.warning("%s still had something to write; it goes on at the next start", thread.name)
+    return [one for one, thread in zip(exports, threads, strict=True) if thread.is_alive()]
 
 
 if __name__ == "__main__":

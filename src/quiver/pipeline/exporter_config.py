@@ -39,7 +39,8 @@ class RetryConfig(Config):
         max_interval: it never waits longer than this, unless the far side asks for it.
         multiplier: each time so many times as long.
         jitter: which part of a delay chance may take off, 0 to 1.
-        max_attempts: so many failures use a bundle up; any number when not given.
+        max_attempts: so many failures use a bundle up; any number when not given. On Spark those count that processors
+            have with it, and `quiver.delivery.policy.PROCESSOR_ATTEMPTS` is the number when neither bound is given.
         max_elapsed: as long after its first failure the next one uses it up; never when not given.
         on_exhausted: what becomes of a bundle that is used up, or refused for good: `dead_letter` keeps it aside,
             `drop` counts it, `halt` stops the exporter.
@@ -84,7 +85,7 @@ class ExporterConfig(Config):
         try:
             self.policy()
         except SettingsInvalid as error:
-            raise ValueError(f"retry: {error}") from error
+            raise ValueError(str(error).removeprefix("retry: ")) from error
 
     def policy(self) -> RetryPolicy:
         """
@@ -98,7 +99,9 @@ class ExporterConfig(Config):
             _first(self.max_retry_interval, self.retry.max_interval),
         )
         if initial is not None and most is not None and not 0 < initial <= most:
-            raise SettingsInvalid("initial_retry_interval must be above 0 and not above max_retry_interval")
+            first = "retry.initial_interval" if self.initial_retry_interval is None else "initial_retry_interval"
+            last = "retry.max_interval" if self.max_retry_interval is None else "max_retry_interval"
+            raise SettingsInvalid(f"{first} must be above 0 and not above {last}")
         given = {
             "initial_interval_s": initial,
             "max_interval_s": most,
@@ -289,18 +292,6 @@ class QueryExporterConfig(ExporterConfig):
 
     trigger: Duration = 1.0
     checkpoint: str | None = None
-
-    def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse bounds that nothing here is measured by.
-        """
-        super().model_post_init(context)
-        for key in ("max_attempts", "max_elapsed"):
-            if getattr(self.retry, key) is not None:
-                raise ValueError(
-                    f"retry.{key} has no effect here: Spark commits batch after batch, so one that fails is tried "
-                    "until it goes; leave it out"
-                )
 
 
 class ParquetExporterConfig(QueryExporterConfig):

@@ -10,8 +10,9 @@ EXTRAS = {
     "typer": "cli", "rich": "cli", "pydantic": "cli", "yaml": "cli",
     "grpc": "otlp", "aiohttp": "otlp", "google": "otlp", "opentelemetry.proto": "otlp",
     "pyspark": "spark", "pandas": "spark", "numpy": "spark", "py4j": "spark",
-    "websockets": "qwp",
-    "prometheus_client": "metrics", "opentelemetry.exporter.otlp": "dev", "opentelemetry": "metrics",
+    "websockets": "qwp", "obstore": "objects", "httpx": "etcd", "ptars": "otlp",
+    "prometheus_client": "metrics", "opentelemetry.exporter.otlp": "dev", "opentelemetry.sdk": "otel",
+    "opentelemetry": "metrics",
 }  # fmt: skip
 """Module → the extra that brings it; the first that fits. The exporters that only the demo needs come with `dev`."""
 

@@ -306,6 +306,8 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     pipeline = Pipeline(source, nodes, tuple(_lead_into(buffer, paths) for buffer in buffers), metrics, level)
     _check_addresses(document, raw, nodes, metrics)
     _check_directories(document, raw, pipeline)
+    _check_bounds(document, raw, pipeline)
+    _check_tiers(document, raw, pipeline)
     return pipeline, document.placeholders
 
 
@@ -403,6 +405,14 @@ def _check_addresses(
             taken[address] = node.name
 
 
+def _check_tiers(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
+    for buffer in pipeline.buffers:
+        for node in buffer.receivers:
+            if getattr(node.config, "durable", None) == "tier" and buffer.config.settings.cold_objects is None:
+                reason = f"durable: tier waits for the object tier of {buffer.name}, which has none: set cold.objects"
+                raise document.invalid((*raw[node.name].path, "config"), reason)
+
+
 def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
     """
     Refuse what would write into the directory of another: its files, its store, or Spark's notes of how far it came.
@@ -431,3 +441,22 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
             taken[path] = node.name
         if isinstance(node.config, ParquetExporterConfig):
             taken.setdefault(posixpath.abspath(node.config.checkpoint_path), node.name)
+
+
+# ── what would have no effect ────────────────────────────────────────────────────────────────────────
+
+
+def _check_bounds(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
+    """
+    Refuse bounds of attempts where nothing is measured by them.
+    """
+    for route in pipeline.routes.values():
+        if not isinstance(route.config, QueryExporterConfig) or route.processors or route.into is not None:
+            continue
+        for key in ("max_attempts", "max_elapsed"):
+            if getattr(route.config.retry, key) is not None:
+                raise document.invalid(
+                    (*raw[route.name].path, "config", "retry", key),
+                    f"retry.{key} has no effect here: Spark commits batch after batch, so one that fails is tried "
+                    "until it goes, and there is no processor that a single bundle could fail; leave it out",
+                )

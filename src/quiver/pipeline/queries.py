@@ -6,9 +6,7 @@ Where each keeps its notes is settled here, so that a restart finds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["QueryPlan", "chain_of", "plan_queries", "spark_settings", "start_query"]
+    from quiver.spark.held import BundleExport
+    from quiver.spark.poison import PoisonSieve
+
+__all__ = ["QueryPlan", "RunningQuery", "chain_of", "export_of", "plan_queries", "spark_settings", "start_query"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,57 +107,83 @@ def chain_of(route: Route) -> list[Any]:
     ]
 
 
-def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
+@dataclass(frozen=True)
+class RunningQuery:
+    """
+    A query, and what holds the bundles that its processors failed on.
+    """
+
+    query: StreamingQuery
+    sieve: PoisonSieve
+
+    def close(self) -> None:
+        """
+        Let go of what is held. Stop the query first; the next one of this plan needs it.
+        """
+        self.sieve.close()
+
+
+def start_query(spark: SparkSession, plan: QueryPlan) -> RunningQuery:
     """
     Start *plan* in *spark*; return the running query.
 
     Raises:
         WrongUse: an option is unknown.
+        DirectoryInUse: an earlier query of this plan was not closed.
         OSError: a directory cannot be made.
     """
     from quiver.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - brings the engine
-    from quiver.spark.export_query import start_export  # noqa: PLC0415 - an extra
-    from quiver.spark.exporter_parquet import run_exporter  # noqa: PLC0415
-    from quiver.spark.exporters import ParquetTables, exporter_of  # noqa: PLC0415
+    from quiver.spark.bundle_query import start_bundle_query  # noqa: PLC0415 - an extra
     from quiver.spark.poison import PoisonSieve  # noqa: PLC0415
 
     # Each route is a pool of its own; pools take turns under FAIR, and mean nothing under FIFO.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.subscriber)
     config: Any = plan.route.config
-    trigger = {"processingTime": f"{max(round(getattr(config, 'trigger', 0.0) * 1000), 1)} milliseconds"}
-    options: Mapping[str, str] = {"failOnDataLoss": "false"} if plan.may_lose else {}
-    around = partial(
-        PoisonSieve,
-        subscriber=plan.subscriber,
-        policy=config.policy(),
+    sieve = PoisonSieve(
+        export_of(plan),
+        plan.subscriber,
+        config.policy(),
         letters=DeadLetters,
         fail_on_data_loss=not plan.may_lose,
+        store_path=plan.store_path,
+        spark=spark,
     )
-    is_parquet = isinstance(config, ParquetExporterConfig)
-    if is_parquet and not plan.route.processors:
-        Path(config.path).mkdir(parents=True, exist_ok=True)
-        return run_exporter(
+    try:
+        query = start_bundle_query(
             spark,
             plan.store_path,
             plan.subscriber,
-            str(Path(config.path).absolute()),
-            plan.checkpoint,
-            trigger=trigger,
-            options=options,
-            compression=config.compression,
+            sieve,
+            checkpoint=plan.checkpoint,
+            trigger={"processingTime": f"{max(round(getattr(config, 'trigger', 0.0) * 1000), 1)} milliseconds"},
+            options={"failOnDataLoss": "false"} if plan.may_lose else {},
             query_name=plan.name,
-            around=around,
         )
+    except BaseException:
+        sieve.close()
+        raise
+    return RunningQuery(query, sieve)
+
+
+def export_of(plan: QueryPlan) -> BundleExport:
+    """
+    Return what exports the batches of *plan*, and single bundles.
+
+    Raises:
+        WrongUse: an option is unknown.
+        OSError: a directory cannot be made.
+    """
+    from quiver.spark.export_query import TableBatches  # noqa: PLC0415 - an extra
+    from quiver.spark.exporter_parquet import ParquetExporter  # noqa: PLC0415
+    from quiver.spark.exporters import ParquetTables, exporter_of  # noqa: PLC0415
+
+    config: Any = plan.route.config
+    # What a policy is there for is not passed over.
+    reading = {"fail_on_data_loss": not plan.may_lose, "skip_undecodable": False}
+    is_parquet = isinstance(config, ParquetExporterConfig)
+    if is_parquet and not plan.route.processors:
+        Path(config.path).mkdir(parents=True, exist_ok=True)
+        return ParquetExporter(plan.store_path, plan.subscriber, config.path, compression=config.compression, **reading)
     settings = ParquetTables(config.path, config.compression) if is_parquet else config.settings()
-    return start_export(
-        spark,
-        plan.store_path,
-        plan.subscriber,
-        exporter_of(settings, subscriber=plan.subscriber),
-        checkpoint=plan.checkpoint,
-        chain=chain_of(plan.route),
-        trigger=trigger,
-        options=options,
-        query_name=plan.name,
-        around=around,
-    )
+    exporter = exporter_of(settings, subscriber=plan.subscriber)
+    return TableBatches(plan.store_path, exporter, chain=chain_of(plan.route), **reading)

@@ -11,7 +11,7 @@ from pydantic import Field
 from quiver.errors import SettingsInvalid
 from quiver.pipeline.config_values import Address, Config, Duration, Size
 from quiver.pipeline.receiver_config import RECEIVING_BYTES_MIN, ReceiverConfig
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp_settings import Durable, QwpSettings
 from quiver.receivers.settings import KeepaliveSettings
 from quiver.settings import MIB
 
@@ -44,6 +44,7 @@ class QwpReceiverConfig(ReceiverConfig):
         keepalive: how long connections live.
         request_timeout: how long a client may take to send a message.
         handshake_timeout: how long a new client may take for its handshake.
+        durable: what a durable acknowledgement waits for: that a segment is `sealed`, or that the object `tier` has it.
         durable_timeout: how long a client waits for a durable acknowledgement before the open segment is sealed for it.
     """
 
@@ -57,6 +58,7 @@ class QwpReceiverConfig(ReceiverConfig):
     keepalive: _Keepalive = _Keepalive()
     request_timeout: Duration = 30.0
     handshake_timeout: Duration = 10.0
+    durable: Durable = "sealed"
     durable_timeout: Duration = 5.0
 
     def model_post_init(self, _context: Any, /) -> None:
@@ -92,6 +94,7 @@ class QwpReceiverConfig(ReceiverConfig):
             dictionaries_bytes_max=self.max_dictionary_bytes,
             body_timeout_s=self.request_timeout,
             head_timeout_s=self.handshake_timeout,
+            durable=self.durable,
             durable_wait_s=self.durable_timeout,
             connections_max=self.max_connections,
             security=self.security,

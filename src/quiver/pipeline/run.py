@@ -56,6 +56,8 @@ RUN_LOCK = "quiver.run.lock"
 RESTART_S_MAX = 5.0
 """An SDK gives up after about half a minute of trying: no restart waits so long that its batch is lost."""
 
+READY_LOOK_S = 0.2
+
 INGEST_STOP_S = 20.0
 SPARK_STOP_S = 45.0
 STOP_MORE_S = 12.0
@@ -132,6 +134,7 @@ def run_pipeline(
         running = _Running(pipeline.placed(run_dir), options, reread, say)
         held.enter_context(_memory(running.pipeline, run_dir))
         running.tell_what_is_left_behind()
+        threading.Thread(target=running.tell_when_ready, name="quiver-ready", daemon=True).start()
         supervisor = running.supervisor
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: supervisor.request_stop())
@@ -209,6 +212,23 @@ class _Running:
                 f"{name}: quiver subscribers {shlex.quote(directory)} drop {name}"
             )
 
+    def tell_when_ready(self) -> None:
+        """
+        Say once when every child is ready, in its present life: before, ports are closed.
+        """
+        never = threading.Condition()
+        while True:
+            children = {child.spec.name: child.pid for child in self.supervisor.children}
+            facts = {name: _ready(self._options.run_dir / f"{name}.json") for name in children}
+            if self.supervisor.state in {"stopping", "stopped", "failed"}:
+                return
+            if all(pid is not None and facts[name].get("pid") == pid for name, pid in children.items()):
+                break
+            with never:
+                SYSTEM_CLOCK.wait(never, READY_LOOK_S)
+        ports = dict.fromkeys(port for fact in facts.values() for port in fact.get("listening", ()))
+        self._tell(f"ready: listens on {', '.join(ports)}" if ports else "ready")
+
     def tell_what_remains(self) -> None:
         """
         Say how much each exporter has left behind in its buffer.
@@ -216,6 +236,16 @@ class _Running:
         for name, bundles, directory in remaining(self.pipeline):
             fate = "which is in memory, and gone" if not self.pipeline.is_durable else "for the next start"
             self._tell(f"{name}: {bundles} bundles remain in {directory}, {fate}")
+
+
+def _ready(path: Path) -> dict[str, Any]:
+    """
+    Return what a child wrote when it was ready; nothing as long as it is not.
+    """
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}
 
 
 def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:

@@ -3,14 +3,16 @@ Child processes: started, restarted with backoff, stopped in order, never orphan
 
 Each child runs in a process group of its own and holds one end of a pipe as standard input (see `lifeline`). When a
 child dies, what is left of its group is killed before it is started again: two Spark drivers on one checkpoint, the
-old one's JVM still dying, is the accident this prevents.
+old one's JVM still dying, is the accident this prevents. Their logs are kept short (`log_files`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
@@ -21,12 +23,20 @@ from random import Random
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.pipeline.lifeline import EXIT_WRONG_USE
+from quiver.pipeline.log_files import LOG_BYTES_MAX, keep_short
 from quiver.primitives.backoff import Backoff
+from quiver.primitives.real_files import REAL_FILES
 
 __all__ = ["Child", "ChildSpec", "Supervisor"]
 
 
 LAST_LINE_BYTES_MAX = 4096
+LOOK_AT_LOGS_S = 10.0
+
+_LOG_PREFIX = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [A-Z]+ +[\w.]+ ")
+"""What stands before the words of a line of ours: time, level, logger."""
+
+_log = logging.getLogger("quiver.pipeline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,7 @@ class Supervisor:
         random: where their jitter comes from.
         healthy_s: a child that lived this long starts again without delay built up.
         on_reload: called, from `run`, after `request_reload`; may call `tell`, `renew` and `change`.
+        log_bytes_max: a longer log is put aside.
     """
 
     def __init__(
@@ -105,6 +116,7 @@ class Supervisor:
         healthy_s: float = 5.0,
         clock: Clock = SYSTEM_CLOCK,
         on_reload: Callable[[Supervisor], None] | None = None,
+        log_bytes_max: int = LOG_BYTES_MAX,
     ) -> None:
         self.children = [Child(spec, backoff.delays(random)) for spec in specs]
         self.state = "starting"
@@ -114,6 +126,8 @@ class Supervisor:
         self._random = random
         self._healthy_s = healthy_s
         self._clock = clock
+        self._log_bytes_max = log_bytes_max
+        self._look_at_logs_at = clock.monotonic() + LOOK_AT_LOGS_S
         # Filled from threads and from signal handlers; a SimpleQueue allows both.
         self._events: queue.SimpleQueue[_Exited | str] = queue.SimpleQueue()
 
@@ -201,7 +215,8 @@ class Supervisor:
         while True:
             times = [time for child in self.children for time in (child.restart_at, child.kill_at)]
             due = [time for time in times if time is not None]
-            event = self._next(min(due) - self._clock.monotonic() if due else None)
+            event = self._next(min([*due, self._look_at_logs_at]) - self._clock.monotonic())
+            self._look_at_logs()
             if isinstance(event, _Exited):
                 if event.child.process is not event.process:
                     continue
@@ -225,9 +240,21 @@ class Supervisor:
                 if child.restart_at is not None and child.restart_at <= self._clock.monotonic():
                     self._start_again(child)
 
-    def _next(self, timeout_s: float | None) -> _Exited | str:
+    def _look_at_logs(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._look_at_logs_at:
+            return
+        self._look_at_logs_at = now + LOOK_AT_LOGS_S
+        for child in self.children:
+            try:
+                keep_short(REAL_FILES, str(child.spec.log_path), bytes_max=self._log_bytes_max)
+            except OSError as error:
+                # No room for a copy: it is tried again, and the child must not suffer for it.
+                _log.warning("%s grows: %s", child.spec.log_path, error)
+
+    def _next(self, timeout_s: float) -> _Exited | str:
         try:
-            event = self._events.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
+            event = self._events.get(timeout=max(timeout_s, 0.0))
         except queue.Empty:
             return "due"
         return event
@@ -375,5 +402,5 @@ def _last_line(log_path: Path) -> str:
     with contextlib.suppress(OSError), log_path.open("rb") as log:
         log.seek(max(log.seek(0, os.SEEK_END) - LAST_LINE_BYTES_MAX, 0))
         lines = log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return _LOG_PREFIX.sub("", lines[-1].strip()) if lines else ""
     return ""

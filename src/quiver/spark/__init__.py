@@ -11,6 +11,8 @@ Spark reads what a store holds, as one of its subscribers, processes it, exports
 file                         purpose
 ===========================  ======================================================================
 `session.py`, `java.py`      a session that works on a fresh machine
+`bundle_query.py`            how every exporter's query is started and stopped
+`option_values.py`           values of options, read in one place                           (pure)
 `options.py`                 the options of a load, with their table                        (pure)
 `offsets.py`                 positions, and how checkpoints hold them                       (pure)
 `partitions.py`              limits of a batch; bundles → tasks                             (pure)
@@ -40,10 +42,14 @@ file                         purpose
 `exporter_parquet.py`        the Parquet exporter: a query over `bundles`
 `parquet_commit.py`          files that become visible once and whole
 `delivery.py`                a query that delivers bundle by bundle, with retries
-`poison.py`                  bundles that can never be decoded, set aside
+`poison.py`                  bundles that fail a batch: found, and set aside
+`isolate.py`                 which of several things makes all of them fail                 (pure)
+`held.py`                    what processors failed on: tried again by itself
 `aof_options.py`             the options of `quiver-aof`, and positions in a log            (pure)
 `aof_reading.py`             an append-only log beside its writer: what a batch takes
 `aof_source.py`              the format `quiver-aof`, in Spark's terms
+`aof_sink_options.py`        the options of a write, with their table                       (pure)
+`aof_sink.py`                rows → staged records in tasks → one committed batch
 `topic_options.py`           the options of a load of `quiver-topic`, with their table     (pure)
 `topic_offsets.py`           offsets of topics, and how checkpoints hold them               (pure)
 `topic_ranges.py`            limits of a batch; messages → tasks                            (pure)

@@ -1,5 +1,5 @@
 """
-The Spark data source `quiver-aof`: batch and streaming reads of append-only logs.
+The Spark data source `quiver-aof`: batch and streaming reads of append-only logs, and writes to them.
 
 As with `quiver`, Spark makes these objects in several processes and pickles them between, so constructors only keep
 what they are given; batches are Arrow of exactly the declared schema; filters are never taken over from Spark.
@@ -8,7 +8,7 @@ what they are given; batches are Arrow of exactly the declared schema; filters a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from quiver.aof.files import LogFiles
 from quiver.errors import WrongUse
 from quiver.spark.aof_options import AofOptions, AofPosition, parse_aof_options, position_from_json
 from quiver.spark.aof_reading import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece, read_piece
+from quiver.spark.aof_sink import AofBatchWriter, AofStreamWriter
+from quiver.spark.aof_sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +44,9 @@ class PiecesPartition(InputPartition):
 
 class AofDataSource(DataSource):
     """
-    ``format("quiver-aof")`` of `spark.read` and `spark.readStream`. Options: see `quiver.spark.aof_options`.
+    ``format("quiver-aof")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
+
+    Options of reads: see `quiver.spark.aof_options`; of writes: `quiver.spark.aof_sink_options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -51,6 +55,7 @@ class AofDataSource(DataSource):
 
     @cached_property
     def _parsed(self) -> AofOptions:
+        # Not at once: a sink has other options.
         parsed = parse_aof_options(self._given)
         # Tasks may run with another working directory.
         return replace(parsed, path=os.path.abspath(parsed.path))  # noqa: PTH100 - kept as text
@@ -81,6 +86,32 @@ class AofDataSource(DataSource):
         Return the streaming reader. Spark passes *schema* by keyword.
         """
         return AofStreamReader(self._parsed, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> AofBatchWriter:  # noqa: FBT001 - Spark's signature
+        """
+        Return the batch writer.
+
+        Raises:
+            WrongUse: an option or a column is unknown, missing or contradicts another, or a log is to be overwritten.
+        """
+        return AofBatchWriter(_sink_options(self._given, schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> AofStreamWriter:  # noqa: FBT001, N802
+        """
+        Return the streaming writer.
+
+        Raises:
+            WrongUse: as `writer`.
+        """
+        return AofStreamWriter(_sink_options(self._given, schema, overwrite=overwrite))
+
+
+def _sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> AofSinkOptions:
+    if overwrite:
+        raise WrongUse('a log only grows: write with mode("append"), a stream with outputMode("append")')
+    options = parse_aof_sink_options(given)
+    check_record_columns({field.name: field.dataType.simpleString() for field in schema.fields})
+    return replace(options, path=os.path.abspath(options.path))  # noqa: PTH100 - kept as text
 
 
 class _Pieces:

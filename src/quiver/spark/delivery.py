@@ -30,11 +30,8 @@ from quiver.errors import DeliveryHalted, ObjectsUnavailable
 from quiver.observe import Observer
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.bundle_query import start_bundle_query
-from quiver.spark.poison import LettersOf
+from quiver.spark.held import LettersOf, unresolved_bundles
 from quiver.spark.segments import store_identity, store_root, store_roots
-from quiver.store.roster import find_segments
-from quiver.store.subscribers.progress_store import load_progress
-from quiver.store.subscribers.state import SegmentRef, SubscriberState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +114,7 @@ class BundleDelivery:
                 REAL_FILES,
                 root,
                 self._subscriber,
-                unresolved=lambda: _unresolved(root, self._subscriber),
+                unresolved=lambda: unresolved_bundles(root, self._subscriber),
                 clock=self._clock,
             ),
             letters=letters,
@@ -198,19 +195,6 @@ class BundleDelivery:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-
-def _unresolved(root: str, subscriber: str) -> list[BundleRef]:
-    """
-    Return every bundle that a subscriber has not resolved.
-    """
-    progress = load_progress(REAL_FILES, root, subscriber)
-    state = SubscriberState() if progress is None else SubscriberState.from_progress(progress)
-    found = []
-    for info in find_segments(REAL_FILES, root).infos:
-        left = state.unresolved(SegmentRef.of(info))
-        found += [BundleRef(info.seq, index) for index in range(info.bundle_count) if left >> index & 1]
-    return found
 
 
 def start_delivery(

@@ -13,6 +13,7 @@ Only descriptors cross from the source to the batch; rows are decoded in the tas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,13 @@ from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.exporter_settings import SparkExporterSettings
 from quiver.spark.exporters import BatchOf, ParquetTables, TableExporter, exporter_of
 from quiver.spark.poison import ExportBatch
+from quiver.spark.processor_settings import SqlSettings
 from quiver.spark.processors import Step, process
 from quiver.spark.segments import store_identities
 from quiver.spark.tables import Descriptors, tables_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
@@ -88,14 +91,62 @@ class TableBatches:
         descriptors = Descriptors.of(batch).behind(before)
         if not descriptors.table.num_rows:
             return
-        tables = tables_of(
-            batch.sparkSession,
-            descriptors,
-            fail_on_data_loss=self._fail,
-            skip_undecodable=self._skip_undecodable,
-        )
         which = BatchOf(query, batch_id, stores, descriptors.through(identities))
-        self._exporter.export(process(tables, self._chain), which)
+        self._exporter.export(self._processed(batch.sparkSession, descriptors), which)
+
+    def _processed(
+        self, spark: SparkSession, descriptors: Descriptors, views: AbstractSet[str] = frozenset()
+    ) -> dict[str, DataFrame]:
+        """
+        Return what the processors make of the bundles, and of *views* without rows where these have nothing of them.
+        """
+        # A batch that happens to have no spans is none that a query over logs and spans cannot work on.
+        joined = [step.reads for step in self._chain if isinstance(step, SqlSettings) and len(step.reads) > 1]
+        there = views | descriptors.views if joined else views
+        also = frozenset(views).union(*(reads for reads in joined if not there.isdisjoint(reads)))
+        tables = tables_of(
+            spark, descriptors, also=also, fail_on_data_loss=self._fail, skip_undecodable=self._skip_undecodable
+        )
+        empty = {name: tables[name] for name in also & tables.keys() - descriptors.views} if also else {}
+        processed = process(tables, self._chain)
+        return {name: frame for name, frame in processed.items() if empty.get(name) is not frame}
+
+    def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
+        """
+        Compute what the processors make of *bundles*, and export nothing.
+
+        Args:
+            spark: where it runs.
+            bundles: a row for each: path, segment, index, slots. There may be none.
+            views: the tables that the processors are given in any case, those of the whole batch.
+
+        Raises:
+            Exception: whatever a processor raises.
+        """
+        for frame in self._processed(spark, Descriptors(bundles), views).values():
+            frame.write.format("noop").mode("overwrite").save()
+
+    def apart(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
+        """
+        Export one bundle by itself, also behind what was exported before. As exactly once as a batch is.
+
+        Args:
+            spark: where it runs.
+            bundle: the row for it.
+            name: `quiver.spark.parquet_commit.apart_id` of the bundle.
+
+        Raises:
+            Exception: whatever a processor or the exporter raises.
+        """
+        which = BatchOf(name, 0, tuple(store_identities(REAL_FILES, self._store_path).values()))
+        if not self._exporter.has(which):
+            self._exporter.export(self._processed(spark, Descriptors(bundle)), which)
+
+    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+        """
+        Return under which of *names* a bundle was exported by itself.
+        """
+        return self._exporter.exported_apart(names)
 
 
 def start_export(

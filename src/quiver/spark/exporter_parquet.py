@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,13 +33,13 @@ from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
 from quiver.spark.offsets import STORE_UNKNOWN, Position
-from quiver.spark.parquet_commit import ExportCommitter, Part, part_prefix
+from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
 from quiver.spark.poison import ExportBatch
 from quiver.spark.segments import store_identities, store_root
 from quiver.store.segment.conform import conform
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 __all__ = ["ParquetExporter", "PartWriter", "run_exporter"]
@@ -297,45 +298,81 @@ class ParquetExporter:
             OSError: the disk refused.
         """
         self._stores = store_identities(REAL_FILES, self._store_path)
-        committer = self._committer_for(query_id)
+        if self._committer is None:
+            self._committer = self._committer_of(query_id)
+        committer = self._committer
         if committer.is_committed(batch_id):
             return ()
-        self._attempts += 1
-        task = PartWriter(
-            self._output,
-            prefix=part_prefix(query_id, batch_id),
-            attempt=f"{os.getpid()}a{self._attempts}",
-            exported_through={
-                root: committer.exported_through[store]
-                for root, store in self._stores.items()
-                if store in committer.exported_through
-            },
-            compression=self._compression,
-            fail_on_data_loss=self._fail,
-            skip_undecodable=self._skip_undecodable,
-        )
-        rows = batch.select("path", "segment", "index").mapInArrow(task, _RESULT_SCHEMA).collect()
-        parts = [Part(row["table"], row["part"], row["rows"], row["bytes"]) for row in rows if row["part"]]
+        exported_through = {
+            root: committer.exported_through[store]
+            for root, store in self._stores.items()
+            if store in committer.exported_through
+        }
+        rows = self._written(batch, part_prefix(query_id, batch_id), exported_through)
         through: dict[str, Position] = {}
         for row in rows:
             if not row["part"]:
                 store = self._stores.get(row["store"], STORE_UNKNOWN)
                 reached = Position(row["segment"], row["index"] + 1)
                 through[store] = max(through.get(store, reached), reached)
-        return committer.commit(batch_id, parts, through)
+        return committer.commit(batch_id, _parts(rows), through)
 
-    def _committer_for(self, query_id: str) -> ExportCommitter:
-        if self._committer is None:
-            committer = ExportCommitter(
-                REAL_FILES,
-                self._output,
-                query_id=query_id,
-                stores=self._stores.values(),
-                subscriber=self._subscriber,
-            )
-            committer.recover()
-            self._committer = committer
-        return self._committer
+    def apart(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
+        """
+        Export one bundle by itself, once, also behind what was exported before.
+
+        Args:
+            spark: where it runs.
+            bundle: the row for it: path, segment, index.
+            name: `quiver.spark.parquet_commit.apart_id` of the bundle.
+
+        Raises:
+            Damaged: a commit record or the bundle is not what was written.
+            OSError: the disk refused.
+        """
+        self._stores = store_identities(REAL_FILES, self._store_path)
+        committer = self._committer_of(name)
+        if not committer.is_committed(0):
+            committer.commit(0, _parts(self._written(spark.createDataFrame(bundle), part_prefix(name, 0), {})), {})
+
+    def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
+        """
+        Do nothing: there are no processors here.
+        """
+
+    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+        """
+        Return under which of *names* a bundle was exported by itself.
+        """
+        return committed_apart(REAL_FILES, self._output, names)
+
+    def _written(self, batch: DataFrame, prefix: str, exported_through: Mapping[str, Position]) -> list[Row]:
+        self._attempts += 1
+        task = PartWriter(
+            self._output,
+            prefix=prefix,
+            attempt=f"{os.getpid()}a{self._attempts}",
+            exported_through=exported_through,
+            compression=self._compression,
+            fail_on_data_loss=self._fail,
+            skip_undecodable=self._skip_undecodable,
+        )
+        return batch.select("path", "segment", "index").mapInArrow(task, _RESULT_SCHEMA).collect()
+
+    def _committer_of(self, query_id: str) -> ExportCommitter:
+        committer = ExportCommitter(
+            REAL_FILES,
+            self._output,
+            query_id=query_id,
+            stores=self._stores.values(),
+            subscriber=self._subscriber,
+        )
+        committer.recover()
+        return committer
+
+
+def _parts(rows: Iterable[Row]) -> list[Part]:
+    return [Part(row["table"], row["part"], row["rows"], row["bytes"]) for row in rows if row["part"]]
 
 
 def run_exporter(

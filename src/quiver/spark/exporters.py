@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -38,13 +39,14 @@ from quiver.spark.exporter_settings import (
 )
 from quiver.spark.offsets import Position
 from quiver.spark.otlp_rows import is_view, json_of_rows
-from quiver.spark.parquet_commit import ExportCommitter, Part, part_prefix
+from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
 from quiver.spark.questdb_export import QuestdbExporter
 from quiver.spark.questdb_export_settings import QuestdbSinkSettings
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_stage import Staged, commit_batch, is_committed, sink_root, stage_here, task_place
 from quiver.spark.topic_export import TopicExporter
 from quiver.spark.topic_export_settings import TopicSinkSettings
+from quiver.store.format.sink_commit import INCOMING_DIR
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,6 +103,11 @@ class TableExporter(Protocol):
         Return identity of a store → the position before which another query of the same exporter exported everything.
         """
 
+    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+        """
+        Return those of *names* that are queries of one batch each, number 0, and exported: bundles by themselves.
+        """
+
     def export(self, tables: Tables, batch: BatchOf) -> None:
         """
         Export the tables of *batch*. On return they are where they belong.
@@ -140,6 +147,12 @@ class _Forgetful:
         Return nothing.
         """
         return {}
+
+    def exported_apart(self, names: AbstractSet[str]) -> set[str]:  # noqa: ARG002
+        """
+        Return none.
+        """
+        return set()
 
 
 class ConsoleExporter(_Forgetful):
@@ -216,6 +229,14 @@ class QuiverExporter:
         Return nothing: the store knows batches of queries, not where they came from.
         """
         return {}
+
+    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+        """
+        Return those of *names* that the store has a batch of.
+        """
+        directory = f"{self._root}/{INCOMING_DIR}"
+        writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
+        return {name for name in writers if name in names and self.has(BatchOf(name, 0))}
 
     def export(self, tables: Tables, batch: BatchOf) -> None:
         """
@@ -310,6 +331,12 @@ class FileExporter:
         Return how far earlier queries came: a lost checkpoint writes nothing twice.
         """
         return self._committer(batch).exported_through
+
+    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+        """
+        Return those of *names* that have their files.
+        """
+        return committed_apart(REAL_FILES, self._output, names)
 
     def export(self, tables: Tables, batch: BatchOf) -> None:
         """

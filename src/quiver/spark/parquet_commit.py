@@ -15,12 +15,17 @@ with a record is never written again.
 
 A record also says through which bundle of which store its batch went. A query that starts over with a new
 checkpoint as the same subscriber takes nothing before that: what was exported stays exported once.
+
+A bundle that failed in its batch is exported by itself later (`apart_id`), as the only batch of a query of that name.
+Such a committer looks after its own records and files only: the exporter's query may be at work beside it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +35,19 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.files import FileSystem
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 
-__all__ = ["RECORDS_DIR", "RECORDS_KEPT", "ExportCommitter", "ExportRecord", "Part", "part_prefix"]
+__all__ = [
+    "APART_PREFIX",
+    "RECORDS_DIR",
+    "RECORDS_KEPT",
+    "ExportCommitter",
+    "ExportRecord",
+    "Part",
+    "apart_id",
+    "committed_apart",
+    "part_prefix",
+]
+
+APART_PREFIX = "apart-"
 
 RECORDS_DIR = "_quiver"
 
@@ -124,11 +141,36 @@ class ExportRecord:
             raise Damaged(path, 0, "the file is not a commit record") from error
 
 
+def apart_id(subscriber: str, bundle: str) -> str:
+    """
+    Return as which query a bundle is exported by itself. The same whenever it is, and no other bundle's.
+
+    Args:
+        subscriber: the exporter.
+        bundle: which one, of all stores: identity of the store, segment and index.
+    """
+    return f"{APART_PREFIX}{hashlib.sha256(f'{subscriber}/{bundle}'.encode()).hexdigest()[:32]}"
+
+
+def committed_apart(files: FileSystem, output: str, names: AbstractSet[str]) -> set[str]:
+    """
+    Return under which of *names* a bundle was exported into *output* by itself.
+    """
+    root = f"{output}/{RECORDS_DIR}"
+    queries = files.list_dir(root) if files.exists(root) else ()
+    return {name for name in queries if name in names and files.exists(f"{root}/{name}/{0:010}.json")}
+
+
 def part_prefix(query_id: str, batch: int) -> str:
     """
     Return how the hidden names of a batch's parts begin.
     """
-    return f".{query_id[:_QUERY_CHARACTERS]}-{batch:010}-"
+    return f".{_short(query_id)}-{batch:010}-"
+
+
+def _short(query_id: str) -> str:
+    # Of Spark's ids a few characters tell the few queries of one directory apart; bundles can be many.
+    return query_id if query_id.startswith(APART_PREFIX) else query_id[:_QUERY_CHARACTERS]
 
 
 class ExportCommitter:
@@ -173,8 +215,14 @@ class ExportCommitter:
         """
         self._files.make_dirs(self._records)
         root = f"{self._output}/{RECORDS_DIR}"
+        if self._query_id.startswith(APART_PREFIX):
+            self.is_committed(0)
+            self._remove_leftovers((f".{_short(self._query_id)}-",))
+            return
         queries = [self._query_id]
         for query_id in self._files.list_dir(root):
+            if query_id.startswith(APART_PREFIX):
+                continue  # who exports a bundle by itself finishes what was committed, and says nothing of others
             records = self._own_records(f"{root}/{query_id}")
             for record in records:
                 self.roll_forward(record)
@@ -185,7 +233,7 @@ class ExportCommitter:
             self._forget(f"{root}/{query_id}", [record.batch for record in records])
             if records and query_id != self._query_id:
                 queries.append(query_id)
-        self._remove_leftovers(tuple(f".{query_id[:_QUERY_CHARACTERS]}-" for query_id in queries))
+        self._remove_leftovers(tuple(f".{_short(query_id)}-" for query_id in queries))
 
     def _own_records(self, directory: str) -> list[ExportRecord]:
         records = []

@@ -5,6 +5,7 @@ The exporter to QuestDB: the tables of a batch through the sink `questdb`, each 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
@@ -49,6 +50,12 @@ class QuestdbExporter:
         Return nothing.
         """
         return {}
+
+    def exported_apart(self, names: AbstractSet[str]) -> set[str]:  # noqa: ARG002 - the slots know
+        """
+        Return none.
+        """
+        return set()
 
     def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> None:
         """

@@ -51,7 +51,7 @@ def send_partition(
     settings = settings_of(options, slots, partition)
     ids = SymbolIds()
     messages = (
-        message
+        bytes(message)
         for batch in batches
         for message, _ in encode_slices(
             options.table,

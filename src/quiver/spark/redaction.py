@@ -2,11 +2,14 @@
 Values made unreadable in Arrow batches, wherever they are nested. Pure.
 
 A struct of the fields of a typed value is one value; the values of maps are judged by their keys, those inside JSON by
-theirs. Patterns are RE2's, which take linear time whatever the text is.
+theirs. Patterns are RE2's, which take linear time whatever the text is. Bytes are looked into as the text that they
+are, or else byte by byte; those inside JSON, which has none, where a text is base64.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -20,7 +23,7 @@ from quiver.store.segment.widest import is_any_list
 __all__ = ["Redaction"]
 
 _TYPED_NAMES = tuple(field.name for field in TYPED_VALUE)
-_TEXT, _JSON = "string_value", "json_value"
+_TEXT, _JSON, _BYTES = "string_value", "json_value", "bytes_value"
 
 
 class Redaction:
@@ -59,7 +62,7 @@ class Redaction:
 
     def _fields(self, fields: Iterable[pa.Field], arrays: Iterable[pa.Array]) -> list[pa.Array]:
         return [
-            self._text(array) if field.name in self._columns and _is_text(field.type) else self._inside(array)
+            self._plain(array) if field.name in self._columns and _is_plain(field.type) else self._inside(array)
             for field, array in zip(fields, arrays, strict=True)
         ]
 
@@ -93,8 +96,8 @@ class Redaction:
         kind = array.type
         if pa.types.is_struct(kind.item_type):
             items = self._inside(items)
-        elif _is_text(kind.item_type):
-            items = self._text(items)
+        elif _is_plain(kind.item_type):
+            items = self._plain(items)
         if self._keys and _is_text(kind.key_type):
             hidden = pc.and_(pc.match_substring_regex(keys, self._keys), pc.is_valid(items))
             items = self._hide(items, hidden)
@@ -108,6 +111,8 @@ class Redaction:
         kind = items.type
         if _is_text(kind):
             return pc.if_else(hidden, pa.scalar(self._replacement, kind), items)
+        if _is_blob(kind):
+            return pc.if_else(hidden, pa.scalar(self._replacement.encode(), kind), items)
         if pa.types.is_struct(kind) and _TEXT in [field.name for field in kind]:
             children = []
             for field, child in zip(kind, items.flatten(), strict=True):
@@ -118,7 +123,9 @@ class Redaction:
 
     def _typed(self, array: pa.Array) -> pa.Array:
         kind = array.type
-        change: dict[str, Callable[[pa.Array], pa.Array]] = {_TEXT: self._text, _JSON: self._json}
+        change: dict[str, Callable[[pa.Array], pa.Array]] = {
+            _TEXT: self._text, _JSON: self._json, _BYTES: self._blob
+        }  # fmt: skip
         children = [
             change[field.name](child) if field.name in change else child
             for field, child in zip(kind, array.flatten(), strict=True)
@@ -130,6 +137,35 @@ class Redaction:
             array = pc.replace_substring_regex(array, pattern, self._replacement)
         return array
 
+    def _plain(self, array: pa.Array) -> pa.Array:
+        return self._text(array) if _is_text(array.type) else self._blob(array)
+
+    def _blob(self, array: pa.Array) -> pa.Array:
+        """
+        Return bytes without the matching parts.
+        """
+        if not self._value_patterns or array.null_count == len(array):
+            return array
+        try:
+            return self._text(array.cast(pa.large_string())).cast(array.type)
+        except pa.ArrowInvalid:
+            # A pattern for texts sees characters; in what is none there are only bytes to see.
+            as_text = pa.array([blob is not None and _is_utf8(blob) for blob in array.to_pylist()])
+            texts = pc.if_else(as_text, array, pa.scalar(None, array.type)).cast(pa.large_string())
+            return pc.if_else(as_text, self._text(texts).cast(array.type), self._text(array))
+
+    def _look_into_base64(self, texts: dict[str, str]) -> None:
+        """
+        Change those of *texts*, text → what stands there instead, that say bytes with matching parts.
+        """
+        blobs = {text: blob for text in texts if (blob := _from_base64(text)) is not None}
+        if not blobs:
+            return
+        redacted = self._blob(pa.array(list(blobs.values()), pa.large_binary())).to_pylist()
+        for (text, before), after in zip(blobs.items(), redacted, strict=True):
+            if after != before:
+                texts[text] = base64.b64encode(after).decode()
+
     def _json(self, array: pa.Array) -> pa.Array:
         if array.null_count == len(array):
             return array
@@ -140,7 +176,8 @@ class Redaction:
             _collect(one, texts, keys)
         # All at once: a pattern is tried on a column far faster than on one text after the other.
         if texts:
-            texts = dict(zip(texts, self._text(pa.array(list(texts))).to_pylist(), strict=True))
+            self._look_into_base64(texts)
+            texts = dict(zip(texts, self._text(pa.array(list(texts.values()))).to_pylist(), strict=True))
         if keys and self._keys:
             matches = pc.match_substring_regex(pa.array(list(keys)), self._keys).to_pylist()
             keys = dict(zip(keys, matches, strict=True))
@@ -184,6 +221,31 @@ def _parsed(text: str) -> list[Any] | str:
 
 def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_utf8(blob: bytes) -> bool:
+    try:
+        blob.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _from_base64(text: str) -> bytes | None:
+    if not text or len(text) % 4:
+        return None
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None  # a text, as most are
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return _is_text(kind) or _is_blob(kind)
+
+
+def _is_blob(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:

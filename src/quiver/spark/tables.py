@@ -8,8 +8,9 @@ which signals there are, and through which bundle of each store it goes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -74,6 +75,13 @@ class Descriptors:
             reached[store] = max(reached.get(store, position), position)
         return reached
 
+    @cached_property
+    def views(self) -> set[str]:
+        """
+        The views that they hold something of.
+        """
+        return {view for view in VIEWS if self.with_slots(slots_of_view(view)).num_rows}
+
     def with_slots(self, slots: Iterable[int]) -> pa.Table:
         """
         Return those that have one of *slots*.
@@ -84,7 +92,12 @@ class Descriptors:
 
 
 def tables_of(
-    spark: SparkSession, descriptors: Descriptors, *, fail_on_data_loss: bool = True, skip_undecodable: bool = False
+    spark: SparkSession,
+    descriptors: Descriptors,
+    *,
+    also: Collection[str] = (),
+    fail_on_data_loss: bool = True,
+    skip_undecodable: bool = False,
 ) -> dict[str, DataFrame]:
     """
     Return the views that the bundles hold something of, by name. Nothing is decoded before a frame is used.
@@ -94,13 +107,14 @@ def tables_of(
     Args:
         spark: the session of the batch.
         descriptors: of the batch.
+        also: views that are wanted without rows, too, if the bundles hold nothing of them.
         fail_on_data_loss: False passes over what is gone or damaged, with a warning.
         skip_undecodable: pass over what cannot be decoded, with a warning.
     """
     tables = {}
     for view in VIEWS:
         found = descriptors.with_slots(slots_of_view(view))
-        if not found.num_rows:
+        if not found.num_rows and view not in also:
             continue
         frame = spark.createDataFrame(found.select(["path", "segment", "index"]))
         tables[view] = frame.mapInArrow(

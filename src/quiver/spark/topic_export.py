@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from quiver.spark.topic_options import TopicPlace
 from quiver.spark.topic_sink import StagedParts, commit_messages, is_batch_committed, stage_messages
 from quiver.topics.format.message import NS_PER_MS, MessageCodec
 from quiver.topics.format.names import check_topic
-from quiver.topics.format.sink_batch import SinkPart, StagedMessage
+from quiver.topics.format.sink_batch import INCOMING_DIR, SinkPart, StagedMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,6 +69,17 @@ class TopicExporter:
         Return nothing: a topic knows batches of queries, not where they came from.
         """
         return {}
+
+    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+        """
+        Return those of *names* that are writers with a committed batch.
+        """
+        directory = f"{self._place.root}/{INCOMING_DIR}"
+        writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
+        return {
+            name for name in writers
+            if name in names and is_batch_committed(REAL_FILES, self._place.root or "", writer=name, batch=0)
+        }  # fmt: skip
 
     def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> None:
         """

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
 from quiver.errors import WrongUse
+from quiver.spark.offsets import IngestedAt
 from quiver.topics.format.names import check_topic
 
 __all__ = ["BEGINNING", "TOPIC_OFFSET_VERSION", "Bound", "offsets_from_json", "offsets_to_json", "parse_bound"]
@@ -25,8 +26,8 @@ TOPIC_OFFSET_VERSION = 1
 BEGINNING = -1
 """The position before the oldest message, whichever that is."""
 
-Bound = Literal["earliest", "latest"] | int | Mapping[str, int]
-"""An end of each topic, one offset for all, or one for each that is named."""
+Bound = Literal["earliest", "latest"] | int | Mapping[str, int] | IngestedAt
+"""An end of each topic, one offset for all, one for each that is named, or a time."""
 
 _OFFSET_MAX = 2**63 - 1
 

@@ -11,9 +11,13 @@ option                      default    meaning
 ``metadata``                beside     ``etcd://host:port`` or ``sqlite:///path``: what is in the objects
 ``rootPrefix``              /danube    before every key of the metadata, its namespace included
 ``fileName``                wal.log    of a topic's first log file
+``columns``                 all        comma-separated: offset, timestamp, key, payload, attributes, topic
 ``startingOffsets``         earliest   earliest, latest, ``1200`` or ``{"default/orders": 1200}``; for a stream it
                                        counts only when it is new; latest needs a subscription there
+``startingTimestamp``                  instead of it: the first message published at this time or later, given as
+                                       milliseconds since 1970 or as ``2026-01-31T12:00:00Z``
 ``endingOffsets``           latest     batch reads only, exclusive, in the same forms
+``endingTimestamp``                    instead of it, in the same forms: batch reads only, exclusive
 ``maxOffsetsPerTrigger``               streams only; the first limit reached ends the batch
 ``maxBytesPerTrigger``      256MiB     streams only; counted by averages
 ``minPartitions``           by bytes   at least this many tasks, as far as there are messages
@@ -32,19 +36,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.errors import WrongUse
+from quiver.spark.offsets import parse_timestamp
 from quiver.spark.option_values import bytes_option, count_option, switch_option
 from quiver.spark.topic_offsets import Bound, parse_bound
 from quiver.spark.topic_ranges import TopicLimits
 from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_subscription, check_topic
 
-__all__ = ["PLACE_OPTIONS", "TopicOptions", "TopicPlace", "check_known", "parse_place", "parse_topic_options"]
+__all__ = [
+    "PLACE_OPTIONS",
+    "TOPIC_COLUMNS",
+    "TopicOptions",
+    "TopicPlace",
+    "check_known",
+    "parse_place",
+    "parse_topic_options",
+]
 
 PLACE_OPTIONS = ("path", "objects", "metadata", "rootPrefix", "fileName")
 
 _NAMES = (
-    *PLACE_OPTIONS, "topic", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "maxBytesPerTrigger",
-    "minPartitions", "subscription", "includeMetadata", "failOnDataLoss",
+    *PLACE_OPTIONS, "topic", "columns", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp",
+    "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions", "subscription", "includeMetadata", "failOnDataLoss",
 )  # fmt: skip
+
+TOPIC_COLUMNS = ("offset", "timestamp", "key", "payload", "attributes", "topic")
 
 _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 _WILD = frozenset("*?[")
@@ -83,6 +98,7 @@ class TopicOptions:
     place: TopicPlace
     topics: tuple[str, ...]
     pattern: str | None
+    columns: tuple[str, ...]
     starting: Bound
     ending: Bound
     limits: TopicLimits
@@ -113,8 +129,9 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
         place=place,
         topics=topics,
         pattern=pattern,
-        starting=parse_bound(given.get("startingoffsets", "earliest"), option="startingOffsets"),
-        ending=parse_bound(given.get("endingoffsets", "latest"), option="endingOffsets"),
+        columns=_columns(given.get("columns")),
+        starting=_bound(given, "starting", "earliest"),
+        ending=_bound(given, "ending", "latest"),
         limits=TopicLimits(
             offsets_max=count_option(given, "maxOffsetsPerTrigger"),
             bytes_max=bytes_option(given, "maxBytesPerTrigger", _BYTES_MAX_DEFAULT),
@@ -124,6 +141,25 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
         include_metadata=switch_option(given, "includeMetadata", default=False),
         fail_on_data_loss=switch_option(given, "failOnDataLoss", default=True),
     )
+
+
+def _bound(given: Mapping[str, str], which: str, default: str) -> Bound:
+    timestamp, offsets = given.get(f"{which}timestamp"), given.get(f"{which}offsets")
+    if timestamp is None:
+        return parse_bound(default if offsets is None else offsets, option=f"{which}Offsets")
+    if offsets is not None:
+        raise WrongUse(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
+    return parse_timestamp(timestamp, option=f"{which}Timestamp")
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return TOPIC_COLUMNS
+    names = tuple(word.strip() for word in text.split(","))
+    for name in names:
+        if name not in TOPIC_COLUMNS or names.count(name) > 1:
+            raise WrongUse(f"columns: there is no column {name!r}, or it is there twice; {', '.join(TOPIC_COLUMNS)}")
+    return names
 
 
 def check_known(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:

@@ -7,20 +7,12 @@ lock beside it keeps a second query out. Progress only moves forward, and is on 
 
 from __future__ import annotations
 
-import threading
-
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import DirectoryInUse
 from quiver.primitives.files import FileSystem, Lock
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.subscription import SavedSubscription
 
-__all__ = ["LOCK_PATIENCE_S", "TopicProgress"]
-
-LOCK_PATIENCE_S = 2.0
-"""A query that was just stopped still holds the lock until its process has died."""
-
-_LOCK_RETRY_S = 0.1
+__all__ = ["TopicProgress"]
 
 
 class TopicProgress:
@@ -92,14 +84,6 @@ class TopicProgress:
     def _own(self) -> None:
         if self._lock is not None:
             return
-        deadline = self._clock.monotonic() + LOCK_PATIENCE_S
-        condition = threading.Condition()
-        while self._lock is None:
-            try:
-                self._lock = self._kept.hold(self._name, owner=f"a streaming query, subscription {self._name}")
-            except DirectoryInUse:
-                if self._clock.monotonic() >= deadline:
-                    raise
-                with condition:
-                    self._clock.wait(condition, _LOCK_RETRY_S)
+        owner = f"a streaming query, subscription {self._name}"
+        self._lock = self._kept.hold(self._name, owner=owner, clock=self._clock)
         self._saved = self._kept.load(self._name)

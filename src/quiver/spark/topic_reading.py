@@ -20,19 +20,20 @@ from quiver.objects.opening import open_objects
 from quiver.observe import InMemoryObserver
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Damage
 from quiver.spark.topic_options import TopicPlace
 from quiver.spark.topic_ranges import Stretch
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.cold import ColdLost, ColdPiece
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
-from quiver.topics.format.names import parse_wal_file_name
+from quiver.topics.format.message import NS_PER_MS, MessageCodec
+from quiver.topics.format.names import METADATA_FILE, parse_wal_file_name
 from quiver.topics.recovery import LocalFile, load_checkpoint, local_files
 from quiver.topics.tiered_reader import ObjectReader
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good
 
 __all__ = ["LostRange", "Piece", "TopicView", "open_cold"]
 
-_METADATA_FILE = "metadata.db"
 _READ_ANEW_MAX = 8
 _FILES_MAX = 256
 
@@ -89,7 +90,7 @@ def open_cold(place: TopicPlace, topic: str) -> ObjectReader | None:
 def _catalogue(place: TopicPlace, topic: str) -> ObjectCatalogue | None:
     if place.objects is None:
         return None
-    url = place.metadata or f"sqlite://{os.path.abspath(place.root or '.')}/{_METADATA_FILE}"  # noqa: PTH100
+    url = place.metadata or f"sqlite://{os.path.abspath(place.root or '.')}/{METADATA_FILE}"  # noqa: PTH100
     return ObjectCatalogue(open_metadata(url), root=place.root_prefix, topic=topic)
 
 
@@ -288,6 +289,39 @@ class TopicView:
 
     def _scanner(self, path: str, position: int, expected: int) -> FrameScanner:
         return FrameScanner(self._files, path, position=position, end=None, expected=expected, marks=FileMarks())
+
+    def offset_at(self, time_ns: int) -> int:
+        """
+        Return the offset of the first message published at or after *time_ns*; `next_offset` when there is none yet.
+
+        As far as publish times only grow: they are the producers'.
+
+        Raises:
+            WrongUse: there is no such topic.
+            OSError, ObjectsUnavailable, MetadataUnavailable: as they say.
+        """
+        time_ms = -(-time_ns // NS_PER_MS)
+        if self._cold is None:
+            self._cold = open_cold(self._place, self.topic)
+        found = None if self._cold is None else self._cold.offset_at(time_ms)
+        if found is not None:
+            return found
+        tip = self.next_offset()
+        begin = tip
+        for file in reversed(self._local()):
+            begin = file.first_offset or 0
+            first = next(self._times(begin, tip), None)
+            if first is not None and first[1] < time_ms:
+                break
+        return next((offset for offset, at_ms in self._times(begin, tip) if at_ms >= time_ms), tip)
+
+    def _times(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        decode = MessageCodec(self.topic).decode
+        for found in self.read(start, stop):
+            for offset, body in enumerate(found.bodies, found.first) if isinstance(found, Piece) else ():
+                message = decode(body)
+                if not isinstance(message, Damage):
+                    yield offset, message.publish_time_ns // NS_PER_MS
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,7 +5,7 @@ Messages → Arrow batches of the declared schema, in a task. Everything here pi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -20,11 +20,12 @@ from quiver.topics.format.message import Message, MessageCodec
 __all__ = ["PRODUCER_SCHEMA", "TOPIC_SCHEMA", "TopicRows"]
 
 _NUMBER = pa.decimal128(20, 0)
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 TOPIC_SCHEMA = pa.schema(
     [
         ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestamp", _TIMESTAMP),
         ("key", pa.string()),
         ("payload", pa.binary()),
         ("attributes", pa.map_(pa.string(), pa.string())),
@@ -101,22 +102,19 @@ class TopicRows:
         _log.warning("quiver.spark.messages_skipped reason=%s", lost.error())
 
     def _batch(self, messages: list[Message], topic: str) -> pa.RecordBatch:
-        columns = {
-            "offset": pa.array([one.offset for one in messages], pa.int64()),
-            "timestamp": pa.array([_time_us(one.publish_time_ns) for one in messages], TOPIC_SCHEMA.field(1).type),
-            "key": pa.array([one.key for one in messages], pa.string()),
-            "payload": pa.array([one.payload for one in messages], pa.binary()),
-            "attributes": _attributes(messages),
-            "topic": pa.repeat(pa.scalar(topic), len(messages)),
+        make: dict[str, Callable[[], pa.Array]] = {
+            "offset": lambda: pa.array([one.offset for one in messages], pa.int64()),
+            "timestamp": lambda: pa.array([_time_us(one.publish_time_ns) for one in messages], _TIMESTAMP),
+            "key": lambda: pa.array([one.key for one in messages], pa.string()),
+            "payload": lambda: pa.array([one.payload for one in messages], pa.binary()),
+            "attributes": lambda: _attributes(messages),
+            "topic": lambda: pa.repeat(pa.scalar(topic), len(messages)),
+            "_producer": lambda: pa.array([one.producer_name for one in messages], pa.string()),
+            "_producer_id": lambda: pa.array([Decimal(one.producer_id) for one in messages], _NUMBER),
+            "_request_id": lambda: pa.array([Decimal(one.request_id) for one in messages], _NUMBER),
+            "_broker": lambda: pa.array([one.broker_address for one in messages], pa.string()),
         }
-        if len(self.target) > len(columns):
-            columns |= {
-                "_producer": pa.array([one.producer_name for one in messages], pa.string()),
-                "_producer_id": pa.array([Decimal(one.producer_id) for one in messages], _NUMBER),
-                "_request_id": pa.array([Decimal(one.request_id) for one in messages], _NUMBER),
-                "_broker": pa.array([one.broker_address for one in messages], pa.string()),
-            }
-        arrays = [columns[field.name].cast(field.type) for field in self.target]
+        arrays = [make[field.name]().cast(field.type) for field in self.target]
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
 

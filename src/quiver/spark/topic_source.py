@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from quiver.errors import DataLoss, WrongUse
 from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.offsets import IngestedAt
 from quiver.spark.topic_offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
 from quiver.spark.topic_options import TopicOptions, TopicPlace, parse_topic_options
 from quiver.spark.topic_progress import TopicProgress
@@ -77,9 +78,11 @@ class TopicDataSource(DataSource):
 
     def schema(self) -> StructType:
         """
-        Return the columns of a message; with `includeMetadata` those of its producer, too.
+        Return the columns of a message that are asked for; with `includeMetadata` those of its producer, too.
         """
-        fields = [*TOPIC_SCHEMA, *(PRODUCER_SCHEMA if self._parsed.include_metadata else ())]
+        options = self._parsed
+        fields = [TOPIC_SCHEMA.field(name) for name in options.columns]
+        fields += PRODUCER_SCHEMA if options.include_metadata else ()
         return from_arrow_schema(pa.schema(fields))
 
     def reader(self, schema: StructType) -> TopicBatchReader:
@@ -135,8 +138,8 @@ class TopicBatchReader(DataSourceReader):
         for topic in topics_of(options):
             view = TopicView(options.place, topic)
             tip = view.next_offset()
-            start = _bound(options.starting, topic, BEGINNING, tip)
-            stop = min(_bound(options.ending, topic, tip, tip), tip)
+            start = _bound(options.starting, view, BEGINNING, tip)
+            stop = min(_bound(options.ending, view, tip, tip), tip)
             start = view.start_offset() if start == BEGINNING else start
             stretches += view.stretches(start, stop) if start < stop else ()
         parts = pack_stretches(stretches, parallelism=_parallelism(), partitions_min=options.partitions_min)
@@ -263,13 +266,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _first(self, topic: str) -> int:
         progress = self._progress_of(topic)
         if progress is None:
-            return _bound(self._options.starting, topic, BEGINNING, BEGINNING)
+            return _bound(self._options.starting, self._view(topic), BEGINNING, BEGINNING)
         found = progress.position()
         if found is not None:
             return found
         view = self._view(topic)
         tip = view.next_offset(durable=True)
-        start = _bound(self._options.starting, topic, BEGINNING, tip)
+        start = _bound(self._options.starting, view, BEGINNING, tip)
         return progress.start_at(view.start_offset() if start == BEGINNING else start)
 
     def _confirm(self, offsets: Mapping[str, int]) -> None:
@@ -351,14 +354,16 @@ def _rows(options: TopicOptions, schema: StructType) -> TopicRows:
     return TopicRows(options.place, to_arrow_schema(schema, timezone="UTC"), options.fail_on_data_loss)
 
 
-def _bound(bound: Bound, topic: str, earliest: int, latest: int) -> int:
+def _bound(bound: Bound, view: TopicView, earliest: int, latest: int) -> int:
     if isinstance(bound, int):
         return bound
+    if isinstance(bound, IngestedAt):
+        return view.offset_at(bound.time_ns)
     if bound == "earliest":
         return BEGINNING
     if bound == "latest":
         return latest
-    return bound.get(topic, earliest)
+    return bound.get(view.topic, earliest)
 
 
 def _stretches(partition: InputPartition) -> tuple[Stretch, ...]:

@@ -1,0 +1,301 @@
+"""
+The Spark sink `quiver-aof`: batch and streaming writes to append-only logs, each batch exactly once.
+
+Rows are staged in tasks, in files that nobody reads; a batch counts from the moment its commit is durable; its records
+are in the log when the log's owner has appended them, which is at once where no process has it open. What lies where,
+and what a crash leaves, stands in `aof/adoption.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from quiver.aof.format.names import INCOMING
+from quiver.aof.format.record import RECORD_HEAD, checksum_of
+from quiver.aof.format.sink_batch import PART_NAME, BatchCommit, StagedPart, encode_commit
+from quiver.aof.manager import AofManager
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import DirectoryInUse, WrongUse
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.batch_notes import ONCE_PREFIX, commit_name, part_directory
+from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.staging import last_batch, remove_staged
+from quiver.spark.aof_sink_options import AofSinkOptions
+from quiver.spark.sink_stage import task_place
+
+__all__ = [
+    "AofBatchWriter",
+    "AofStreamWriter",
+    "StagedRecords",
+    "commit_records",
+    "discard_records",
+    "is_records_batch_committed",
+    "records_of",
+    "stage_records",
+]
+
+_WRITE_BYTES = 1024 * 1024
+_EXT_ID_MASK = (1 << 64) - 1
+_LOCK_PATIENCE_S = 30.0
+_LOCK_RETRY_S = 0.05
+_SINK_LOCK = "sink.lock"
+
+_log = logging.getLogger("quiver")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRecords:
+    """
+    What one attempt of one task wrote and synced, relative to the writer's directory; nothing where there were no rows.
+    """
+
+    part: StagedPart | None = None
+
+
+def records_of(batches: Iterable[pa.RecordBatch], options: AofSinkOptions) -> Iterator[tuple[bytes, int]]:
+    """
+    Yield the records that rows are: payload and ext_id.
+
+    Raises:
+        WrongUse: a row has no payload, or one that is empty or too large.
+    """
+    for batch in batches:
+        payloads = batch.column("payload").cast(pa.binary()).to_pylist()
+        marks = batch.column("ext_id").to_pylist() if "ext_id" in batch.schema.names else [0] * len(payloads)
+        for payload, mark in zip(payloads, marks, strict=True):
+            if not payload:
+                raise WrongUse("a row has no payload: payload is null or empty, and a record needs at least one byte")
+            if len(payload) > options.record_bytes_max:
+                raise WrongUse(f"a payload of {len(payload)} bytes is more than maxRecordSize")
+            # Spark has no unsigned numbers: a read shows the upper half of them below zero.
+            yield payload, (mark or 0) & _EXT_ID_MASK
+
+
+def stage_records(
+    files: FileSystem,
+    root: str,
+    records: Iterable[tuple[bytes, int]],
+    *,
+    writer: str,
+    batch: int,
+    partition: int,
+    attempt: str,
+) -> StagedRecords:
+    """
+    Write *records* where nobody reads them; durable on return. Runs in a task.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    directory = part_directory(batch, partition, attempt)
+    place = f"{root}/{INCOMING}/{writer}/{directory}"
+    waiting = bytearray()
+    position = count = 0
+    file = None
+    try:
+        for payload, mark in records:
+            if file is None:
+                files.make_dirs(place)
+                file = files.create_or_truncate(f"{place}/{PART_NAME}")
+            waiting += RECORD_HEAD.pack(len(payload), checksum_of(payload), 0, mark)
+            waiting += payload
+            count += 1
+            if len(waiting) >= _WRITE_BYTES:
+                file.pwrite(waiting, position)
+                position += len(waiting)
+                waiting = bytearray()
+        if file is None:
+            return StagedRecords()
+        file.pwrite(waiting, position)
+        file.sync()
+    finally:
+        if file is not None:
+            file.close()
+    files.sync_dir(place)
+    return StagedRecords(StagedPart(f"{directory}/{PART_NAME}", count, position + len(waiting)))
+
+
+# ── committing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_records_batch_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
+    """
+    Say whether *batch* of *writer*, or a later one, was committed.
+    """
+    return last_batch(files, f"{root}/{INCOMING}/{writer}") >= batch
+
+
+def commit_records(
+    files: FileSystem,
+    root: str,
+    *,
+    writer: str,
+    batch: int,
+    staged: Sequence[StagedRecords],
+    clock: Clock = SYSTEM_CLOCK,
+) -> bool:
+    """
+    Commit what tasks staged for *batch*, all of it; False when this batch was committed before, and is not again.
+
+    Durable on return. In the log, too, unless another process has it open: that one appends it within a second.
+
+    Raises:
+        OSError: the disk refused; the same batch may be tried again.
+    """
+    directory = f"{root}/{INCOMING}/{writer}"
+    parts = tuple(one.part for one in staged if one.part is not None)
+    is_new = not is_records_batch_committed(files, root, writer=writer, batch=batch)
+    if not is_new:
+        remove_staged(files, directory, dict.fromkeys(part.path.partition("/")[0] for part in parts))
+    elif parts:
+        replace_file(files, f"{directory}/{commit_name(batch)}", encode_commit(BatchCommit(writer, batch, parts)))
+    _take_over(files, root, clock)
+    if files.exists(f"{directory}/{commit_name(batch)}"):
+        _log.info("quiver.spark.aof_batch_waits path=%s batch=%d", directory, batch)
+    return is_new
+
+
+def discard_records(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
+    """
+    Remove what tasks staged for *batch*, unless it is committed.
+    """
+    # A commit that failed late may be there all the same: then its parts belong to it.
+    if not is_records_batch_committed(files, root, writer=writer, batch=batch):
+        names = dict.fromkeys(one.part.path.partition("/")[0] for one in staged if one.part is not None)
+        remove_staged(files, f"{root}/{INCOMING}/{writer}", names)
+
+
+def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
+    """
+    Append what is committed, where nobody has the log open to do it.
+    """
+    if not files.exists(f"{root}/{INCOMING}"):
+        return
+    # Another sink is soon done; it may have looked before our commit was there.
+    deadline = clock.monotonic() + _LOCK_PATIENCE_S
+    condition = threading.Condition()
+    while True:
+        try:
+            lock = hold(files, f"{root}/{INCOMING}/{_SINK_LOCK}", owner="quiver-aof sink")
+            break
+        except DirectoryInUse:
+            if clock.monotonic() >= deadline:
+                return  # it appends a great deal; the next one takes ours
+            with condition:
+                clock.wait(condition, _LOCK_RETRY_S)
+    parent, _, name = root.rpartition("/")
+    try:
+        with AofManager.open(parent or "/", files=files, clock=clock, background=False) as manager:
+            manager.log(name)  # opening appends it
+    except DirectoryInUse:
+        return  # whoever it is does it by itself: at the latest when it closes
+    finally:
+        lock.release()
+
+
+# ── in Spark's terms ─────────────────────────────────────────────────────────────────────────────────
+
+
+class RecordsMessage(WriterCommitMessage):
+    """
+    What a task staged, and for whom.
+    """
+
+    def __init__(self, writer: str, staged: StagedRecords) -> None:
+        self.writer = writer
+        self.staged = staged
+
+
+class AofBatchWriter(DataSourceArrowWriter):
+    """
+    ``df.write.format("quiver-aof")``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing.
+    """
+
+    def __init__(self, options: AofSinkOptions) -> None:
+        self._options = options
+        once = f"{ONCE_PREFIX}{uuid.uuid4()}", 0  # noqa: TID251 - one write, told apart from all others
+        self._writer, self._batch = once if options.transaction is None else options.transaction
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsMessage:
+        """
+        Stage one partition, in a task.
+        """
+        staged = _stage_here(iterator, self._options, writer=self._writer, batch=self._batch)
+        return RecordsMessage(self._writer, staged)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """
+        Make all that was staged one committed write.
+        """
+        _, staged = _staged(messages)
+        commit_records(REAL_FILES, self._options.path, writer=self._writer, batch=self._batch, staged=staged)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """
+        Remove what was staged.
+        """
+        _, staged = _staged(messages)
+        discard_records(REAL_FILES, self._options.path, writer=self._writer, batch=self._batch, staged=staged)
+
+
+class AofStreamWriter(DataSourceStreamArrowWriter):
+    """
+    ``df.writeStream.format("quiver-aof")``. Batches are counted per query, whose id its checkpoint keeps.
+    """
+
+    def __init__(self, options: AofSinkOptions) -> None:
+        if options.transaction is not None:
+            raise WrongUse("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsMessage:
+        """
+        Stage one partition of a batch, in a task.
+        """
+        context = TaskContext.get()
+        # Only a task is told them; `commit` knows the number of the batch alone.
+        writer = context.getLocalProperty("sql.streaming.queryId")
+        batch = int(context.getLocalProperty("streaming.sql.batchId"))
+        return RecordsMessage(writer, _stage_here(iterator, self._options, writer=writer, batch=batch))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """
+        Make all that was staged one committed batch; one that was committed before is not again.
+        """
+        writer, staged = _staged(messages)
+        if writer is not None:
+            commit_records(REAL_FILES, self._options.path, writer=writer, batch=batchId, staged=staged)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """
+        Remove what was staged.
+        """
+        writer, staged = _staged(messages)
+        if writer is not None:
+            discard_records(REAL_FILES, self._options.path, writer=writer, batch=batchId, staged=staged)
+
+
+def _stage_here(
+    batches: Iterable[pa.RecordBatch], options: AofSinkOptions, *, writer: str, batch: int
+) -> StagedRecords:
+    partition, attempt = task_place()
+    records = records_of(batches, options)
+    return stage_records(
+        REAL_FILES, options.path, records, writer=writer, batch=batch, partition=partition, attempt=attempt
+    )
+
+
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[StagedRecords]]:
+    # None stands for a task that failed.
+    known = [message for message in messages if isinstance(message, RecordsMessage)]
+    return (known[0].writer if known else None), [message.staged for message in known]

@@ -1,0 +1,75 @@
+"""
+A child's log is put aside when it is long, while the child goes on appending; the oldest go.
+"""
+
+import sys
+import threading
+from random import Random
+
+import pytest
+
+from quiver.clock import SYSTEM_CLOCK
+from quiver.pipeline import supervise
+from quiver.pipeline.log_files import keep_short
+from quiver.pipeline.supervise import ChildSpec, Supervisor
+from quiver.primitives.backoff import Backoff
+from quiver.primitives.real_files import REAL_FILES
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+
+def test_a_long_log_is_put_aside_and_whoever_appends_goes_on(tmp_path):
+    """Three are kept, the newest first; a short one is left alone, and one that is not there is none."""
+    path = tmp_path / "ingest.log"
+    assert not keep_short(REAL_FILES, str(path), bytes_max=10)
+    with path.open("ab", buffering=0) as child:
+        for number in range(5):
+            child.write(b"%d: a line that is long\n" % number)
+            assert keep_short(REAL_FILES, str(path), bytes_max=10)
+            assert path.read_bytes() == b""
+        child.write(b"short\n")
+        assert not keep_short(REAL_FILES, str(path), bytes_max=10)
+    assert path.read_bytes() == b"short\n"
+    kept = {one.name: one.read_bytes()[:1] for one in tmp_path.iterdir() if one != path}
+    assert kept == {"ingest.log.1": b"4", "ingest.log.2": b"3", "ingest.log.3": b"2"}
+
+
+@pytest.mark.parametrize("call", ["create", "pwrite", "truncate", "rename"])
+def test_where_there_is_no_room_nothing_is_lost(call):
+    """The log stays; the next look does it."""
+    disk = CrashFileSystem()
+    disk.make_dirs("/run")
+    log = disk.create("/run/a.log")
+    log.pwrite(b"x" * 100, 0)
+    keep_short(disk, "/run/a.log", bytes_max=10)
+    log.pwrite(b"y" * 100, 0)
+    files = FaultFileSystem(disk)
+    files.fail_on(call)
+    with pytest.raises(OSError):
+        keep_short(files, "/run/a.log", bytes_max=10)
+    files.heal()
+    assert keep_short(files, "/run/a.log", bytes_max=10)
+    found = {disk.read_all(f"/run/{name}", size_max=1000)[:1] for name in disk.list_dir("/run")}
+    assert found == {b"", b"x", b"y"}
+    assert "a.log.new" not in disk.list_dir("/run")
+    log.close()
+
+
+SPEAKER = "import time\nn = 0\nwhile True: print('line', n, 'x' * 100, flush=True); n += 1; time.sleep(0.0005)"
+
+
+def test_the_supervisor_does_it(tmp_path, monkeypatch):
+    """While the child runs, which is not started again for that."""
+    monkeypatch.setattr(supervise, "LOOK_AT_LOGS_S", 0.05)
+    spec = ChildSpec("a", [sys.executable, "-I", "-S", "-c", SPEAKER], tmp_path / "a.log")
+    supervisor = Supervisor([spec], on_change=lambda *_: None, backoff=Backoff(), random=Random(1), log_bytes_max=2000)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    pause = threading.Event()
+    deadline = SYSTEM_CLOCK.monotonic() + 30
+    while not (tmp_path / "a.log.2").exists() and SYSTEM_CLOCK.monotonic() < deadline:
+        pause.wait(0.02)
+    supervisor.request_stop()
+    thread.join()
+    assert (tmp_path / "a.log.2").read_bytes().startswith(b"line ")
+    assert supervisor.children[0].starts == 1

@@ -1,0 +1,386 @@
+"""
+What a Spark sink staged and committed becomes records of a log once, whole, whatever step a crash cuts short.
+"""
+
+import logging
+import threading
+
+import pytest
+
+from quiver.aof import AofConfig, AofManager
+from quiver.aof.adoption import load_commit
+from quiver.aof.format.record import encode_record
+from quiver.aof.format.sink_batch import (
+    BatchCommit,
+    BatchStep,
+    StagedPart,
+    decode_begun,
+    decode_commit,
+    encode_begun,
+    encode_commit,
+)
+from quiver.errors import Damaged, WouldBlock
+from quiver.observe import InMemoryObserver
+from quiver.primitives.batch_notes import begun_name, commit_name, done_name, encode_note, part_directory
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Damage, Frame, NeedMore
+from quiver.spark.aof_sink import commit_records, discard_records, is_records_batch_committed, stage_records
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+ROOT = "/aof/orders"
+
+
+class TinyConfig(AofConfig):
+    """Segments of 16 KiB, below what a user may ask for: a batch of a few records takes several."""
+
+    segment_floor_bytes = 16 * 1024
+
+
+class PowerCut(Exception):
+    """The machine stops here."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def staged(files, root, batch, texts, *, writer="query", partition=0, attempt="a"):
+    """What a task does with these records."""
+    rows = [(text.encode(), number) for number, text in enumerate(texts)]
+    return stage_records(files, root, rows, writer=writer, batch=batch, partition=partition, attempt=attempt)
+
+
+def write(files, root, batch, texts, *, writer="query", **more):
+    """A whole batch of two tasks: staged, then committed."""
+    half = len(texts) // 2
+    found = [
+        staged(files, root, batch, texts[:half], writer=writer, partition=0, **more),
+        staged(files, root, batch, texts[half:], writer=writer, partition=1, **more),
+    ]
+    return commit_records(files, root, writer=writer, batch=batch, staged=found, clock=ManualClock())
+
+
+def open_manager(files, root=ROOT, **more):
+    config = TinyConfig(segment_min_bytes=1, segment_target_bytes=1, segment_max_bytes=1)
+    parent = root.rpartition("/")[0]
+    return AofManager.open(parent, config, files=files, clock=ManualClock(), background=False, **more)
+
+
+def texts_of(log):
+    return [bytes(record.payload).decode()[:8].rstrip(".") for record in log.open_reader()]
+
+
+def left(files, root=ROOT, writer="query"):
+    directory = f"{root}/incoming/{writer}"
+    return sorted(files.list_dir(directory)) if files.exists(directory) else []
+
+
+@pytest.fixture
+def root(tmp_path):
+    return str(tmp_path / "aof" / "orders")
+
+
+def test_records_are_there_when_committed_and_not_before(root):
+    """Staged ones are nobody's; a committed batch is appended in order, and is not taken twice."""
+    found = staged(REAL_FILES, root, 0, ["a", "b"])
+    with open_manager(REAL_FILES, root) as manager:
+        assert texts_of(manager.log("orders")) == []
+    assert commit_records(REAL_FILES, root, writer="query", batch=0, staged=[found])
+    assert not write(REAL_FILES, root, 0, ["a", "b"], attempt="b")
+    assert write(REAL_FILES, root, 1, ["c", "d", "e"])
+    with open_manager(REAL_FILES, root) as manager:
+        log = manager.log("orders")
+        assert texts_of(log) == ["a", "b", "c", "d", "e"]
+        assert [record.ext_id for record in log.open_reader()] == [0, 1, 0, 0, 1]
+        assert all(log.is_durable(record.record_id) for record in log.open_reader())
+    assert left(REAL_FILES, root) == [done_name(1)]
+
+
+def test_what_is_discarded_never_comes(root):
+    """But not what was committed, although the driver did not hear of it."""
+    found = staged(REAL_FILES, root, 0, ["a"])
+    discard_records(REAL_FILES, root, writer="query", batch=0, staged=[found])
+    assert left(REAL_FILES, root) == []
+    assert write(REAL_FILES, root, 0, ["b", "c"])
+    discard_records(REAL_FILES, root, writer="query", batch=0, staged=[found])
+    assert is_records_batch_committed(REAL_FILES, root, writer="query", batch=0)
+    assert not is_records_batch_committed(REAL_FILES, root, writer="query", batch=1)
+    assert commit_records(REAL_FILES, root, writer="query", batch=1, staged=[staged(REAL_FILES, root, 1, [])])
+
+
+def test_an_open_log_appends_between_its_own(root):
+    """With its upkeep, and when it closes: whoever committed saw that somebody was there."""
+    with open_manager(REAL_FILES, root) as manager:
+        log = manager.log("orders")
+        log.append_record(b"own")
+        write(REAL_FILES, root, 0, ["a", "b"])
+        assert texts_of(log) == ["own"]
+        manager.maintain()
+        assert texts_of(log) == ["own", "a", "b"]
+        assert left(REAL_FILES, root) == [done_name(0)]
+        write(REAL_FILES, root, 1, ["c"])
+        write(REAL_FILES, root, 2, ["d"], writer="job-1")
+    with open_manager(REAL_FILES, root) as manager:
+        assert sorted(texts_of(manager.log("orders"))) == ["a", "b", "c", "d", "own"]
+    assert left(REAL_FILES, root, "job-1") == []
+
+
+def test_the_thread_appends_by_itself(root):
+    """Nobody calls anything: a follower gets it."""
+    with AofManager.open(root.rpartition("/")[0]) as manager:
+        follower = manager.log("orders").tail_follower()
+        write(REAL_FILES, root, 0, ["a"])
+        record = follower.next(timeout_s=30)
+        assert record is not None
+        assert record.payload == b"a"
+
+
+def test_a_batch_is_longer_than_segments(root):
+    """It is taken over step by step; records of any length, up to what a segment can hold."""
+    texts = [f"{number}." + "." * (number * 97 % 15_000) for number in range(60)]
+    assert write(REAL_FILES, root, 0, texts)
+    with open_manager(REAL_FILES, root) as manager:
+        log = manager.log("orders")
+        assert [bytes(one.payload).decode() for one in log.open_reader()] == texts
+        found = staged(REAL_FILES, root, 1, ["x", "y" * 17_000])
+        commit_records(REAL_FILES, root, writer="query", batch=1, staged=[found], clock=ManualClock())
+        assert log.adopt() == 1
+        assert commit_name(1) in left(REAL_FILES, root)
+        log.append_record_with_timeout(b"own", 5)
+    assert write(REAL_FILES, root, 2, [])
+    with AofManager.open(root.rpartition("/")[0], background=False) as manager:
+        assert texts_of(manager.log("orders"))[60:] == ["x", "own", "y" * 8]
+
+
+def test_damage_waits_and_others_go_on(root):
+    """A part that is not what was written stays where it is, and holds nobody else up."""
+    observer = InMemoryObserver()
+    with open_manager(REAL_FILES, root, observer=observer) as manager:
+        log = manager.log("orders")
+        for writer in ("bad", "cut", "good"):
+            write(REAL_FILES, root, 0, [writer, "b"], writer=writer)
+        bad, cut = (f"{root}/incoming/{writer}/{part_directory(0, 0, 'a')}/00000.part" for writer in ("bad", "cut"))
+        data = REAL_FILES.read_all(bad, size_max=1000)
+        for path, changed in ((bad, data[:-1] + b"?"), (cut, data[:-1])):
+            with open(path, "wb") as file:
+                file.write(changed)
+        assert log.adopt() == 2
+        assert log.adopt() == 0
+        assert texts_of(log) == ["good", "b"]
+        log.append_record(b"own")
+        assert observer.total("aof_sink_records_total") == 2
+    assert commit_name(0) in left(REAL_FILES, root, "bad")
+    assert commit_name(0) in left(REAL_FILES, root, "cut")
+
+
+def test_counts_that_do_not_fit_are_damage(root):
+    """A commit that says more records than a part has is not done."""
+    found = staged(REAL_FILES, root, 0, ["a", "b"])
+    more = found.part._replace(records=3)
+    REAL_FILES.make_dirs(f"{root}/incoming/query")
+    with open(f"{root}/incoming/query/{commit_name(0)}", "wb") as file:
+        file.write(encode_commit(BatchCommit("query", 0, (more,))))
+    with open_manager(REAL_FILES, root):
+        pass
+    assert commit_name(0) in left(REAL_FILES, root)
+
+
+def test_producers_go_on_beside_it(root):
+    """Threads append and sinks commit at the same time: everything is there once, each in its own order."""
+    with AofManager.open(root.rpartition("/")[0]) as manager:
+        log = manager.log("orders")
+
+        def produce(name):
+            for number in range(200):
+                log.append_record_with_timeout(f"{name}{number}".encode(), None)
+
+        threads = [threading.Thread(target=produce, args=(name,)) for name in "xy"]
+        for thread in threads:
+            thread.start()
+        for batch in range(5):
+            write(REAL_FILES, root, batch, [f"s{batch * 10 + number}" for number in range(10)])
+            log.adopt()
+        for thread in threads:
+            thread.join()
+        found = [bytes(record.payload).decode() for record in log.open_reader()]
+        for name, count in (("x", 200), ("y", 200), ("s", 50)):
+            assert [text for text in found if text[0] == name] == [f"{name}{number}" for number in range(count)]
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_step_that_fails_holds_the_log():
+    """Behind the note nobody else appends until its records are durable; then everybody does."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, path_part="/segments/", forever=True)
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"own")
+        write(disk, ROOT, 0, ["a", "b"])
+        log.flush()
+        files.fail_on("sync")
+        assert log.adopt() == 0
+        with pytest.raises(WouldBlock) as blocked:
+            log.append_record(b"other")
+        assert blocked.value.kind == "tail"
+        files.heal()
+        assert log.adopt() == 2
+        manager.maintain()
+        log.append_record_with_timeout(b"other", 5)
+        assert texts_of(log) == ["own", "a", "b", "other"]
+
+
+def test_a_note_that_cannot_be_written_holds_nobody_up():
+    """The disk is full, and the segment has room: producers go on."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, path_part=".begun.tmp", forever=True)
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"own")
+        write(disk, ROOT, 0, ["a", "b"])
+        files.fail_on("pwrite")
+        assert log.adopt() == 0
+        log.append_record(b"other")
+        files.heal()
+        assert log.adopt() == 2
+        assert texts_of(log) == ["own", "other", "a", "b"]
+
+
+# ── crashes ──────────────────────────────────────────────────────────────────────────────────────────
+
+LONG = "." * 5_000
+BATCHES = (["a", "b" + LONG, "c" + LONG, "d" + LONG], ["e" + LONG, "f", "g" + LONG, "h", "i" + LONG])
+WANTED = list("abcdefghi")
+
+
+def every_batch(files):
+    """What a query does, and does again when it is started again, beside an owner that appends the same."""
+    for number, texts in enumerate(BATCHES):
+        if not is_records_batch_committed(files, ROOT, writer="query", batch=number):
+            write(files, ROOT, number, texts)
+        with open_manager(files) as manager:
+            manager.log("orders").append_record_with_timeout(b"own", 5)
+
+
+def disks_of_crashes(steps_of, *, kill):
+    """The disk before each step, as a kill or a power cut there leaves it."""
+    files = CrashFileSystem()
+    disks = []
+    files.on_step = lambda op, path: disks.append((
+        f"{op} {path}", files.clone_after_kill() if kill else files.clone_after_crash(len(disks) % 8),
+    ))  # fmt: skip
+    steps_of(files)
+    return disks
+
+
+@pytest.mark.parametrize("kill", [True, False], ids=["kill", "power"])
+def test_a_crash_at_every_step(kill):
+    """The query is started again, and every record is there once, in order."""
+    for label, disk in disks_of_crashes(every_batch, kill=kill):
+        every_batch(disk)
+        with open_manager(disk) as manager:
+            found = [text for text in texts_of(manager.log("orders")) if text != "own"]
+            assert found == WANTED, label
+        assert left(disk) == [done_name(1)], label
+
+
+def test_a_crash_in_the_middle_of_two_writers():
+    """One was appended as far as a step went, the other not at all: each goes on from where it is."""
+
+    def stop(done, path):
+        if (done, path.endswith(".seg")) == ("sync", True):
+            raise PowerCut
+
+    files = CrashFileSystem()
+    write(files, ROOT, 0, ["a", "b"], writer="one")
+    with pytest.raises(PowerCut), open_manager(files) as manager:
+        manager.log("orders").append_record(b"own")
+        manager.log("orders").flush()
+        write(files, ROOT, 1, ["same", "same"], writer="one")
+        write(files, ROOT, 0, ["same", "same", "same"], writer="two")
+        files.on_step = stop
+        manager.log("orders").adopt()
+    files.on_step = None
+    for disk in (files.clone_after_kill(), *(files.clone_after_crash(seed) for seed in range(6))):
+        with open_manager(disk) as manager:
+            assert texts_of(manager.log("orders")) == ["a", "b", "own", *["same"] * 5]
+
+
+def test_a_note_that_nobody_can_read_stops_its_batch(root):
+    """How much of it is in the log cannot be told: it is reported, and nothing is appended twice."""
+    with open_manager(REAL_FILES, root) as manager:
+        manager.log("orders")
+        write(REAL_FILES, root, 0, ["a", "b"])
+        with open(f"{root}/incoming/query/{begun_name(0)}", "wb") as file:
+            file.write(b"{}")
+    with open_manager(REAL_FILES, root) as manager:
+        assert texts_of(manager.log("orders")) == []
+    assert commit_name(0) in left(REAL_FILES, root)
+
+
+# ── bytes ────────────────────────────────────────────────────────────────────────────────────────────
+
+PART = StagedPart("00000000000000000003-00000-7/00000.part", 2, 52)
+COMMIT = BatchCommit("q-1", 3, (PART,))
+STEP = BatchStep(1, 20, 5, 1234)
+
+
+def test_golden_bytes(tmp_path):
+    """What other programs may rely on."""
+    assert encode_commit(COMMIT)[:-9] == (
+        b'{"quiver_aof_batch": 1, "writer": "q-1", "batch": 3, '
+        b'"parts": [["00000000000000000003-00000-7/00000.part", 2, 52]]}\n'
+    )
+    assert encode_begun(STEP)[:-9] == (
+        b'{"quiver_aof_batch": 1, "part": 1, "index": 20, "count": 5, "log_records": 1234}\n'
+    )
+    found = staged(REAL_FILES, str(tmp_path), 3, ["hello", "x"], writer="q-1", attempt="7")
+    path = tmp_path / "incoming" / "q-1" / "00000000000000000003-00000-7" / "00000.part"
+    assert path.read_bytes() == encode_record(b"hello", timestamp=0) + encode_record(b"x", timestamp=0, ext_id=1)
+    assert found.part == PART._replace(size_bytes=54)
+
+
+def test_notes_come_back_or_are_refused():
+    """Whole, cut at every byte, with every byte flipped, and with something behind."""
+    data = encode_commit(COMMIT)
+    assert decode_commit(data) == Frame(COMMIT, len(data))
+    assert decode_begun(encode_begun(STEP)) == Frame(STEP, len(encode_begun(STEP)))
+    for end in range(len(data)):
+        assert isinstance(decode_commit(data[:end]), NeedMore)
+    for at in range(len(data)):
+        assert isinstance(decode_commit(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]), NeedMore | Damage)
+    assert isinstance(decode_commit(data + b"x"), Damage)
+    assert isinstance(decode_begun(data), Damage)
+    assert isinstance(decode_begun(b""), NeedMore)
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        BatchCommit("../x", 3, (PART,)),
+        BatchCommit("q", 4, (PART,)),
+        BatchCommit("q", 3, (PART, PART)),
+        BatchCommit("q", 3, (PART._replace(path="00000000000000000003-00000-7/../x"),)),
+        BatchCommit("q", 3, (PART._replace(records=-1),)),
+        BatchCommit("q", 3, (PART._replace(size_bytes="2"),)),
+        BatchCommit("q", 3, ("x",)),
+        BatchCommit("q", 3, None),
+        BatchCommit("q", -1, ()),
+    ],
+)
+def test_unlawful_commits_are_damage(commit, tmp_path):
+    """Nothing outside the writer's own staging is ever named."""
+    assert isinstance(decode_commit(encode_commit(commit)), Damage)
+    (tmp_path / "x").write_bytes(encode_commit(commit))
+    with pytest.raises(Damaged):
+        load_commit(REAL_FILES, str(tmp_path / "x"))
+
+
+def test_another_version_is_damage():
+    assert isinstance(decode_commit(encode_note({"quiver_aof_batch": 2})), Damage)

@@ -1,0 +1,228 @@
+"""
+What an exporter's processors failed on is tried again by itself, until it passes or its policy has enough. No Spark.
+"""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from stores import logs_request, seal_requests
+
+from quiver.bundle import BundleRef
+from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.policy import Permanent, RetryPolicy, Transient
+from quiver.delivery.retry_set import load_retry_set
+from quiver.errors import DeliveryHalted, DirectoryInUse
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.held import BundleExport, HeldExports, names_apart, told
+from quiver.testing.clock import ManualClock
+
+FAILED = Transient("PROCESSOR", "division by zero")
+BAD = BundleRef(0, 1)
+
+
+class Export:
+    """An exporter of bundles, as its processors and its far side are just now."""
+
+    def __init__(self):
+        self.refused = set()
+        self.is_down = False
+        self.has = []
+        self.tried = 0
+
+    def __call__(self, batch, batch_id):
+        raise AssertionError
+
+    def probe(self, spark, bundles, *, views):
+        assert views == {"logs"}
+        if set(bundles["index"].to_pylist()) & self.refused:
+            raise ZeroDivisionError("division by zero")
+
+    def apart(self, spark, bundle, name):
+        self.tried += 1
+        self.probe(spark, bundle, views={"logs"})
+        if self.is_down:
+            raise OSError(28, "no space left")
+        self.has.append((bundle["segment"][0].as_py(), bundle["index"][0].as_py(), name))
+
+    def exported_apart(self, names):
+        return names & {name for _, _, name in self.has}
+
+
+@pytest.fixture
+def export():
+    return Export()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(waits="hold")
+
+
+@pytest.fixture
+def held(store, export, clock):
+    """What holds bundles of a store with three of them; the second does not pass the processors."""
+    seal_requests(store, *(logs_request([number]) for number in (1, 0, 3)))
+    export.refused = {1}
+    policy = RetryPolicy(initial_interval_s=2.0, max_interval_s=60.0, jitter=0.0, max_attempts=3)
+    made = HeldExports("out", policy, export=export, letters=DeadLetters, clock=clock, background=False)
+    made.session = SimpleNamespace()
+    yield made
+    made.close()
+
+
+def waiting(store):
+    return [(entry.ref, entry.attempts, entry.reason) for entry in load_retry_set(REAL_FILES, store.root, "out")]
+
+
+def test_it_is_an_export_of_bundles(export):
+    """As the sieve asks for one."""
+    assert isinstance(export, BundleExport)
+    assert not isinstance(print, BundleExport)
+
+
+def test_what_failed_is_held_durably_before_the_batch_goes_on(store, held):
+    """With the reason, and once."""
+    held.set_aside({(store.root, BAD): FAILED})
+    assert waiting(store) == [(BAD, 1, "PROCESSOR: division by zero")]
+    assert (held.has(store.root, BAD), held.has(store.root, BundleRef(0, 0)), held.is_empty) == (True, False, False)
+
+
+def test_it_is_exported_by_itself_when_it_passes(store, held, export, clock):
+    """When its time has come and not before; then nothing is held, and nothing kept open."""
+    held.set_aside({(store.root, BAD): FAILED})
+    export.refused = set()
+    assert (held.drain(), export.has) == (0, [])
+    clock.advance(2.0)
+    assert held.drain() == 1
+    (name,) = names_apart("out", [(store.root, BAD)])
+    assert export.has == [(0, 1, name)]
+    assert (waiting(store), held.is_empty) == ([], True)
+    with_another = HeldExports("out", RetryPolicy(), export=export, letters=DeadLetters, clock=clock, background=False)
+    with_another.take_up(store.root)
+    with_another.close()
+
+
+def test_its_attempts_are_used_up(store, held, export, clock):
+    """Each after a longer pause; then it is a letter with the reason, and held no more."""
+    held.set_aside({(store.root, BAD): FAILED})
+    clock.advance(2.0)
+    assert held.drain() == 0
+    assert waiting(store) == [(BAD, 2, "PROCESSOR: ZeroDivisionError: division by zero")]
+    clock.advance(3.9)
+    assert (held.drain(), export.tried) == (0, 1)
+    clock.advance(0.1)
+    assert (held.drain(), export.tried) == (1, 2)
+    assert (waiting(store), export.has) == ([], [])
+    (letter,) = read_letters(REAL_FILES, store.root, "out")
+    assert (letter.ref, letter.attempts) == (BAD, 3)
+    assert letter.reason == "3 attempts failed; the last with PROCESSOR: ZeroDivisionError: division by zero"
+
+
+def test_a_far_side_that_is_down_costs_no_attempt(store, held, export, clock, caplog):
+    """The bundle passes; what takes it is tried again after a pause."""
+    held.set_aside({(store.root, BAD): FAILED})
+    export.refused, export.is_down = set(), True
+    clock.advance(2.0)
+    for _ in range(3):
+        assert held.drain() == 0
+    assert (waiting(store)[0][1], export.tried) == (1, 1)
+    assert "cannot be exported: OSError: [Errno 28] no space left" in caplog.text
+    export.is_down = False
+    clock.advance(60.0)
+    assert held.drain() == 1
+
+
+def test_what_cannot_be_decoded_is_a_letter_at_once(store, export, clock):
+    """Nothing is gained by trying again; one that came into the set by damage is found out there."""
+    seal_requests(store, b"\xff\xff", logs_request([1]))
+    with_policy = HeldExports("out", RetryPolicy(), export=export, letters=DeadLetters, clock=clock, background=False)
+    with_policy.session = SimpleNamespace()
+    with_policy.set_aside({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
+    assert with_policy.is_empty
+    (letter,) = read_letters(REAL_FILES, store.root, "out")
+    assert letter.reason == "UNDECODABLE: bad"
+    with open(f"{store.root}/quiver.retry.out", "wb") as file:
+        file.write(b"QUIVER\0R damaged")
+    with_policy.take_up(store.root)
+    assert with_policy.drain() == 2
+    assert [(segment, index) for segment, index, _ in export.has] == [(0, 1)]
+    assert [one.ref for one in read_letters(REAL_FILES, store.root, "out")] == [BundleRef(0, 0)]
+    with_policy.close()
+
+
+def test_a_segment_that_is_gone_is_held_no_more(store, held, clock):
+    """Policy gave it up; there is nothing left to export."""
+    held.set_aside({(store.root, BundleRef(7, 0)): FAILED})
+    clock.advance(2.0)
+    assert (held.drain(), waiting(store)) == (1, [])
+
+
+def test_the_next_life_goes_on_with_it(store, held, export, clock):
+    """With its attempts; two lives at once are refused."""
+    held.set_aside({(store.root, BAD): FAILED})
+    second = HeldExports(
+        "out", RetryPolicy(max_attempts=2), export=export, letters=DeadLetters, clock=clock, background=False
+    )
+    with pytest.raises(DirectoryInUse):
+        second.take_up(store.root)
+    held.close()
+    second.take_up(store.root)
+    assert second.has(store.root, BAD)
+    assert second.drain() == 0, "it waits for a session"
+    second.session = SimpleNamespace()
+    clock.advance(2.0)
+    assert second.drain() == 1
+    assert len(read_letters(REAL_FILES, store.root, "out")) == 1
+    second.close()
+
+
+def test_a_halt_stops_it(store, export, clock):
+    """In the batch by an error; in the drain the thread ends, and says so to whoever looks."""
+    seal_requests(store, *(logs_request([number]) for number in (1, 0)))
+    export.refused = {1}
+    policy = RetryPolicy(initial_interval_s=2.0, jitter=0.0, max_attempts=2, on_exhausted="halt")
+    held = HeldExports("out", policy, export=export, clock=clock)
+    held.session = SimpleNamespace()
+    with pytest.raises(DeliveryHalted, match="out stopped at bundle 0:0"):
+        held.set_aside({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
+    held.close()
+    held = HeldExports("out", policy, export=export, clock=clock)
+    held.session = SimpleNamespace()
+    held.set_aside({(store.root, BAD): FAILED})
+    clock.wait_for_waiters(1)
+    clock.advance(2.0)
+    thread = next(one for one in threading.enumerate() if one.name == "quiver-held out")
+    thread.join(30)
+    assert "2 attempts failed" in str(held.halted)
+    held.close()
+
+
+PYTHON_ERROR = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/x/site-packages/quiver/spark/redaction.py", line 61, in __call__
+    yield self.batch(batch)
+  File "mine.py", line 9, in change
+    return int(frame)
+           ^^^^^^^^^^
+ValueError: invalid literal for int() with base 10: 'x'
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError(PYTHON_ERROR), "ValueError: invalid literal for int() with base 10: 'x'"),
+        (
+            ValueError("[DIVIDE_BY_ZERO] Division by zero.\n== SQL ==\n"),
+            "ValueError: [DIVIDE_BY_ZERO] Division by zero.",
+        ),
+        (OSError(28, "no space"), "OSError: [Errno 28] no space"),
+        (RuntimeError("Traceback (most recent call last):\nodd"), "odd"),
+        (KeyError(), "KeyError: "),
+        (ValueError("x" * 9999), f"ValueError: {'x' * 388}"),
+    ],
+)
+def test_a_reason_is_one_line(error, said):
+    """The one that a person looks for."""
+    assert told(error) == said

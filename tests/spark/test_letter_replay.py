@@ -1,0 +1,73 @@
+"""
+`quiver dead-letters replay --pipeline` for an exporter on Spark: through the processors as the file has them now.
+"""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from stores import logs_request, seal_requests
+from typer.testing import CliRunner
+
+from quiver.bundle import BundleRef
+from quiver.cli.main import build_app
+from quiver.delivery.batches import read_stored
+from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.primitives.real_files import REAL_FILES
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+PIPELINE = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {{out_port: {{destinations: [buffer]}}}}
+    config: {{listening_addr: "127.0.0.1:4317"}}
+  buffer:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports: {{out_port: {{destinations: [{first}]}}}}
+    config: {{path: "{root}"}}
+  share:
+    kind: processor
+    plugin_urn: "urn:quiver:sql:processor"
+    out_ports: {{out_port: {{destinations: [lake]}}}}
+    config: {{query: "SELECT 6 / {divisor} AS share FROM logs"}}
+  lake:
+    kind: exporter
+    plugin_urn: "urn:quiver:parquet:exporter"
+    config: {{path: "{out}"}}
+"""
+
+
+@pytest.mark.usefixtures("spark")
+def test_it_is_exported_once_when_the_processor_is_mended(store, tmp_path):
+    """Before, it stays, with the reason; a letter that was exported and not dropped is exported no second time."""
+    seal_requests(store, logs_request([1]), logs_request([0, 3]), b"\xff")
+    with DeadLetters(store.root, "lake", background=False) as letters:
+        for index in (1, 2):
+            ref = BundleRef(0, index)
+            letters.add(ref, read_stored(REAL_FILES, store.root, ref), reason="PROCESSOR: by zero")
+    out = tmp_path / "out"
+
+    def replay(divisor):
+        path = tmp_path / "pipeline.yaml"
+        path.write_text(PIPELINE.format(root=store.root, out=out, divisor=divisor, first="share"))
+        words = ["dead-letters", store.root, "replay", "lake", "--pipeline", str(path), "--json"]
+        result = CliRunner().invoke(build_app(), words)
+        return result.exit_code, {one["bundle"]: one["why_not"] for one in json.loads(result.stdout)}
+
+    code, failed = replay("time_unix_nano")
+    assert (code, set(failed)) == (1, {"0:1", "0:2"})
+    assert "DIVIDE_BY_ZERO" in failed["0:1"]
+    assert failed["0:2"].startswith("UNDECODABLE")
+    code, failed = replay("nullif(time_unix_nano, 0)")
+    assert (code, failed["0:1"]) == (1, None)
+    assert [letter.ref for letter in read_letters(REAL_FILES, store.root, "lake")] == [BundleRef(0, 2)]
+    with DeadLetters(store.root, "lake", background=False) as letters:
+        ref = BundleRef(0, 1)
+        letters.add(ref, read_stored(REAL_FILES, store.root, ref), reason="killed before it was dropped")
+    replay("nullif(time_unix_nano, 0)")
+    rows = [row["share"] for file in (out / "logs").glob("[!.]*") for row in pq.read_table(file).to_pylist()]
+    assert sorted(rows, key=str) == [2.0, None]

@@ -1,0 +1,167 @@
+"""
+One bundle that a processor fails on stops nothing else: it is found, held, tried again, exported once or a letter.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as f
+from stores import logs_request, seal_requests, spans_request
+
+from quiver.bundle import BundleRef
+from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.policy import RetryPolicy
+from quiver.delivery.retry_set import load_retry_set
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.export_query import TableBatches
+from quiver.spark.exporter_settings import FileSettings
+from quiver.spark.exporters import exporter_of
+from quiver.spark.poison import PoisonSieve
+from quiver.spark.processor_settings import SqlSettings
+from quiver.testing.clock import ManualClock
+
+pytestmark = pytest.mark.spark
+
+QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
+POLICY = RetryPolicy(initial_interval_s=2.0, jitter=0.0, max_attempts=2)
+DIVIDE = SqlSettings("SELECT time_unix_nano AS n, 6 / time_unix_nano AS share FROM logs")
+
+
+class Life:
+    """The query of an exporter to files, from one start to the next."""
+
+    def __init__(self, spark, store, out, chain, clock, policy=POLICY):
+        self.clock = clock
+        self.frame = spark.read.format("quiver").option("mode", "bundles").load(store.root)
+        exporter = exporter_of(FileSettings(str(out)), subscriber="files")
+        self.batches = TableBatches(store.root, exporter, chain=chain, skip_undecodable=False)
+        self.probe, self.apart = self.batches.probe, self.batches.apart
+        self.exported_apart = self.batches.exported_apart
+        self.sieve = PoisonSieve(
+            self,
+            "files",
+            policy,
+            letters=DeadLetters,
+            store_path=store.root,
+            spark=spark,
+            clock=clock,
+            background=False,
+        )
+
+    def __call__(self, batch, batch_id):
+        self.batches.export(batch, batch_id, query=QUERY)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.sieve.close()
+
+    def batch(self, number, *segments):
+        self.sieve(self.frame.where(f.col("segment").isin(*segments)), number)
+
+    def drain(self, seconds):
+        self.clock.advance(seconds)
+        return self.sieve.drain()
+
+
+def exported(out):
+    lines = [json.loads(line) for file in Path(out).glob("[!_]*/[!._]*") for line in file.read_text().splitlines()]
+    return sorted(line["n"] for line in lines)
+
+
+def held(store):
+    return [(entry.ref, entry.attempts) for entry in load_retry_set(REAL_FILES, store.root, "files")]
+
+
+def test_a_query_that_fails_on_one_bundle_exports_the_others(spark, store, tmp_path):
+    """And the bundle is a letter when its attempts are used up, with what the query had against it."""
+    seal_requests(store, logs_request([1, 2]), logs_request([3, 0]), b"\xff\xff")
+    once = RetryPolicy(max_attempts=1)
+    with Life(spark, store, tmp_path / "out", [DIVIDE], ManualClock(waits="hold"), once) as life:
+        life.batch(0, 0)
+    assert exported(tmp_path / "out") == [1, 2]
+    assert held(store) == []
+    letters = {letter.ref: letter.reason for letter in read_letters(REAL_FILES, store.root, "files")}
+    assert list(letters) == [BundleRef(0, 2), BundleRef(0, 1)]
+    assert letters[0, 1].startswith("1 attempts failed; the last with PROCESSOR: ")
+    assert "[DIVIDE_BY_ZERO]" in letters[0, 1]
+
+
+def fussy(mended):
+    """A user's processor, which cannot do with zeros before it is mended."""
+
+    def rows(batches):
+        for batch in batches:
+            if not mended and 0 in batch.column("time_unix_nano").cast("int64").to_pylist():
+                raise ValueError("a zero")
+            yield batch.select(["time_unix_nano"]).cast(batch.select(["time_unix_nano"]).schema)
+
+    return lambda frame: frame.mapInArrow(rows, frame.select("time_unix_nano").schema).select(
+        f.col("time_unix_nano").cast("bigint").alias("n")
+    )
+
+
+@pytest.mark.slow
+def test_what_passes_later_is_exported_once_in_whichever_life(spark, store, tmp_path):
+    """
+    The first life holds the bundle and dies before its batch is done. In the next one the processor is mended, and the
+    bundle is exported by itself before the batch comes again: the batch leaves it out.
+    """
+    seal_requests(store, logs_request([1]), logs_request([0, 7]), logs_request([3]))
+    clock = ManualClock(waits="hold")
+    out = tmp_path / "out"
+    with Life(spark, store, out, [fussy(mended=False)], clock) as life:
+        life.batches.export = lambda *_, **__: (_ for _ in ()).throw(OSError(5, "killed"))
+        with pytest.raises(OSError, match="killed"):
+            life.batch(0, 0)
+    assert (held(store), exported(out)) == ([(BundleRef(0, 1), 1)], [])
+    with Life(spark, store, out, [fussy(mended=True)], clock) as life:
+        assert life.drain(2.0) == 1
+        assert exported(out) == [0, 7]
+    for _ in range(2):
+        with Life(spark, store, out, [fussy(mended=True)], clock) as life:
+            life.batch(0, 0)
+            assert exported(out) == [0, 1, 3, 7]
+    assert (held(store), read_letters(REAL_FILES, store.root, "files")) == ([], [])
+
+
+@pytest.mark.slow
+def test_a_chain_that_is_broken_itself_blames_no_bundle(spark, store, tmp_path):
+    """It fails without any; the batch waits for whoever mends it."""
+    seal_requests(store, logs_request([1]), logs_request([2]))
+    broken = SqlSettings("SELECT no_such_column FROM logs")
+    with (
+        Life(spark, store, tmp_path / "out", [broken], ManualClock(waits="hold")) as life,
+        pytest.raises(Exception, match="no_such_column"),
+    ):
+        life.batch(0, 0)
+    assert (held(store), read_letters(REAL_FILES, store.root, "files")) == ([], [])
+
+
+@pytest.mark.slow
+def test_a_join_misses_no_table(spark, store, tmp_path):
+    """A batch without spans has an empty table of them where a query reads both; alone, too, a bundle has."""
+    join = SqlSettings(
+        "SELECT 6 / l.time_unix_nano AS share, l.time_unix_nano AS n FROM logs l LEFT JOIN spans s "
+        "ON l.time_unix_nano = s.start_time_unix_nano",
+        output="joined",
+    )
+    keep = partial(lambda frame: frame.where("n IS NOT NULL") if "n" in frame.columns else frame.where("false"))
+    seal_requests(store, logs_request([1]), logs_request([0]))
+    store.seal([{61: _otlp(spans_request([1]))}, {60: _otlp(logs_request([2]))}])
+    with Life(spark, store, tmp_path / "out", [join, keep], ManualClock(waits="hold")) as life:
+        life.batch(0, 0)
+        assert held(store) == [(BundleRef(0, 1), 1)]
+        life.batch(1, 1)
+    assert exported(tmp_path / "out") == [1, 2]
+
+
+def _otlp(data):
+    import pyarrow as pa
+
+    from quiver.bundle import OTLP_SCHEMA
+
+    return pa.record_batch([pa.array([data])], schema=OTLP_SCHEMA)
