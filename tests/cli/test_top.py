@@ -33,11 +33,11 @@ def served(tmp_path, make_bundle):
             endpoint.stop()
 
 
-def pipeline_left(run_dir):
+def pipeline_left(run_dir, **told):
     """What the supervisor and a child of it leave behind."""
     run_dir.mkdir()
     child = {"pid": 7, "state": "running", "starts": 2, "last_exit": "signal 9", "log": "ingest.log"}
-    (run_dir / "state.json").write_text(json.dumps({"children": {"ingest": child}}))
+    (run_dir / "state.json").write_text(json.dumps({"children": {"ingest": child}, **told}))
     (run_dir / "ingest.log").write_text("10:00 INFO fine\n10:01 WARNING the far side is away\n10:02 INFO fine\n")
 
 
@@ -68,6 +68,18 @@ def test_without_the_port_the_directory_is_enough(served, call):
     assert found["disk"]["bytes"] > 0
     assert [(one["subscriber"], one["lag_bundles"]) for one in found["subscribers"]] == [("lake", 1)]
     assert "no metrics from 127.0.0.1:9" in found["problem"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_ports_of_all_cores_are_asked(served, call, named):
+    """The run wrote down where the first is; each core tells its own one port above the one before."""
+    directory, address = served
+    host, port = address.split(":")
+    pipeline_left(directory.with_name("buffer.run"), cores=2, metrics=address)
+    endpoint = ["--endpoint", address] if named else []
+    found = json.loads(call("top", directory, *endpoint, "--looks", "1", "--json").output)
+    assert {(flow["what"], flow["of"]): flow["total"] for flow in found["flows"]}["acknowledged", "lake"] == 2
+    assert f"no metrics from {host}:{int(port) + 1}" in found["problem"]
 
 
 def test_what_is_no_pipeline_is_refused(tmp_path, call):

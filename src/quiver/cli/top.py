@@ -25,7 +25,8 @@ _CLEAR = "\x1b[2J\x1b[H"
 def top(
     directory: Annotated[Path, typer.Argument(help="The store's directory of a running pipeline.")],
     endpoint: Annotated[
-        str | None, typer.Option(help="Its metrics port, host:port; `metrics.listen` of the pipeline file.")
+        str | None,
+        typer.Option(help="Its metrics port, host:port.  [default: as the run wrote down]", show_default=False),
     ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where its logs and state are.  [default: DIR.run]", show_default=False)
@@ -100,7 +101,7 @@ def _show(directory: str, found: Showing) -> None:
         }
         for flow in found.flows
     ]
-    print_table("flow", flows, empty="not known without the metrics port: --endpoint host:port")
+    print_table("flow", flows, empty="not known: the pipeline tells no metrics (`metrics.listen`)")
     rows = [
         {
             "subscriber": one.subscriber,

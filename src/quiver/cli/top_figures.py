@@ -178,9 +178,10 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
     """
     problems = []
     samples: tuple[Sample, ...] = ()
-    if endpoint is not None:
+    state = _state(fs, run_dir)
+    for address in _endpoints(state, endpoint):
         try:
-            samples = fetch_samples(endpoint)
+            samples += fetch_samples(address)
         except RetryLater as error:
             problems.append(str(error))
     subscribers: tuple[SubscriberStats, ...] = ()
@@ -191,16 +192,38 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
         problems += found.unreadable
     else:
         problems.append(f"{directory} does not exist yet")
-    nodes = _nodes(fs, run_dir)
+    nodes = _nodes(state)
     errors = [f"{node.name}: {line}" for node in nodes for line in _trouble(fs, f"{run_dir}/{node.name}.log")]
     return Look(at_s, samples, subscribers, disk_bytes, nodes, tuple(errors[-ERRORS_SHOWN_MAX:]), "; ".join(problems))
 
 
-def _nodes(fs: FileSystem, run_dir: str) -> tuple[Node, ...]:
+def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
+    """
+    Return what the supervisor last wrote down; nothing when that cannot be read.
+    """
     try:
-        state: dict[str, Any] = json.loads(fs.read_all(f"{run_dir}/{STATE_NAME}", size_max=STATE_BYTES_MAX))
+        state = json.loads(fs.read_all(f"{run_dir}/{STATE_NAME}", size_max=STATE_BYTES_MAX))
     except (OSError, ValueError):
-        return ()
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _endpoints(state: Mapping[str, Any], endpoint: str | None) -> list[str]:
+    """
+    Return all metrics ports: the pipeline's own when none was named; with several cores each is one above the last.
+    """
+    told = state.get("metrics")
+    first = endpoint or told
+    if not first:
+        return []
+    host, _, port = first.rpartition(":")
+    cores = int(state.get("cores") or 1) if told and told.rpartition(":")[2] == port else 1
+    if cores == 1 or not port.isdecimal():
+        return [first]
+    return [f"{host}:{int(port) + core}" for core in range(cores)]
+
+
+def _nodes(state: Mapping[str, Any]) -> tuple[Node, ...]:
     return tuple(
         Node(name, str(one.get("state")), one.get("pid"), int(one.get("starts", 0)), str(one.get("last_exit", "")))
         for name, one in state.get("children", {}).items()
