@@ -29,12 +29,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--workers", type=int, default=2, help="processes that share the crash states")
 
 
+_SHARED = ("s3_server", "versity_server", "etcd_server")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One Spark session, and one server of each kind, serves all that need it: they stay together, in one process."""
+    """
+    Tests that share something stay together, in one process: the Spark session, a server, or else their file.
+
+    A group for each test would keep pytest-xdist itself busy: it goes through all of them whenever a test ends.
+    """
     for item in items:
-        if item.get_closest_marker("spark") is not None or "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        for server in ("s3_server", "versity_server", "etcd_server"):
-            if server in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(server))
+        used = set(getattr(item, "fixturenames", ()))
+        groups = [server for server in _SHARED if server in used]
+        if item.get_closest_marker("spark") is not None or "spark" in used:
+            groups.append("spark")
+        for group in groups or [str(item.path)]:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A group that is not in the name of its tests is none: each process would start a session of its own."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
+            raise pytest.UsageError("this pytest-xdist does not group tests with this pytest: run `make setup`")

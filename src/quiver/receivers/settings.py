@@ -56,8 +56,10 @@ def split_address(address: str) -> tuple[str, int]:
         SettingsInvalid: not such an address.
     """
     match = _ADDRESS.fullmatch(address)
-    if match is None or int(match[2]) > 65535:
+    if match is None:
         raise SettingsInvalid(f"listening_addr: {address!r} is not host:port, for example {GRPC_ADDRESS}")
+    if int(match[2]) > 65535:
+        raise SettingsInvalid(f"listening_addr: {address!r} names a port above 65535")
     return match[1].strip("[]"), int(match[2])
 
 
