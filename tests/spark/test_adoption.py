@@ -9,6 +9,7 @@ import pytest
 
 import quiver
 from quiver.errors import Damaged, DirectoryInUse
+from quiver.primitives.batch_notes import commit_name, part_directory
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
@@ -21,11 +22,9 @@ from quiver.store.format.names import STORE_LOCK
 from quiver.store.format.sink_commit import (
     INCOMING_DIR,
     SinkCommit,
-    commit_name,
     decode_commit,
     encode_commit,
     parse_commit_name,
-    part_directory,
 )
 from quiver.store.segment.reader import SegmentReader
 from quiver.testing.clock import ManualClock
@@ -298,7 +297,7 @@ def test_damage_stops_its_writer_only(tmp_path):
         store.maintain()
         assert visible(REAL_FILES, root) == [3, 4]
     assert [finding.path for finding in check_store(REAL_FILES, root).findings if finding.damaged] == [str(path)]
-    with pytest.raises(Damaged, match="checksum mismatch in the commit of a sink"):
+    with pytest.raises(Damaged, match="the checksum of the note differs"):
         write(REAL_FILES, root, 5, [5, 6], writer="good")
     path.write_bytes(whole)
     with quiver.open(root, background=False) as store:

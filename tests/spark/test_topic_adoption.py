@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from quiver.errors import Damaged, WrongUse
+from quiver.primitives.batch_notes import commit_name, done_name, parse_note_name, part_directory
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.spark.topic_options import TopicPlace
@@ -21,17 +22,13 @@ from quiver.topics.format.sink_batch import (
     BatchNote,
     SinkPart,
     StagedMessage,
-    commit_name,
     decode_begun,
     decode_commit,
     decode_staged,
-    done_name,
     encode_begun,
     encode_commit,
     encode_staged,
     named_tail,
-    parse_note_name,
-    part_directory,
 )
 from quiver.topics.settings import WalSettings
 

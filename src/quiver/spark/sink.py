@@ -15,10 +15,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from quiver.errors import WrongUse
+from quiver.primitives.batch_notes import ONCE_PREFIX
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_stage import Staged, commit_batch, discard, sink_root, stage_here
-from quiver.store.format.sink_commit import ONCE_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -28,10 +28,10 @@ from typing import Literal, cast, get_args
 
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
+from quiver.primitives.batch_notes import BATCH_MAX, is_writer
 from quiver.settings import Compression
 from quiver.spark.option_values import bytes_option, count_option, transaction_option
 from quiver.spark.options import VIEWS
-from quiver.store.format.sink_commit import BATCH_MAX, is_writer
 
 __all__ = ["SinkOptions", "parse_sink_options"]
 

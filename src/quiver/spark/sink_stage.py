@@ -20,20 +20,22 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse, WrongUse
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.atomic import replace_file
+from quiver.primitives.batch_notes import commit_name, part_directory
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.staging import remove_staged
 from quiver.settings import MIB
 from quiver.spark.bundles import unpacked
 from quiver.spark.cast import spark_schema
 from quiver.spark.otlp_rows import request_of_rows
 from quiver.spark.sink_options import SinkOptions
-from quiver.store.adoption import Adoption, first_free_segment, remove_staged, writer_commits
+from quiver.store.adoption import Adoption, first_free_segment, writer_commits
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.manifest import ManifestMetadata
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, segment_name
-from quiver.store.format.sink_commit import INCOMING_DIR, SinkCommit, commit_name, encode_commit, part_directory
+from quiver.store.format.sink_commit import INCOMING_DIR, SinkCommit, encode_commit
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.accumulator import OpenSegment
 from quiver.store.segment.conform import conform

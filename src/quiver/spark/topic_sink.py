@@ -23,25 +23,23 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse, WrongUse
 from quiver.primitives.atomic import replace_file
+from quiver.primitives.batch_notes import ONCE_PREFIX, commit_name, part_directory
 from quiver.primitives.files import File, FileSystem, Lock
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.staging import last_batch, remove_staged
 from quiver.spark.sink_stage import task_place
 from quiver.spark.topic_options import TopicPlace
 from quiver.spark.topic_sink_options import TopicSinkOptions
-from quiver.topics.adoption import last_batch, remove_staged
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, MessageCodec
 from quiver.topics.format.names import WAL_CHECKPOINT, check_topic, parse_wal_file_name
 from quiver.topics.format.sink_batch import (
     INCOMING_DIR,
-    ONCE_PREFIX,
     BatchNote,
     SinkPart,
     StagedMessage,
-    commit_name,
     encode_commit,
     encode_staged,
-    part_directory,
     part_name,
 )
 from quiver.topics.object_opening import OWNER_FILE

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from quiver.errors import Damaged
-from quiver.primitives.atomic import remove_durably, remove_files_below, remove_if_empty
+from quiver.primitives.atomic import remove_durably, remove_if_empty
+from quiver.primitives.batch_notes import NOTE_BYTES_MAX, ONCE_PREFIX, commit_name, parse_part_directory
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Answer, Frame, NeedMore
+from quiver.primitives.staging import remove_staged
 from quiver.store.cleanup import Cleanup
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.floor import decode_floor
@@ -37,14 +39,10 @@ from quiver.store.format.names import (
     segment_name,
 )
 from quiver.store.format.sink_commit import (
-    COMMIT_BYTES_MAX,
     INCOMING_DIR,
-    ONCE_PREFIX,
     SinkCommit,
-    commit_name,
     decode_commit,
     parse_commit_name,
-    parse_part_directory,
 )
 from quiver.store.parts import Parts
 from quiver.store.segment.info import SegmentInfo
@@ -52,7 +50,7 @@ from quiver.store.segment.tail import read_info
 from quiver.store.subscribers.progress_store import find_subscribers, load_progress
 from quiver.store.subscribers.state import SegmentRef
 
-__all__ = ["Adoption", "OpenAdoption", "first_free_segment", "load_commit", "remove_staged", "writer_commits"]
+__all__ = ["Adoption", "OpenAdoption", "first_free_segment", "load_commit", "writer_commits"]
 
 _FLOOR_BYTES_MAX = 64 * 1024
 
@@ -79,7 +77,7 @@ def load_commit(files: FileSystem, path: str) -> SinkCommit:
         Damaged: it is not what was written.
         FileNotFoundError: there is none.
     """
-    answer = decode_commit(memoryview(files.read_all(path, size_max=COMMIT_BYTES_MAX)))
+    answer = decode_commit(memoryview(files.read_all(path, size_max=NOTE_BYTES_MAX)))
     if isinstance(answer, Frame):
         return answer.value
     if isinstance(answer, NeedMore):
@@ -230,10 +228,8 @@ class Adoption:
         Remove what is done: all commits but the last, and whatever was staged for batches up to that one.
         """
         files = self._files
-        for name in files.list_dir(directory):
-            batch = parse_part_directory(name)
-            if batch is not None and batch <= batches[-1]:
-                remove_files_below(files, f"{directory}/{name}")
+        old = (name for name in files.list_dir(directory) if (parse_part_directory(name) or 0) <= batches[-1])
+        remove_staged(files, directory, old)
         # These before the commits: without its commit a staged segment is one that was never committed.
         files.sync_dir(directory)
         is_once = directory.rpartition("/")[2].startswith(ONCE_PREFIX)
@@ -288,12 +284,3 @@ class OpenAdoption:
         self._cleanup.know(info)
         self._parts.catalog.add(info)
         self._parts.registry.sealed(SegmentRef.of(info))
-
-
-def remove_staged(files: FileSystem, directory: str, names: Iterable[str]) -> None:
-    """
-    Remove the staging directories *names* of a writer's *directory*, whatever is in them.
-    """
-    for name in names:
-        if parse_part_directory(name) is not None:
-            remove_files_below(files, f"{directory}/{name}")

@@ -19,48 +19,42 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from quiver.errors import Damaged, QuiverError
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, remove_files_below, remove_if_empty, replace_file
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.batch_notes import (
+    NOTE_BYTES_MAX,
+    ONCE_PREFIX,
+    begun_name,
+    commit_name,
+    done_name,
+    parse_note_name,
+)
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.primitives.staging import names_in, remove_taken
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.sink_batch import (
     INCOMING_DIR,
-    NOTE_BYTES_MAX,
-    ONCE_PREFIX,
     BatchNote,
-    begun_name,
-    commit_name,
     decode_begun,
     decode_commit,
     decode_staged,
-    done_name,
     encode_begun,
     message_name,
     named_tail,
-    parse_note_name,
-    parse_part_directory,
 )
 from quiver.topics.log import TopicLog
 from quiver.topics.wal_files import read_frames
 
-__all__ = ["SinkAdoption", "last_batch", "load_batch", "remove_staged"]
+__all__ = ["SinkAdoption", "load_batch"]
 
 _CHUNK_MESSAGES = 1024
 
 T = TypeVar("T")
-
-
-def last_batch(files: FileSystem, directory: str) -> int:
-    """
-    Return the last batch that a writer's directory knows to be committed, appended or not; −1 when there is none.
-    """
-    found = (parse_note_name(name) for name in _names(files, directory))
-    return max((note[0] for note in found if note is not None and note[1] != "begun"), default=-1)
 
 
 def load_batch(files: FileSystem, path: str) -> BatchNote:
@@ -73,15 +67,6 @@ def load_batch(files: FileSystem, path: str) -> BatchNote:
     """
     data = files.read_all(path, size_max=NOTE_BYTES_MAX)
     return _valued(path, data, decode_commit(data))
-
-
-def remove_staged(files: FileSystem, directory: str, names: Iterable[str]) -> None:
-    """
-    Remove the staging directories *names* of a writer's *directory*, whatever is in them.
-    """
-    for name in names:
-        if parse_part_directory(name) is not None:
-            remove_files_below(files, f"{directory}/{name}")
 
 
 class SinkAdoption:
@@ -112,7 +97,7 @@ class SinkAdoption:
         with self._turn:
             adopted = 0
             try:
-                writers = _names(self._files, self._incoming) if self._files.exists(self._incoming) else []
+                writers = names_in(self._files, self._incoming) if self._files.exists(self._incoming) else []
             except OSError as error:
                 self._report(error)
                 return 0
@@ -129,7 +114,7 @@ class SinkAdoption:
             self._observer.event("danube.sink.waits", level=logging.ERROR, problem=str(error))
 
     def _adopt_writer(self, directory: str) -> int:
-        names = _names(self._files, directory)
+        names = names_in(self._files, directory)
         notes = [note for name in names if (note := parse_note_name(name)) is not None]
         done = max((batch for batch, kind in notes if kind == "done"), default=-1)
         adopted = 0
@@ -138,7 +123,7 @@ class SinkAdoption:
                 adopted += self._append(directory, load_batch(self._files, f"{directory}/{commit_name(batch)}"))
                 done = batch
         if done >= 0 and (adopted or len(names) > 1 or directory.rpartition("/")[2].startswith(ONCE_PREFIX)):
-            self._tidy(directory, done)
+            remove_taken(self._files, directory, done)
         return adopted
 
     def _append(self, directory: str, note: BatchNote) -> int:
@@ -168,30 +153,6 @@ class SinkAdoption:
         files.rename(f"{directory}/{commit_name(note.batch)}", f"{directory}/{done_name(note.batch)}")
         files.sync_dir(directory)
         return count
-
-    def _tidy(self, directory: str, done: int) -> None:
-        """
-        Remove what is done: whatever was staged up to that batch, its note, and what says that earlier ones are.
-        """
-        files = self._files
-        once = directory.rpartition("/")[2].startswith(ONCE_PREFIX)
-        names = _names(files, directory)
-        remove_staged(files, directory, (one for one in names if (parse_part_directory(one) or 0) <= done))
-        old = []
-        for name in names:
-            note = parse_note_name(name)
-            if note is not None and (note[0] < done or note == (done, "begun")):
-                old.append(f"{directory}/{name}")
-            unfinished = parse_note_name(name.removesuffix(TEMPORARY_SUFFIX))
-            if note is None and unfinished is not None and unfinished[0] <= done:
-                old.append(f"{directory}/{name}")
-        if old:
-            remove_durably(files, old)
-        if once:
-            # Last: without it a commit that a crash brought back would count again.
-            remove_durably(files, [f"{directory}/{done_name(done)}"])
-            remove_if_empty(files, directory)
-            files.sync_dir(self._incoming)
 
 
 def _named_since(log: TopicLog, offset: int, prefix: str) -> set[str]:
@@ -223,10 +184,3 @@ def _valued(path: str, data: bytes, answer: Answer[T]) -> T:
     if isinstance(answer, Frame):
         return answer.value
     raise Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
-
-
-def _names(files: FileSystem, directory: str) -> list[str]:
-    try:
-        return files.list_dir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -16,15 +16,14 @@ A part is a row of frames as a log has them (`frame.py`), their offsets 0, 1, 2 
     │ u64       │ u32        │        │           │
     └───────────┴────────────┴────────┴───────────┘
 
-The tail is what stands behind the publish time in a message (`message.py`), without a producer's name. A commit and a
-note that a batch was begun are two lines of text: JSON, and the CRC-32 of that line.
+The tail is what stands behind the publish time in a message (`message.py`), without a producer's name. Notes are those
+of `primitives/batch_notes.py`.
 
 A namespace cannot begin with a dot, so no topic is ever called like this directory.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Mapping
@@ -32,58 +31,44 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from quiver.errors import WrongUse
-from quiver.primitives.checksum import crc32
+from quiver.primitives.batch_notes import (
+    BATCH_MAX,
+    decode_note,
+    encode_note,
+    is_count,
+    is_writer,
+    parse_part_directory,
+)
 from quiver.primitives.files import Buffer
-from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.topics.format.frame import encode_frame
 from quiver.topics.format.names import check_topic
 
 __all__ = [
-    "BATCH_MAX",
     "INCOMING_DIR",
-    "NOTE_BYTES_MAX",
-    "ONCE_PREFIX",
     "PART_HEADER",
     "BatchNote",
     "SinkPart",
     "StagedMessage",
-    "begun_name",
-    "commit_name",
     "decode_begun",
     "decode_commit",
     "decode_staged",
-    "done_name",
     "encode_begun",
     "encode_commit",
     "encode_staged",
-    "is_writer",
     "message_name",
     "named_tail",
-    "parse_note_name",
-    "parse_part_directory",
-    "part_directory",
     "part_name",
 ]
 
 INCOMING_DIR = ".incoming"
 """Below the root of the topics: what Spark sinks wrote and the owner has not appended yet."""
 
-ONCE_PREFIX = "job-"
-"""How a writer is called that writes one batch and never again: nothing of it need stay."""
-
-NOTE_BYTES_MAX = 16 * 1024 * 1024
-"""A longer commit is not read."""
-
-BATCH_MAX = 2**63 - 1
-
 PART_HEADER = struct.Struct("<QI")
 
-_NOTE_VERSION = 1
-_CRC_LINE_BYTES = 9
+_VERSION = 1
+_VERSION_KEY = "quiver_topic_batch"
 _U64 = struct.Struct("<Q")
-_WRITER = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NOTE = re.compile(r"([0-9]{20})\.(commit|begun|done)")
-_DIRECTORY = re.compile(r"([0-9]{20})-([0-9]{5,10})-([A-Za-z0-9]{1,40})")
 _PART = re.compile(r"[0-9]{5}\.part")
 
 
@@ -124,57 +109,6 @@ class StagedMessage(NamedTuple):
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def is_writer(name: str) -> bool:
-    """
-    Say whether *name* can be a writer's: 1 to 64 of ``A-Za-z0-9_-``.
-    """
-    return _WRITER.fullmatch(name) is not None
-
-
-def commit_name(batch: int) -> str:
-    """
-    Return the file name of the commit of *batch*.
-    """
-    return f"{batch:020}.commit"
-
-
-def begun_name(batch: int) -> str:
-    """
-    Return the name of the file that says from where on *batch* is being appended.
-    """
-    return f"{batch:020}.begun"
-
-
-def done_name(batch: int) -> str:
-    """
-    Return the name of the file that says that *batch* is in its topics.
-    """
-    return f"{batch:020}.done"
-
-
-def parse_note_name(name: str) -> tuple[int, str] | None:
-    """
-    Return the batch of a note, and which of the three it is; None when *name* is none.
-    """
-    match = _NOTE.fullmatch(name)
-    return (int(match[1]), match[2]) if match is not None and int(match[1]) <= BATCH_MAX else None
-
-
-def part_directory(batch: int, partition: int, attempt: str) -> str:
-    """
-    Return the name of the directory in which one attempt of one task stages its parts.
-    """
-    return f"{batch:020}-{partition:05}-{attempt}"
-
-
-def parse_part_directory(name: str) -> int | None:
-    """
-    Return the batch that a staging directory belongs to, or None when *name* is none.
-    """
-    match = _DIRECTORY.fullmatch(name)
-    return None if match is None else int(match[1])
 
 
 def part_name(number: int) -> str:
@@ -229,7 +163,7 @@ def encode_commit(note: BatchNote) -> bytes:
     """
     Return the whole file.
     """
-    return _note({"quiver_topic_batch": _NOTE_VERSION, "writer": note.writer, "batch": note.batch, "parts": note.parts})
+    return encode_note({_VERSION_KEY: _VERSION, "writer": note.writer, "batch": note.batch, "parts": note.parts})
 
 
 def decode_commit(data: Buffer) -> Answer[BatchNote]:
@@ -256,7 +190,7 @@ def encode_begun(offsets: Mapping[str, int]) -> bytes:
     """
     Return the file that says from which offset on each topic may have messages of a batch.
     """
-    return _note({"quiver_topic_batch": _NOTE_VERSION, "from": dict(sorted(offsets.items()))})
+    return encode_note({_VERSION_KEY: _VERSION, "from": dict(sorted(offsets.items()))})
 
 
 def decode_begun(data: Buffer) -> Answer[dict[str, int]]:
@@ -273,29 +207,11 @@ def decode_begun(data: Buffer) -> Answer[dict[str, int]]:
     return Frame(found, answer.end)
 
 
-def _note(value: Mapping[str, Any]) -> bytes:
-    line = json.dumps(value).encode()
-    return b"%s\n%08x\n" % (line, crc32(line))
-
-
-def _decode(data: Buffer) -> Answer[Any]:
-    whole = bytes(data)
-    if len(whole) > NOTE_BYTES_MAX:
-        return Damage(0, f"a note of {len(whole)} bytes")
-    line, newline, rest = whole.partition(b"\n")
-    if not newline:
-        return NeedMore(1 + _CRC_LINE_BYTES)
-    if len(rest) < _CRC_LINE_BYTES:
-        return NeedMore(_CRC_LINE_BYTES - len(rest))
-    if rest != b"%08x\n" % crc32(line):
-        return Damage(len(line) + 1, "the checksum of the note differs")
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return Damage(0, "the note is no JSON")
-    if not isinstance(value, dict) or value.get("quiver_topic_batch") != _NOTE_VERSION:
+def _decode(data: Buffer) -> Answer[dict[str, Any]]:
+    answer = decode_note(data)
+    if isinstance(answer, Frame) and answer.value.get(_VERSION_KEY) != _VERSION:
         return Damage(0, "no note of a sink, or one of a newer version")
-    return Frame(value, len(whole))
+    return answer
 
 
 def _part(value: object) -> SinkPart:
@@ -308,6 +224,6 @@ def _part(value: object) -> SinkPart:
 
 
 def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not is_count(value):
         raise ValueError(f"{value!r} is no number")
     return value
