@@ -24,7 +24,7 @@ file                         purpose
 `source.py`                  the format `quiver`, in Spark's terms
 `bundles.py`                 `map_bundles`: whole bundles in tasks
 `sink_options.py`            the options of a write, with their table                       (pure)
-`sink.py`                    the format `quiver` as a sink, in Spark's terms
+`sink.py`                    the sinks of logs in Spark's terms: a writer for each batch, or for a stream
 `sink_stage.py`              rows → staged segments in tasks → one committed batch
 `questdb_options.py`         the options of the sink `questdb`, with their table             (pure)
 `questdb_sink.py`            the format `questdb`, in Spark's terms

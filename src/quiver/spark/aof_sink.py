@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from quiver.aof.format.names import INCOMING
 from quiver.aof.format.record import RECORD_HEAD, checksum_of
@@ -25,7 +22,7 @@ from quiver.aof.manager import AofManager
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse, WrongUse
 from quiver.primitives.atomic import replace_file
-from quiver.primitives.batch_notes import ONCE_PREFIX, commit_name, part_directory
+from quiver.primitives.batch_notes import commit_name, part_directory
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
@@ -34,8 +31,7 @@ from quiver.spark.aof_sink_options import AofSinkOptions
 from quiver.spark.sink_stage import task_place
 
 __all__ = [
-    "AofBatchWriter",
-    "AofStreamWriter",
+    "AofSink",
     "StagedRecords",
     "commit_records",
     "discard_records",
@@ -206,96 +202,39 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
 # ── in Spark's terms ─────────────────────────────────────────────────────────────────────────────────
 
 
-class RecordsMessage(WriterCommitMessage):
+@dataclass(frozen=True, slots=True)
+class AofSink:
     """
-    What a task staged, and for whom.
-    """
-
-    def __init__(self, writer: str, staged: StagedRecords) -> None:
-        self.writer = writer
-        self.staged = staged
-
-
-class AofBatchWriter(DataSourceArrowWriter):
-    """
-    ``df.write.format("quiver-aof")``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing.
+    Format `quiver-aof`, as `quiver.spark.sink` drives it.
     """
 
-    def __init__(self, options: AofSinkOptions) -> None:
-        self._options = options
-        once = f"{ONCE_PREFIX}{uuid.uuid4()}", 0  # noqa: TID251 - one write, told apart from all others
-        self._writer, self._batch = once if options.transaction is None else options.transaction
+    options: AofSinkOptions
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsMessage:
+    @property
+    def transaction(self) -> tuple[str, int] | None:
         """
-        Stage one partition, in a task.
+        Writer and number that the program gave to this write, if it did.
         """
-        staged = _stage_here(iterator, self._options, writer=self._writer, batch=self._batch)
-        return RecordsMessage(self._writer, staged)
+        return self.options.transaction
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> StagedRecords:
         """
-        Make all that was staged one committed write.
+        Write and sync one partition, in a task.
         """
-        _, staged = _staged(messages)
-        commit_records(REAL_FILES, self._options.path, writer=self._writer, batch=self._batch, staged=staged)
+        partition, attempt = task_place()
+        found = records_of(rows, self.options)
+        return stage_records(
+            REAL_FILES, self.options.path, found, writer=writer, batch=batch, partition=partition, attempt=attempt
+        )
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """
-        Remove what was staged.
-        """
-        _, staged = _staged(messages)
-        discard_records(REAL_FILES, self._options.path, writer=self._writer, batch=self._batch, staged=staged)
-
-
-class AofStreamWriter(DataSourceStreamArrowWriter):
-    """
-    ``df.writeStream.format("quiver-aof")``. Batches are counted per query, whose id its checkpoint keeps.
-    """
-
-    def __init__(self, options: AofSinkOptions) -> None:
-        if options.transaction is not None:
-            raise WrongUse("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
-        self._options = options
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsMessage:
-        """
-        Stage one partition of a batch, in a task.
-        """
-        context = TaskContext.get()
-        # Only a task is told them; `commit` knows the number of the batch alone.
-        writer = context.getLocalProperty("sql.streaming.queryId")
-        batch = int(context.getLocalProperty("streaming.sql.batchId"))
-        return RecordsMessage(writer, _stage_here(iterator, self._options, writer=writer, batch=batch))
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
         """
         Make all that was staged one committed batch; one that was committed before is not again.
         """
-        writer, staged = _staged(messages)
-        if writer is not None:
-            commit_records(REAL_FILES, self._options.path, writer=writer, batch=batchId, staged=staged)
+        commit_records(REAL_FILES, self.options.path, writer=writer, batch=batch, staged=staged)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def discard(self, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
         """
-        Remove what was staged.
+        Remove what was staged, unless it is committed.
         """
-        writer, staged = _staged(messages)
-        if writer is not None:
-            discard_records(REAL_FILES, self._options.path, writer=writer, batch=batchId, staged=staged)
-
-
-def _stage_here(
-    batches: Iterable[pa.RecordBatch], options: AofSinkOptions, *, writer: str, batch: int
-) -> StagedRecords:
-    partition, attempt = task_place()
-    records = records_of(batches, options)
-    return stage_records(
-        REAL_FILES, options.path, records, writer=writer, batch=batch, partition=partition, attempt=attempt
-    )
-
-
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[StagedRecords]]:
-    # None stands for a task that failed.
-    known = [message for message in messages if isinstance(message, RecordsMessage)]
-    return (known[0].writer if known else None), [message.staged for message in known]
+        discard_records(REAL_FILES, self.options.path, writer=writer, batch=batch, staged=staged)

@@ -22,8 +22,9 @@ from quiver.aof.files import LogFiles
 from quiver.errors import WrongUse
 from quiver.spark.aof_options import AofOptions, AofPosition, parse_aof_options, position_from_json
 from quiver.spark.aof_reading import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece, read_piece
-from quiver.spark.aof_sink import AofBatchWriter, AofStreamWriter
+from quiver.spark.aof_sink import AofSink
 from quiver.spark.aof_sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
+from quiver.spark.sink import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,23 +88,23 @@ class AofDataSource(DataSource):
         """
         return AofStreamReader(self._parsed, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> AofBatchWriter:  # noqa: FBT001 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
         """
         Return the batch writer.
 
         Raises:
             WrongUse: an option or a column is unknown, missing or contradicts another, or a log is to be overwritten.
         """
-        return AofBatchWriter(_sink_options(self._given, schema, overwrite=overwrite))
+        return BatchWriter(AofSink(_sink_options(self._given, schema, overwrite=overwrite)))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> AofStreamWriter:  # noqa: FBT001, N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802
         """
         Return the streaming writer.
 
         Raises:
             WrongUse: as `writer`.
         """
-        return AofStreamWriter(_sink_options(self._given, schema, overwrite=overwrite))
+        return StreamWriter(AofSink(_sink_options(self._given, schema, overwrite=overwrite)))
 
 
 def _sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> AofSinkOptions:

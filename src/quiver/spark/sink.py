@@ -1,86 +1,108 @@
 """
-The Spark sink `quiver`: batch and streaming writes into a store, each batch exactly once.
+Batch and streaming writes to `quiver`, `quiver-topic` and `quiver-aof`, each batch exactly once.
 
 Spark makes a writer in the driver, sends it to the tasks, and commits with another object of the same class: all that a
-task has to say travels in its message.
+task has to say travels in its message. What is staged, and how it is committed, is the business of each sink.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from quiver.errors import WrongUse
 from quiver.primitives.batch_notes import ONCE_PREFIX
-from quiver.primitives.real_files import REAL_FILES
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import Staged, commit_batch, discard, sink_root, stage_here
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchWriter", "StagedMessage", "StreamWriter"]
+__all__ = ["BatchWriter", "Sink", "StagedRows", "StreamWriter"]
 
 
-class StagedMessage(WriterCommitMessage):
+class Sink(Protocol):
+    """
+    Where rows go: staged by tasks in a place of their own, and there for all from their commit on. It travels to tasks.
+    """
+
+    @property
+    def transaction(self) -> tuple[str, int] | None:
+        """
+        Writer and number that the program gave to this write, if it did.
+        """
+
+    def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> Any:
+        """
+        Write and sync one partition, in a task; return what the commit has to know of it.
+        """
+
+    def commit(self, *, writer: str, batch: int, staged: Sequence[Any]) -> None:
+        """
+        Make all that was staged one committed batch; one that was committed before is not again.
+        """
+
+    def discard(self, *, writer: str, batch: int, staged: Sequence[Any]) -> None:
+        """
+        Remove what was staged, unless it is committed.
+        """
+
+
+class StagedRows(WriterCommitMessage):
     """
     What a task staged, and for whom.
     """
 
-    def __init__(self, writer: str, staged: Staged) -> None:
+    def __init__(self, writer: str, staged: Any) -> None:
         self.writer = writer
         self.staged = staged
 
 
 class BatchWriter(DataSourceArrowWriter):
     """
-    ``df.write.format("quiver")``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing.
+    ``df.write``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
-        self._options = options
-        self._root = sink_root(REAL_FILES, options.path)
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
         once = f"{ONCE_PREFIX}{uuid.uuid4()}", 0  # noqa: TID251 - one write, told apart from all others
-        self._writer, self._batch = once if options.transaction is None else options.transaction
+        self._writer, self._batch = once if sink.transaction is None else sink.transaction
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """
         Stage one partition, in a task.
         """
-        staged = stage_here(self._root, iterator, writer=self._writer, batch=self._batch, options=self._options)
-        return StagedMessage(self._writer, staged)
+        return StagedRows(self._writer, self._sink.stage(iterator, writer=self._writer, batch=self._batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """
         Make all that was staged one committed write.
         """
-        _, staged = _staged(messages)
-        commit_batch(REAL_FILES, self._root, writer=self._writer, batch=self._batch, staged=staged)
+        self._sink.commit(writer=self._writer, batch=self._batch, staged=_staged(messages)[1])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """
         Remove what was staged.
         """
-        _, staged = _staged(messages)
-        discard(REAL_FILES, self._root, writer=self._writer, batch=self._batch, staged=staged)
+        self._sink.discard(writer=self._writer, batch=self._batch, staged=_staged(messages)[1])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """
-    ``df.writeStream.format("quiver")``. Batches are counted per query, whose id its checkpoint keeps.
+    ``df.writeStream``. Batches are counted per query, whose id its checkpoint keeps.
+
+    Raises:
+        WrongUse: the program gave the write a number of its own.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
-        if options.transaction is not None:
+    def __init__(self, sink: Sink) -> None:
+        if sink.transaction is not None:
             raise WrongUse("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
-        self._options = options
-        self._root = sink_root(REAL_FILES, options.path)
+        self._sink = sink
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """
         Stage one partition of a batch, in a task.
         """
@@ -88,9 +110,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # Only a task is told them; `commit` knows the number of the batch alone.
         writer = context.getLocalProperty("sql.streaming.queryId")
         batch = int(context.getLocalProperty("streaming.sql.batchId"))
-        return StagedMessage(
-            writer, stage_here(self._root, iterator, writer=writer, batch=batch, options=self._options)
-        )
+        return StagedRows(writer, self._sink.stage(iterator, writer=writer, batch=batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """
@@ -98,7 +118,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """
         writer, staged = _staged(messages)
         if writer is not None:
-            commit_batch(REAL_FILES, self._root, writer=writer, batch=batchId, staged=staged)
+            self._sink.commit(writer=writer, batch=batchId, staged=staged)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """
@@ -106,10 +126,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """
         writer, staged = _staged(messages)
         if writer is not None:
-            discard(REAL_FILES, self._root, writer=writer, batch=batchId, staged=staged)
+            self._sink.discard(writer=writer, batch=batchId, staged=staged)
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[Staged]]:
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[Any]]:
     # None stands for a task that failed.
-    known = [message for message in messages if isinstance(message, StagedMessage)]
+    known = [message for message in messages if isinstance(message, StagedRows)]
     return (known[0].writer if known else None), [message.staged for message in known]

@@ -43,6 +43,7 @@ from quiver.store.segment.writer import write_segment
 
 __all__ = [
     "Staged",
+    "StoreSink",
     "bundles_of",
     "commit_batch",
     "discard",
@@ -50,6 +51,7 @@ __all__ = [
     "sink_root",
     "stage",
     "stage_here",
+    "store_sink",
     "task_place",
 ]
 
@@ -283,3 +285,48 @@ def stage_here(
         attempt=attempt,
         options=options,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSink:
+    """
+    Format `quiver`, as `quiver.spark.sink` drives it, into the store at *root*.
+    """
+
+    options: SinkOptions
+    root: str
+
+    @property
+    def transaction(self) -> tuple[str, int] | None:
+        """
+        Writer and number that the program gave to this write, if it did.
+        """
+        return self.options.transaction
+
+    def stage(self, rows: Iterable[pa.RecordBatch], *, writer: str, batch: int) -> Staged:
+        """
+        Write and sync one partition, in a task.
+        """
+        return stage_here(self.root, rows, writer=writer, batch=batch, options=self.options)
+
+    def commit(self, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
+        """
+        Make all that was staged one committed batch; one that was committed before is not again.
+        """
+        commit_batch(REAL_FILES, self.root, writer=writer, batch=batch, staged=staged)
+
+    def discard(self, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
+        """
+        Remove what was staged, unless it is committed.
+        """
+        discard(REAL_FILES, self.root, writer=writer, batch=batch, staged=staged)
+
+
+def store_sink(options: SinkOptions) -> StoreSink:
+    """
+    Return the sink that *options* describe; of a store of several cores it writes into the first.
+
+    Raises:
+        WrongUse: a snapshot lies there.
+    """
+    return StoreSink(options, sink_root(REAL_FILES, options.path))

@@ -41,6 +41,7 @@ from quiver.spark.read_partition import (
 from quiver.spark.segments import SegmentList, store_roots
 from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.sink_options import SinkOptions, parse_sink_options
+from quiver.spark.sink_stage import store_sink
 from quiver.spark.subscription import Subscription
 from quiver.spark.topic_source import register_topics
 from quiver.store.cold_files import ColdFiles
@@ -128,7 +129,7 @@ class QuiverDataSource(DataSource):
         Raises:
             WrongUse: an option is unknown, missing or contradicts another, or what is there is to be overwritten.
         """
-        return BatchWriter(_append_options(self._given, overwrite=overwrite))
+        return BatchWriter(store_sink(_append_options(self._given, overwrite=overwrite)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, FBT001, N802
         """
@@ -137,7 +138,7 @@ class QuiverDataSource(DataSource):
         Raises:
             WrongUse: an option is unknown, missing or contradicts another, or the output mode is not append.
         """
-        return StreamWriter(_append_options(self._given, overwrite=overwrite))
+        return StreamWriter(store_sink(_append_options(self._given, overwrite=overwrite)))
 
 
 class BatchReader(DataSourceReader):

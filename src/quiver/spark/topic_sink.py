@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse, WrongUse
 from quiver.primitives.atomic import replace_file
-from quiver.primitives.batch_notes import ONCE_PREFIX, commit_name, part_directory
+from quiver.primitives.batch_notes import commit_name, part_directory
 from quiver.primitives.files import File, FileSystem, Lock
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
@@ -47,10 +44,8 @@ from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, TopicSettings, Upload
 from quiver.topics.store import TopicStore
 
 __all__ = [
-    "PartsMessage",
     "StagedParts",
-    "TopicBatchWriter",
-    "TopicStreamWriter",
+    "TopicSink",
     "commit_messages",
     "discard_messages",
     "is_batch_committed",
@@ -309,95 +304,39 @@ def _hold_sink_lock(files: FileSystem, path: str, clock: Clock) -> Lock | None:
 # ── in Spark's terms ─────────────────────────────────────────────────────────────────────────────────
 
 
-class PartsMessage(WriterCommitMessage):
+@dataclass(frozen=True, slots=True)
+class TopicSink:
     """
-    What a task staged, and for whom.
-    """
-
-    def __init__(self, writer: str, staged: StagedParts) -> None:
-        self.writer = writer
-        self.staged = staged
-
-
-class TopicBatchWriter(DataSourceArrowWriter):
-    """
-    ``df.write.format("quiver-topic")``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing.
+    Format `quiver-topic`, as `quiver.spark.sink` drives it.
     """
 
-    def __init__(self, options: TopicSinkOptions) -> None:
-        self._options = options
-        once = f"{ONCE_PREFIX}{uuid.uuid4()}", 0  # noqa: TID251 - one write, told apart from all others
-        self._writer, self._batch = once if options.transaction is None else options.transaction
+    options: TopicSinkOptions
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartsMessage:
+    @property
+    def transaction(self) -> tuple[str, int] | None:
         """
-        Stage one partition, in a task.
+        Writer and number that the program gave to this write, if it did.
         """
-        return PartsMessage(self._writer, _stage_here(iterator, self._options, writer=self._writer, batch=self._batch))
+        return self.options.transaction
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> StagedParts:
         """
-        Make all that was staged one committed write.
+        Write and sync one partition, in a task.
         """
-        _, staged = _staged(messages)
-        commit_messages(REAL_FILES, self._options.place, writer=self._writer, batch=self._batch, staged=staged)
+        partition, attempt = task_place()
+        found = messages_of(rows, self.options)
+        return stage_messages(
+            REAL_FILES, self.options.root, found, writer=writer, batch=batch, partition=partition, attempt=attempt
+        )
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """
-        Remove what was staged.
-        """
-        _, staged = _staged(messages)
-        discard_messages(REAL_FILES, self._options.root, writer=self._writer, batch=self._batch, staged=staged)
-
-
-class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """
-    ``df.writeStream.format("quiver-topic")``. Batches are counted per query, whose id its checkpoint keeps.
-    """
-
-    def __init__(self, options: TopicSinkOptions) -> None:
-        if options.transaction is not None:
-            raise WrongUse("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
-        self._options = options
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartsMessage:
-        """
-        Stage one partition of a batch, in a task.
-        """
-        context = TaskContext.get()
-        # Only a task is told them; `commit` knows the number of the batch alone.
-        writer = context.getLocalProperty("sql.streaming.queryId")
-        batch = int(context.getLocalProperty("streaming.sql.batchId"))
-        return PartsMessage(writer, _stage_here(iterator, self._options, writer=writer, batch=batch))
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
         """
         Make all that was staged one committed batch; one that was committed before is not again.
         """
-        writer, staged = _staged(messages)
-        if writer is not None:
-            commit_messages(REAL_FILES, self._options.place, writer=writer, batch=batchId, staged=staged)
+        commit_messages(REAL_FILES, self.options.place, writer=writer, batch=batch, staged=staged)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def discard(self, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
         """
-        Remove what was staged.
+        Remove what was staged, unless it is committed.
         """
-        writer, staged = _staged(messages)
-        if writer is not None:
-            discard_messages(REAL_FILES, self._options.root, writer=writer, batch=batchId, staged=staged)
-
-
-def _stage_here(
-    batches: Iterable[pa.RecordBatch], options: TopicSinkOptions, *, writer: str, batch: int
-) -> StagedParts:
-    partition, attempt = task_place()
-    messages = messages_of(batches, options)
-    return stage_messages(
-        REAL_FILES, options.root, messages, writer=writer, batch=batch, partition=partition, attempt=attempt
-    )
-
-
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[StagedParts]]:
-    # None stands for a task that failed.
-    known = [message for message in messages if isinstance(message, PartsMessage)]
-    return (known[0].writer if known else None), [message.staged for message in known]
+        discard_messages(REAL_FILES, self.options.root, writer=writer, batch=batch, staged=staged)

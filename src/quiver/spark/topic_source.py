@@ -23,13 +23,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from quiver.errors import DataLoss, WrongUse
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.offsets import IngestedAt
+from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.topic_offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
 from quiver.spark.topic_options import TopicOptions, TopicPlace, parse_topic_options
 from quiver.spark.topic_progress import TopicProgress
 from quiver.spark.topic_ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
 from quiver.spark.topic_reading import TopicView
 from quiver.spark.topic_rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
-from quiver.spark.topic_sink import TopicBatchWriter, TopicStreamWriter
+from quiver.spark.topic_sink import TopicSink
 from quiver.spark.topic_sink_options import TopicSinkOptions, check_columns, parse_topic_sink_options
 from quiver.topics.format.names import check_topic, parse_wal_file_name
 
@@ -97,23 +98,23 @@ class TopicDataSource(DataSource):
         """
         return TopicStreamReader(self._parsed, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> TopicBatchWriter:  # noqa: FBT001 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
         """
         Return the batch writer.
 
         Raises:
             WrongUse: an option or a column is unknown, missing or contradicts another, or a topic is to be overwritten.
         """
-        return TopicBatchWriter(_sink_options(self._given, schema, overwrite=overwrite))
+        return BatchWriter(TopicSink(_sink_options(self._given, schema, overwrite=overwrite)))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: FBT001, N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802
         """
         Return the streaming writer.
 
         Raises:
             WrongUse: an option or a column is unknown, missing or contradicts another, or the mode is not append.
         """
-        return TopicStreamWriter(_sink_options(self._given, schema, overwrite=overwrite))
+        return StreamWriter(TopicSink(_sink_options(self._given, schema, overwrite=overwrite)))
 
 
 class TopicBatchReader(DataSourceReader):
