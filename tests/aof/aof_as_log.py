@@ -4,7 +4,9 @@ An AOF2 log behind the interface of the append-log contract, and settings small 
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from quiver.aof.config import AofConfig
 from quiver.aof.format.names import parse_segment_name
@@ -47,12 +49,40 @@ def segment_files(files: FileSystem) -> list[str]:
     return [f"{SEGMENTS}/{name}" for name in files.list_dir(SEGMENTS) if parse_segment_name(name) is not None]
 
 
+class PatientClock(ManualClock):
+    """
+    Lets no time pass while another thread, which may be doing what is waited for, is in `appending`.
+
+    Skipping at once, a thread would use up its time-out while the one that makes room has not had a turn.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._appending = 0
+
+    @contextmanager
+    def appending(self) -> Iterator[None]:
+        with self._lock:
+            self._appending += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._appending -= 1
+
+    def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
+        if self._appending > 1 and condition.wait(1.0):
+            return True
+        return super().wait(condition, timeout_s)
+
+
 class AofAsLog:
     """One log of a manager that is opened and closed with it."""
 
     def __init__(self, files: FileSystem, *, rolls: bool, config: AofConfig | None = None) -> None:
         self._rolls = rolls
-        self._clock = ManualClock()
+        self._clock = PatientClock()
         self.manager = open_manager(files, config, self._clock)
         try:
             self.log = self.manager.log("orders")
@@ -62,7 +92,8 @@ class AofAsLog:
 
     def append(self, record: bytes, *, durable: bool) -> int:
         try:
-            record_id = self.log.append_record_with_timeout(record, 10)
+            with self._clock.appending():
+                record_id = self.log.append_record_with_timeout(record, 10)
         except WouldBlock as blocked:
             raise AtCapacity(str(blocked)) from blocked
         if durable:

@@ -207,6 +207,9 @@ def restore_cycles(directory: Path, count: int, seed: int, settings: Settings = 
 
 
 def _restore_again_and_again(copy: Path, back: Path) -> None:
+    aside = back.with_name("aside")
     while True:
-        shutil.rmtree(back, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        if back.exists():
+            back.rename(aside)  # at once: a death amid the removal would leave half a store, which nobody promised
         restore(REAL_FILES, str(copy), str(back), identity=None)
