@@ -99,6 +99,7 @@ METRICS: tuple[Metric, ...] = (
         "quiver.ingest.throttle_total", "{bundle}", "Bundles that were refused or had to wait: something was full."
     ),
     _counter("quiver.receiver.requests_total", "{request}", "OTLP requests answered.", "signal", "outcome"),
+    _counter("quiver.receiver.bundles_total", "{bundle}", "Bundles read from the store of another program.", "outcome"),
     _counter("quiver.receiver.batches_total", "{batch}", "OTAP batches answered.", "signal", "outcome"),
     _counter(
         "quiver.receiver.dedupe_unread_total", "{entry}", "Log entries that the duplicate window could not look into."

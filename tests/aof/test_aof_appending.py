@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import pairwise
 
 import pytest
 from aof_as_log import open_manager, payloads, tiny
@@ -339,10 +340,21 @@ def test_reading_goes_on_where_it_ended(manager):
 def test_runs_of_one_length_are_the_same_records(manager):
     """The fast way and the slow way agree, and stop at the same damage."""
     log = manager.log("orders")
-    for size in (100, 100, 7, 100):
-        log.append_records_with_timeout([bytes([size]) * size] * 20, 5)
+    sizes = (100, 100, 7, 100, 12, 13, 600, 1, 4, 5)
+    for size in sizes:
+        log.append_records_with_timeout(
+            [bytes([size % 251, number]) * (size // 2) + b"!" * (size % 2) for number in range(20)], 5
+        )
     runs = list(log.open_reader().runs())
     assert b"".join(run.values for run in runs) == b"".join(payloads(log))
+    for run in runs:
+        column = run.to_arrow().column("payload")
+        column.validate(full=True)
+        cut = list(pairwise(run.offsets.tolist()))
+        assert column.to_pylist() == [run.values[start:end] for start, end in cut]
+        assert column.to_pylist() == [
+            bytes(run.buffer[at : at + n]) for at, n in zip(run.starts, run.lengths, strict=True)
+        ]
     assert [one for run in runs for one in run.timestamps.tolist()] == [one.timestamp for one in log.open_reader()]
     assert FlushConfig().max_unflushed_bytes
 

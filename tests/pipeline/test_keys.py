@@ -18,9 +18,9 @@ from quiver.pipeline.exporter_config import QueryExporterConfig
 from quiver.pipeline.graph import MemoryConfig, load_pipeline
 from quiver.pipeline.ingest import settings_in_use
 from quiver.pipeline.plugins import PLUGINS, MetricsConfig, find_plugin
+from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.queries import chain_of, plan_queries, spark_settings
 from quiver.pipeline.reload import needs_restart
-from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.settings import Settings
 
 RETRY = {
@@ -130,6 +130,7 @@ BASE = {
     "urn:quiver:topic:exporter": {"topics": "topics", "topic": "a/b"},
     "urn:quiver:questdb:exporter": {"conf": "ws::addr=127.0.0.1:9;sf_dir=sf;"},
     "urn:quiver:topic:receiver": {"topics": "topics", "topic": "a/b"},
+    "urn:quiver:store:receiver": {"store": "theirs"},
 }
 """The least that each plugin needs."""
 
@@ -213,6 +214,12 @@ CHANGES = {
     },
     "urn:quiver:topic:receiver": TOPIC
     | {"subscription": "other", "start": "latest", "signal": "logs", "poll_interval": "9s"},
+    "urn:quiver:store:receiver": {
+        "store": "others",
+        "subscriber": "other",
+        "start": "latest",
+        "poll_interval": "9s",
+    },
 }
 """For each key another value than its default; with what else it needs to mean anything."""
 
@@ -262,8 +269,8 @@ def told(value):
     parts = pipeline.parts()
     return {
         "listening": [settings_in_use(node.config, part.buffers[0], context) for part in parts
-                      for node in part.buffers[0].receivers if not isinstance(node.config, TopicReceiverConfig)],
-        "topics": [config.settings() for _, config in pipeline.receivers if isinstance(config, TopicReceiverConfig)],
+                      for node in part.buffers[0].receivers if not isinstance(node.config, PolledReceiverConfig)],
+        "polled": [config.settings() for _, config in pipeline.receivers if isinstance(config, PolledReceiverConfig)],
         "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
         "senders": [(name, config.settings(), config.otap() if hasattr(config, "otap") else None)
                     for name, config in pipeline.forwarders],

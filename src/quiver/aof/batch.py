@@ -1,5 +1,6 @@
 """
-Many records at once: columns of numbers beside one buffer of payloads, for readers that count in millions. Needs numpy.
+Many records at once: columns of numbers beside the segment's own bytes, for readers that count in millions. Needs
+numpy.
 
 Records of one length after another are found with one comparison; where lengths change they are walked. Every payload
 is verified.
@@ -26,8 +27,12 @@ _HEAD = np.dtype([("length", "<u4"), ("checksum", "<u4"), ("timestamp", "<u8"), 
 _UNIFORM_MIN = 16
 """Fewer records of one length than this are walked like any others."""
 
-_UNIFORM_BYTES_MAX = 4096
-"""Longer payloads are not worth a copy of their own just to be found together."""
+_COPIED_BYTES_MAX = 512
+"""Shorter payloads are copied for their checksum: numpy copies all of them at once, and views are made one by one."""
+
+_VIEW = np.dtype([("length", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("start", "<i4")])
+_PREFIX_BYTES = 4
+_INLINE_BYTES = 12
 
 _WALK_MAX = 4096
 """Records that are walked before looking again whether lengths have become alike."""
@@ -39,29 +44,50 @@ _RUN_BYTES_MAX = 16 << 20
 @dataclass(frozen=True, slots=True)
 class RecordRun:
     """
-    Records that follow one another. The columns are numpy arrays, one value for each record.
+    Records that follow one another. The columns are numpy arrays, one value for each record; payloads are where they
+    lie in the segment, which stays mapped as long as this is held. Nothing is copied until it is asked for.
 
     Attributes:
         record_ids, timestamps, ext_ids: as in `Record`.
-        offsets: where each payload begins in `values`, and where the last one ends: one more than there are records.
-        values: all payloads, one behind the other.
+        starts: where each payload begins in `buffer`.
+        lengths: how many bytes each of them has.
+        buffer: the segment.
     """
 
     record_ids: Any
     timestamps: Any
     ext_ids: Any
-    offsets: Any
-    values: bytes
+    starts: Any
+    lengths: Any
+    buffer: memoryview
 
     def __len__(self) -> int:
         return len(self.record_ids)
 
+    @property
+    def offsets(self) -> Any:
+        """
+        Where each payload begins in `values`, and where the last one ends: one more than there are records.
+        """
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return offsets
+
+    @property
+    def values(self) -> bytes:
+        """
+        A copy of all payloads, one behind the other.
+        """
+        return b"".join(_slices(self.buffer, self.starts, self.lengths))
+
     def to_arrow(self) -> pa.RecordBatch:
         """
-        Return the same as ``record_id``, ``timestamp``, ``ext_id`` and ``payload`` (large_binary); nothing is copied.
+        Return the same as ``record_id``, ``timestamp``, ``ext_id`` and ``payload`` (binary_view, into the segment);
+        no payload of more than 12 bytes is copied.
         """
-        payload = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.values)]
+        views = _views(np.frombuffer(self.buffer, np.uint8), self.starts, self.lengths)
+        payload = pa.Array.from_buffers(
+            pa.binary_view(), len(self), [None, pa.py_buffer(views), pa.py_buffer(self.buffer)]
         )
         return pa.record_batch(
             [pa.array(self.record_ids), pa.array(self.timestamps), pa.array(self.ext_ids), payload],
@@ -72,13 +98,12 @@ class RecordRun:
 @dataclass(frozen=True, slots=True)
 class _Found:
     """
-    Records as they lie in the segment: where each begins, their heads, and their payloads in both forms.
+    Records as they lie in the segment: where each begins, their heads, and their payloads as the checksum takes them.
     """
 
     starts: Any
     heads: Any
     payloads: list[Any]
-    values: bytes
     end: int
     damage: Damage | None
 
@@ -97,15 +122,14 @@ def read_run(source: Source, offset: int, *, records_max: int) -> tuple[RecordRu
         count = int(wrong[0])
         end = int(found.starts[count])
         damage = Damage(end, "checksum mismatch")
-    heads = found.heads[:count]
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(heads["length"], out=offsets[1:])
+    heads, starts = found.heads[:count], found.starts[:count]
     run = RecordRun(
-        found.starts[:count].astype(np.uint64) | np.uint64(source.segment_id << 32),
+        starts.astype(np.uint64) | np.uint64(source.segment_id << 32),
         heads["timestamp"].copy(),
         heads["ext_id"].copy(),
-        offsets,
-        found.values if count == len(found.payloads) else found.values[: int(offsets[-1])],
+        starts + RECORD_HEAD_BYTES,
+        heads["length"].copy(),
+        source.view,
     )
     return run, end, damage
 
@@ -116,21 +140,23 @@ def _alike(source: Source, offset: int, records_max: int) -> _Found | None:
     """
     if offset + RECORD_HEAD_BYTES >= source.end:
         return None
-    (length,) = _LENGTH.unpack_from(source.view, offset)
-    stride = RECORD_HEAD_BYTES + int(length)
+    length = int(_LENGTH.unpack_from(source.view, offset)[0])
+    stride = RECORD_HEAD_BYTES + length
     count = min((source.end - offset) // stride, records_max, _RUN_BYTES_MAX // stride)
-    if not 0 < length <= _UNIFORM_BYTES_MAX or count < _UNIFORM_MIN:
+    if not length or count < _UNIFORM_MIN:
         return None
     heads = np.ndarray((count,), _HEAD, source.view, offset, (stride,))
     other = np.flatnonzero(heads["length"] != length)
     count = int(other[0]) if len(other) else count
     if count < _UNIFORM_MIN:
         return None
-    rows = np.ndarray((count, stride), np.uint8, source.view, offset)
-    body = np.ascontiguousarray(rows[:, RECORD_HEAD_BYTES:])
-    payloads = body.view(f"V{length}").reshape(-1).tolist()
     starts = np.arange(offset, offset + count * stride, stride, dtype=np.int64)
-    return _Found(starts, heads[:count], payloads, body.tobytes(), offset + count * stride, None)
+    if length <= _COPIED_BYTES_MAX:
+        kind = np.dtype(f"V{length}")
+        payloads = np.ndarray((count,), kind, source.view, offset + RECORD_HEAD_BYTES, (stride,)).tolist()
+    else:
+        payloads = _slices(source.view, starts + RECORD_HEAD_BYTES, heads["length"][:count])
+    return _Found(starts, heads[:count], payloads, offset + count * stride, None)
 
 
 def _walked(source: Source, offset: int, records_max: int) -> _Found:
@@ -151,8 +177,30 @@ def _walked(source: Source, offset: int, records_max: int) -> _Found:
         payloads.append(view[start:behind])
         offset = behind
     joined = b"".join([view[start : start + RECORD_HEAD_BYTES] for start in starts])
-    heads = np.frombuffer(joined, _HEAD)
-    return _Found(np.array(starts, np.int64), heads, payloads, b"".join(payloads), offset, damage)
+    return _Found(np.array(starts, np.int64), np.frombuffer(joined, _HEAD), payloads, offset, damage)
+
+
+def _slices(view: memoryview, starts: Any, lengths: Any) -> list[memoryview]:
+    return [view[start:end] for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+
+
+def _views(data: Any, starts: Any, lengths: Any) -> Any:
+    """
+    Return Arrow's views of payloads in *data*: their length, and all of them or their first bytes and where they lie.
+    """
+    views = np.zeros(len(starts), _VIEW)
+    views["length"] = lengths
+    views["start"] = starts
+    raw = views.view(np.uint8).reshape(-1, _VIEW.itemsize)
+    last = len(data) - 1
+    for is_short, width in ((False, _PREFIX_BYTES), (True, _INLINE_BYTES)):
+        rows = np.flatnonzero((lengths <= _INLINE_BYTES) == is_short)
+        if len(rows):
+            places = starts[rows, None] + np.arange(width)
+            found = data[np.minimum(places, last)]
+            found[np.arange(width) >= lengths[rows, None]] = 0
+            raw[rows, 4 : 4 + width] = found
+    return views
 
 
 def behind_record(source: Source, damage: Damage) -> int | None:

@@ -9,7 +9,7 @@ snapshot says, which lags behind by about a second.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,20 +169,25 @@ class LogFiles:
 
     def names(self) -> list[SegmentName]:
         """
-        Return the names of the segments in `segments/`, oldest first.
+        Return the names of the segments in `segments/`, oldest first; below the last none is missing that is there.
 
         Raises:
             WrongUse: there is no log.
             OSError: the disk cannot be read.
         """
         try:
-            listed = self._files.list_dir(f"{self.directory}/{SEGMENTS}")
+            # A listing may show the second of two files that are made meanwhile, and not the first: nothing counts that
+            # was not there before a listing began.
+            newest = max(self._listed(), default=None)
+            found = sorted(one for one in self._listed() if newest is not None and one <= newest)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise WrongUse(f"{self.directory} holds no append-only log") from error
-        found = sorted(filter(None, map(parse_segment_name, listed)))
         if not found and not is_log_directory(self._files, self.directory):
             raise WrongUse(f"{self.directory} holds no append-only log")
         return found
+
+    def _listed(self) -> Iterator[SegmentName]:
+        return filter(None, map(parse_segment_name, self._files.list_dir(f"{self.directory}/{SEGMENTS}")))
 
     def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
         """

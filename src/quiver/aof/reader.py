@@ -124,7 +124,8 @@ class Reader:
 
     def runs(self, *, records_max: int = 65_536) -> Iterator[RecordRun]:
         """
-        Yield the records from the position on as runs of up to *records_max*: columns and one buffer. Needs numpy.
+        Yield the records from the position on as runs of up to *records_max*: columns, and where payloads lie. Needs
+        numpy.
 
         Raises:
             Damaged: behind the last run that is yielded a record is not what was written, and `on_damage` is `raise`.

@@ -30,6 +30,7 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="The file to write: .parquet, .arrow or .jsonl.")],
     slot: Annotated[str | None, typer.Option(help="Name or number of the slot.")] = None,
     view: Annotated[str | None, typer.Option(help="logs, spans or metrics: flat rows of OTLP requests.")] = None,
+    table: Annotated[str | None, typer.Option(help="Name of a table that QuestDB clients sent.")] = None,
     columns: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
     since: Annotated[
         str | None, typer.Option(help="Only what was ingested from this time on; 90m: that long ago.")
@@ -39,7 +40,7 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Write all rows of one slot, or of one view, to a file.
+    Write all rows of one slot, one view or one table to a file.
 
     Reads only; safe beside a live writer. The file appears whole or not at all, and takes little memory. Exits with
     1 when something was left out because it is damaged.
@@ -56,14 +57,19 @@ def export(
         raise WrongUse(f"{to} exists; --force replaces it")
     if not to.parent.is_dir():
         raise WrongUse(f"{to.parent}: there is no such directory")
-    if (slot is None) is (view is None):
-        raise WrongUse("name what to export: --slot logs, or --view logs for the rows of OTLP requests")
+    if [slot, view, table].count(None) != 2:
+        raise WrongUse(
+            "name what to export: --slot logs, or --view logs for the rows of OTLP requests, or --table trades for "
+            "those of a QuestDB client"
+        )
     wanted = None if columns is None else [name.strip() for name in columns.split(",")]
     reader = read(directory)
     span = _span(since, until, SYSTEM_CLOCK.now_ns())
     problems: list[str] = []
     schema, batches = (
-        _rows_of_slot(reader, slot, wanted, span) if slot else _rows_of_view(reader, view or "", wanted, span, problems)
+        _rows_of_view(reader, view, wanted, span, problems)
+        if view is not None
+        else _rows_of_slot(reader, slot, table, wanted, span)
     )
     with Progress("writing") as progress:
         done = write(REAL_FILES, str(to), kind, schema, _counted(batches, progress, str(to)))
@@ -96,16 +102,22 @@ def _span(since: str | None, until: str | None, now_ns: int) -> Span:
 
 
 def _rows_of_slot(
-    reader: StoreReader, slot: str, columns: Sequence[str] | None, span: Span
+    reader: StoreReader, slot: str | None, table: str | None, columns: Sequence[str] | None, span: Span
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     import pyarrow as pa  # noqa: PLC0415
 
+    from quiver.bundle import QWP_SLOT  # noqa: PLC0415
     from quiver.store.export import plain_schema  # noqa: PLC0415
     from quiver.store.segment.conform import conform  # noqa: PLC0415
 
-    number = int(slot) if slot.isascii() and slot.isdigit() else slot
-    scan = reader.scan(number, columns, *span)
+    if slot is None:
+        number: int | str = QWP_SLOT
+    else:
+        number = int(slot) if slot.isascii() and slot.isdigit() else slot
+    scan = reader.scan(number, columns, *span, table=table)
     if all(pa.types.is_null(kind) for kind in scan.schema.types):
+        if table is not None:
+            raise WrongUse(f"no bundle has rows of a table {table!r}; there are {', '.join(reader.tables()) or 'none'}")
         raise WrongUse(f"no bundle has slot {slot}; {_sealed(_present(reader))}")
     schema = plain_schema(scan.schema)
     return schema, (conform(batch, schema) for batch in scan)

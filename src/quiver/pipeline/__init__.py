@@ -19,13 +19,14 @@ In the order a file passes:
 | `lifeline` | the other end, inside a child: stop when asked, reload when asked, die with the supervisor |
 | `child` | what every child begins and ends with: arguments, logging, exit codes |
 | `ingest` | the child that owns the stores and the receivers; there may be several, one for each core |
-| `topic_receiver`, `metrics_endpoint` | in it: a topic as a source, and where metrics are told |
+| `topic_receiver`, `store_receiver` | in it: a topic, or the store of another program, as a source |
+| `metrics_endpoint` | in it: where metrics are told |
 | `forwarding` | in it: the exporters that need no Spark |
 | `export` | the child that owns the Spark driver |
 | `queries` | in it: which queries there are, and how each is started |
 | `replay` | an exporter of a file, made by a command: for its dead letters |
 
-`extras` says what to install when a module is missing.
+`words` says sizes and times as people do. `extras` says what to install when a module is missing.
 
 The children share nothing but the stores' directories: either may die and come back without the other.
 """

@@ -12,13 +12,14 @@ from quiver.pipeline.exporter_config import ExporterConfig, OtapExporterConfig, 
 from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
 from quiver.pipeline.otap_config import OtapReceiverConfig
 from quiver.pipeline.plugins import OtlpReceiverConfig
+from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.processor_config import UserProcessorConfig
 from quiver.pipeline.qwp_config import QwpReceiverConfig
 from quiver.pipeline.receiver_config import ReceiverConfig
-from quiver.pipeline.topic_config import TopicExporterConfig, TopicReceiverConfig
+from quiver.pipeline.words import duration_words, size_words
 from quiver.receivers.security import SecuritySettings, is_loopback
 from quiver.receivers.settings import split_address
-from quiver.settings import GIB, KIB, MIB, Settings
+from quiver.settings import Settings
 
 __all__ = ["describe", "promises"]
 
@@ -99,36 +100,27 @@ def _loops(pipeline: Pipeline) -> list[str]:
             found.append(
                 f"{name} sends to {exporter.destination}, where {ports[target.port]} listens: it all comes back."
             )
-    topics = {
+    sources = {
         config.settings().listening_addr: name
         for name, config in pipeline.receivers
-        if isinstance(config, TopicReceiverConfig)
+        if isinstance(config, PolledReceiverConfig)
     }
     for name, config in pipeline.exporters:
-        if isinstance(config, TopicExporterConfig) and config.destination in topics:
-            found.append(
-                f"{name} writes to {config.destination}, which {topics[config.destination]} reads: it all comes back."
-            )
+        reader = sources.get(config.destination) or sources.get(f"store {config.destination.rstrip('/')}")
+        if reader is not None:
+            found.append(f"{name} writes to {config.destination}, which {reader} reads: it all comes back.")
     return found
 
 
-def _receivers(buffer: Buffer) -> list[tuple[str, ReceiverConfig | TopicReceiverConfig]]:
+def _receivers(buffer: Buffer) -> list[tuple[str, ReceiverConfig | PolledReceiverConfig]]:
     return [(node.name, node.config) for node in buffer.receivers]
 
 
-def _receiver(name: str, config: ReceiverConfig | TopicReceiverConfig, buffer: Buffer) -> dict[str, Any]:
+def _receiver(name: str, config: ReceiverConfig | PolledReceiverConfig, buffer: Buffer) -> dict[str, Any]:
     if isinstance(config, QwpReceiverConfig):
         return _qwp_receiver(name, config, buffer)
-    if isinstance(config, TopicReceiverConfig):
-        return {
-            "node": name,
-            "reads": config.settings().listening_addr,
-            "as_subscription": config.subscription,
-            "begins_at": f"{config.start}, when the subscription is new",
-            "looks_every": duration_words(config.poll_interval),
-            "stores": "requests as they came; each at least once",
-            "into": buffer.name,
-        }
+    if isinstance(config, PolledReceiverConfig):
+        return {"node": name, **config.told(), "into": buffer.name}
     return _otlp_receiver(name, config, buffer) if isinstance(config, OtlpReceiverConfig) else {"node": name}
 
 
@@ -297,28 +289,6 @@ def retry_words(policy: RetryPolicy) -> str:
     first, most = duration_words(policy.initial_interval_s), duration_words(policy.max_interval_s)
     until = f" for at most {' or '.join(bounds)}" if bounds else " without end"
     return f"after {first}, up to {most}{until}; what is refused for good {then[policy.on_exhausted]}"
-
-
-def size_words(count: int) -> str:
-    """
-    Return ``32 MiB`` for 33554432, and the bytes themselves for what is no round number.
-    """
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if count >= unit:
-            return f"{count // unit} {name}" if count % unit == 0 else f"{count / unit:.1f} {name}"
-    return f"{count} bytes"
-
-
-def duration_words(seconds: float) -> str:
-    """
-    Return ``25 ms``, ``1 s`` or ``3 days``.
-    """
-    if 0 < seconds < 1:
-        return f"{seconds * 1000:g} ms"
-    for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= unit and seconds % unit == 0:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds:g} s"
 
 
 def _listed(names: Any) -> str:

@@ -31,9 +31,10 @@ from quiver.pipeline.exporter_config import (
 from quiver.pipeline.flow import BufferKind, BufferPlan, plan_buffers
 from quiver.pipeline.parse import Document, Path, load_document, nearest
 from quiver.pipeline.plugins import Kind, MetricsConfig, PersistenceConfig, Plugin, checked
+from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.receiver_config import ReceiverConfig
 from quiver.pipeline.shapes import Edge, RawNode, mapping, read_nodes
-from quiver.pipeline.topic_config import TopicReceiverConfig
+from quiver.pipeline.store_config import StoreReceiverConfig
 from quiver.receivers.settings import split_address
 from quiver.settings import MIB, Settings
 
@@ -160,7 +161,7 @@ class Pipeline:
     log_level: str = "info"
 
     @property
-    def receivers(self) -> list[tuple[str, ReceiverConfig | TopicReceiverConfig]]:
+    def receivers(self) -> list[tuple[str, ReceiverConfig | PolledReceiverConfig]]:
         """
         Name and config of each receiver.
         """
@@ -423,6 +424,10 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
         if buffer.kind != "memory":
             stores[posixpath.abspath(buffer.config.path)] = buffer.name
     for node in pipeline.nodes.values():
+        if isinstance(node.config, StoreReceiverConfig) and posixpath.abspath(node.config.store) in stores:
+            mine = stores[posixpath.abspath(node.config.store)]
+            reason = f"{node.name} would read what {mine} of this pipeline keeps: name the store of another program"
+            raise document.invalid((*raw[node.name].path, "config", "store"), reason)
         for key in ("path", "checkpoint"):
             directory = getattr(node.config, key, None)
             if not isinstance(directory, str) or not directory:

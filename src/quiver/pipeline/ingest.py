@@ -27,9 +27,9 @@ from quiver.pipeline.forwarding import DRAIN_S, Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.otap_config import OtapReceiverConfig
+from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.qwp_config import QwpReceiverConfig
 from quiver.pipeline.receiver_config import OtlpReceiverConfig
-from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.otap_settings import OtapSettings
 from quiver.receivers.qwp_settings import QwpSettings
@@ -214,11 +214,9 @@ def _start_receivers(station: _Station, context: ChildContext, receivers: list[A
 
     for node in station.buffer.receivers:
         config = node.config
-        if isinstance(config, TopicReceiverConfig):
-            from quiver.pipeline.topic_receiver import TopicReceiver  # noqa: PLC0415
-
-            if context.core == 0:  # a subscription has one reader
-                receivers.append(TopicReceiver(station.own, config.settings(), observer=observer))
+        if isinstance(config, PolledReceiverConfig):
+            if context.core == 0:  # a position has one reader
+                receivers.append(config.receiver(station.own, observer))
                 receivers[-1].start()
             continue
         if isinstance(config, QwpReceiverConfig):

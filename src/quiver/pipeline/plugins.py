@@ -39,6 +39,7 @@ from quiver.pipeline.processor_config import (
 from quiver.pipeline.questdb_config import QuestdbExporterConfig
 from quiver.pipeline.qwp_config import QwpReceiverConfig
 from quiver.pipeline.receiver_config import MetricsConfig, OtlpReceiverConfig
+from quiver.pipeline.store_config import StoreReceiverConfig
 from quiver.pipeline.topic_config import TopicExporterConfig, TopicReceiverConfig
 from quiver.settings import Settings
 
@@ -142,6 +143,7 @@ PLUGINS = {
         Plugin("urn:otel:otap:receiver", "receiver", OtapReceiverConfig),
         Plugin("urn:quiver:qwp:receiver", "receiver", QwpReceiverConfig),
         Plugin("urn:quiver:topic:receiver", "receiver", TopicReceiverConfig),
+        Plugin("urn:quiver:store:receiver", "receiver", StoreReceiverConfig),
         Plugin(PERSISTENCE, "processor", None),
         Plugin("urn:otel:durable_buffer:processor", "processor", DurableBufferConfig),
         *(Plugin(f"urn:quiver:{name}:processor", "processor", model) for name, model in PROCESSOR_CONFIGS.items()),

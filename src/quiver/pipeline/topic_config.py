@@ -5,16 +5,21 @@ The configs of topics in a pipeline: one as the end of a route, one as the begin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from quiver.errors import SettingsInvalid, WrongUse
-from quiver.pipeline.config_values import Config, Duration
 from quiver.pipeline.exporter_config import QueryExporterConfig
+from quiver.pipeline.polled_config import PolledReceiver, PolledReceiverConfig
+from quiver.pipeline.words import duration_words
 from quiver.spark.topic_export_settings import TopicSinkSettings
 from quiver.spark.topic_options import TopicPlace
 from quiver.topics.format.names import check_subscription, check_topic
+
+if TYPE_CHECKING:
+    from quiver.observe import Observer
+    from quiver.store.store import Store
 
 __all__ = ["TopicExporterConfig", "TopicReceiverConfig", "TopicReceiverSettings"]
 
@@ -100,7 +105,7 @@ class TopicReceiverSettings:
         return f"topic {self.topic} of {self.place.root}"
 
 
-class TopicReceiverConfig(Config):
+class TopicReceiverConfig(PolledReceiverConfig):
     """
     `urn:quiver:topic:receiver`: the messages of a topic, as a subscription of it; each is stored at least once.
 
@@ -112,7 +117,6 @@ class TopicReceiverConfig(Config):
         signal: what the payloads are whose message does not say it; such a message is passed over without this.
         objects: where the directory's cold objects are.
         metadata: what is in them.
-        poll_interval: how often the end of the topic is looked at.
     """
 
     topics: Annotated[str, Field(min_length=1)]
@@ -122,26 +126,17 @@ class TopicReceiverConfig(Config):
     signal: Literal["logs", "traces", "metrics"] | None = None
     objects: str | None = Field(default=None, repr=False)
     metadata: str | None = None
-    poll_interval: Duration = 0.25
 
-    def model_post_init(self, _context: Any, /) -> None:
+    def model_post_init(self, context: Any, /) -> None:
         """
         Refuse what is no topic, or no name of a subscription.
         """
+        super().model_post_init(context)
         for key, check in (("topic", check_topic), ("subscription", check_subscription)):
             try:
                 check(getattr(self, key))
             except WrongUse as error:
                 raise ValueError(f"{key}: {error}") from error
-        if self.poll_interval <= 0:
-            raise ValueError("poll_interval must be positive")
-
-    @property
-    def addresses(self) -> dict[str, str]:
-        """
-        Nothing: it listens nowhere.
-        """
-        return {}
 
     def settings(self) -> TopicReceiverSettings:
         """
@@ -155,3 +150,23 @@ class TopicReceiverConfig(Config):
             signal=self.signal,
             poll_interval_s=self.poll_interval,
         )
+
+    def receiver(self, store: Store, observer: Observer) -> PolledReceiver:
+        """
+        Return the receiver, not yet started, that fills *store*.
+        """
+        from quiver.pipeline.topic_receiver import TopicReceiver  # noqa: PLC0415 - only what is configured
+
+        return TopicReceiver(store, self.settings(), observer=observer)
+
+    def told(self) -> dict[str, str]:
+        """
+        Return what it reads, and as whom, for people.
+        """
+        return {
+            "reads": self.settings().listening_addr,
+            "as_subscription": self.subscription,
+            "begins_at": f"{self.start}, when the subscription is new",
+            "looks_every": duration_words(self.poll_interval),
+            "stores": "requests as they came; each at least once",
+        }

@@ -258,7 +258,7 @@ class FileSystem(Protocol):
 
     def free_bytes(self, path: str) -> int:
         """
-        Return the bytes an ordinary user may still write below *path*.
+        Return the bytes an ordinary user may still write below *path*; `sys.maxsize` when nobody can say.
         """
 
 

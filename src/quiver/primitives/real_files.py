@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import shutil
+import sys
 import threading
 import warnings
 import weakref
@@ -501,9 +502,10 @@ class RealFileSystem:
 
     def free_bytes(self, path: str) -> int:
         """
-        Return the bytes an ordinary user may still write below *path*.
+        Return the bytes an ordinary user may still write below *path*; `sys.maxsize` when nobody can say.
         """
-        return shutil.disk_usage(path).free
+        usage = shutil.disk_usage(path)
+        return usage.free if usage.total else sys.maxsize  # some in user space fill in nothing
 
 
 REAL_FILES = RealFileSystem()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.bundle import QWP_TABLE_KEY, BundleRef
+from quiver.bundle import BundleRef
 from quiver.errors import Damaged, DataLoss
 from quiver.otap import StoredTables, decode_groups, slots_of_view, stored_requests, view_schema
 from quiver.primitives.real_files import REAL_FILES
@@ -25,6 +25,7 @@ from quiver.spark.partitions import Span
 from quiver.store.cold_files import COLD_INODE, ColdFiles
 from quiver.store.segment.conform import coalesce, conform
 from quiver.store.segment.reader import SegmentReader
+from quiver.store.segment.schemas import is_of_table
 
 __all__ = [
     "BUNDLE_SCHEMA",
@@ -33,7 +34,6 @@ __all__ = [
     "ROWS_FIELD",
     "PartitionReader",
     "StoredBundle",
-    "is_of_table",
     "open_checked",
 ]
 
@@ -82,14 +82,6 @@ _files = ColdFiles(REAL_FILES)
 """A segment that only the object tier has is fetched by the task that reads it."""
 
 _log = logging.getLogger("quiver")
-
-
-def is_of_table(schema: pa.Schema, table: str) -> bool:
-    """
-    Say whether *schema* is of rows that came over QWP for *table*, whose case does not count.
-    """
-    name = (schema.metadata or {}).get(QWP_TABLE_KEY, b"")
-    return bool(name.decode("utf-8", "replace").casefold() == table.casefold())
 
 
 def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:

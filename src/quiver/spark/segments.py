@@ -23,6 +23,7 @@ from quiver.store.cold_files import COLD_INODE
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, parse_segment_name, segment_name
 from quiver.store.format.segment_file import StreamEntry
+from quiver.store.segment.listing import list_segments
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.tail import read_tail
 
@@ -136,8 +137,7 @@ class SegmentList:
             if modified_ns == known_ns and listed_ns - known_ns > _LISTING_SETTLES_NS:
                 return self._numbers
         self._listed = (modified_ns, self._clock.now_ns())
-        found = (parse_segment_name(name) for name in self._files.list_dir(self._directory))
-        self._numbers = sorted(number for number in found if number is not None)
+        self._numbers = list_segments(self._files, self._directory)
         self._seen.update(self._numbers)
         present = set(self._numbers)
         self._summaries = {number: known for number, known in self._summaries.items() if number in present}

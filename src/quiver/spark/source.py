@@ -36,7 +36,6 @@ from quiver.spark.read_partition import (
     METADATA_SCHEMA,
     ROWS_FIELD,
     PartitionReader,
-    is_of_table,
 )
 from quiver.spark.segments import SegmentList, store_roots
 from quiver.spark.sink import BatchWriter, StreamWriter
@@ -45,6 +44,7 @@ from quiver.spark.sink_stage import store_sink
 from quiver.spark.subscription import Subscription
 from quiver.spark.topic_source import register_topics
 from quiver.store.cold_files import ColdFiles
+from quiver.store.segment.schemas import is_of_table
 from quiver.store.segment.widest import columns_of, representative
 
 if TYPE_CHECKING:

@@ -13,6 +13,9 @@ the segment before     it is being written: a pause, not a refusal
 `max_segments`         as for the cap, one segment
 the disk               as for the cap; with `drop_oldest` and no segment left, what could not be written goes, too
 =====================  ==========================================================================================
+
+What the disk has left is looked at as a second cap, before it is full: room for what is in memory stays, or it could
+not be sealed, nobody could finish it, and nothing would ever be freed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from quiver.errors import AtCapacity, BundleInvalid, StoreClosed
-from quiver.store.capacity import Capacity
+from quiver.store.capacity import Capacity, DiskRoom
 from quiver.store.cleanup import Cleanup
 from quiver.store.parts import Parts
 from quiver.store.sealer import Sealer
@@ -61,6 +64,8 @@ class Admission:
         self._capacity = capacity
         self._sealer = sealer
         self._logging = parts.settings.durability == "wal"
+        segment_bytes_max = parts.settings.segment_bytes_max
+        self._disk = DiskRoom(parts.files, parts.path, segment_bytes_max=segment_bytes_max, logged=self._logging)
         self._drops = parts.settings.size_cap_policy == "drop_oldest"
         self.wake: Callable[[], None] | None = None
         """Asks the background thread for a pass; None when there is none, and then the caller does the work."""
@@ -83,14 +88,17 @@ class Admission:
         """
         return self.disk_bytes + self._parts.sealing.nbytes
 
-    def spare_bytes(self) -> int | None:
+    def spare_bytes(self, nbytes: int = 0) -> int | None:
         """
-        Return what is left below the cap, what is in memory and will be a segment taken off; None without a cap.
+        Return what is left below the cap and on the disk when *nbytes* are wanted, what is in memory and will be a
+        segment taken off; None when neither is known.
         """
+        cap, disk = self._below_cap(), self._disk.spare_bytes(self._parts.sealing.nbytes, nbytes)
+        return min((spare for spare in (cap, disk) if spare is not None), default=None)
+
+    def _below_cap(self) -> int | None:
         cap = self._capacity.cap_bytes
-        if cap is None:
-            return None
-        return cap - self.used_bytes - self._capacity.others_bytes()
+        return None if cap is None else cap - self.used_bytes - self._capacity.others_bytes()
 
     def why_full(self, nbytes: int) -> Full | None:
         """
@@ -108,9 +116,10 @@ class Admission:
         segments_max = parts.settings.segments_max
         if segments_max is not None and self._segments_ahead() > segments_max:
             return Full(f"retention.max_segments ({segments_max})", "segments")
-        spare = self.spare_bytes()
-        if spare is not None and self._wanted(nbytes) > spare:
-            return Full(self._describe_cap(), "cap")
+        wanted = self._wanted(nbytes)
+        spare = self.spare_bytes(wanted)
+        if spare is not None and wanted > spare:
+            return Full(self._describe_cap(wanted), "cap")
         return None
 
     def _segments_ahead(self) -> int:
@@ -121,8 +130,12 @@ class Admission:
         # In the log now, and in a segment later; for a moment in both.
         return nbytes + (self._parts.wal.growth(nbytes) if self._logging else 0)
 
-    def _describe_cap(self) -> str:
+    def _describe_cap(self, wanted: int) -> str:
         parts = self._parts
+        spare = self._below_cap()
+        if spare is None or wanted <= spare:
+            kept = f"{self._disk.free_bytes} bytes are free, {parts.sealing.nbytes} wait to be sealed"
+            return f"{DISK}{parts.path} is full ({kept})"
         side = self._cleanup.side
         uses = [
             f"{parts.catalog.bytes} in segments",
@@ -255,9 +268,10 @@ class Admission:
         """
         Return how many bytes of segments must go.
         """
-        spare = self.spare_bytes()
+        wanted = self._wanted(nbytes)
+        spare = self.spare_bytes(wanted)
         if full.cause == "cap" and spare is not None:
-            return self._wanted(nbytes) - spare
+            return wanted - spare
         pending = self._parts.sealing.pending
         return max(1 if full.cause == "segments" else nbytes, 0 if pending is None else pending.sealed.nbytes)
 

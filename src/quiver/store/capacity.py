@@ -8,9 +8,12 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from quiver.primitives.files import Lock
+from quiver.primitives.files import FileSystem, Lock
 
-__all__ = ["AloneCapacity", "Capacity", "DeletionPause"]
+__all__ = ["AloneCapacity", "Capacity", "DeletionPause", "DiskRoom"]
+
+MARGIN_SHARE = 32
+SAMPLE_SHARE = 8
 
 
 class Capacity(Protocol):
@@ -77,6 +80,43 @@ class AloneCapacity:
         Return None: nobody else deletes here.
         """
         return None
+
+
+class DiskRoom:
+    """
+    What the disk has left for bundles to come, once everything that is in memory has become a segment.
+
+    A log that took this room would have nothing to be sealed in: nothing would ever be finished, and nothing freed.
+
+    Args:
+        files: asked each time, or, where nothing is *logged* and so nothing taken in between two segments, for each
+            eighth of a segment that came in.
+        path: where the segments are.
+        segment_bytes_max: of it, a 32nd is left for what a segment has beside its bundles.
+    """
+
+    def __init__(self, files: FileSystem, path: str, *, segment_bytes_max: int, logged: bool) -> None:
+        self._files = files
+        self._path = path
+        self._margin_bytes = segment_bytes_max // MARGIN_SHARE
+        self._step_bytes = 0 if logged else segment_bytes_max // SAMPLE_SHARE
+        self._step: int | None = None
+        self.free_bytes = 0
+        """As of the last look."""
+
+    def spare_bytes(self, unsealed_bytes: int, nbytes: int) -> int | None:
+        """
+        Return what is left beside *unsealed_bytes* when *nbytes* are wanted; None when the disk does not say.
+        """
+        kept_bytes = unsealed_bytes + self._margin_bytes
+        step = unsealed_bytes // self._step_bytes if self._step_bytes else None
+        if step is None or step != self._step or self.free_bytes - kept_bytes < nbytes:
+            try:
+                self.free_bytes = self._files.free_bytes(self._path)
+            except OSError:
+                return None
+            self._step = step
+        return self.free_bytes - kept_bytes
 
 
 class DeletionPause:

@@ -20,10 +20,10 @@ from quiver.store.format.names import (
     SEGMENTS_DIR,
     WAL_ACTIVE,
     WAL_DIR,
-    parse_segment_name,
     parse_wal_rotated_name,
     segment_name,
 )
+from quiver.store.segment.listing import list_segments
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.tail import SegmentTail, read_tail
 from quiver.store.segment.verified import VerifiedSegments
@@ -88,8 +88,10 @@ class StoreDirectory:
         """
         Return the numbers of the sealed segments, ascending.
         """
-        found = (parse_segment_name(name) for name in self._list(SEGMENTS_DIR))
-        return sorted(seq for seq in found if seq is not None)
+        try:
+            return list_segments(self._fs, f"{self.path}/{SEGMENTS_DIR}")
+        except FileNotFoundError:
+            return []
 
     def open_segment(self, seq: int) -> SegmentReader | None:
         """

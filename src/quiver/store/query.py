@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
 from quiver.errors import Damaged, WrongUse
 from quiver.store.digests import SegmentDigest, SegmentDigests
 from quiver.store.format.wal_entry import WalEntry
@@ -29,12 +30,12 @@ from quiver.store.log_tail import snapshot_log, uncovered
 from quiver.store.segment.conform import coalesce, conform
 from quiver.store.segment.event_time import event_field, is_event_type, rows_between
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.segment.schemas import has_dictionaries
+from quiver.store.segment.schemas import has_dictionaries, is_of_table
 from quiver.store.segment.widest import columns_of, representative
 from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
 
-__all__ = ["By", "Moment", "Scan"]
+__all__ = ["By", "Moment", "Scan", "table_names"]
 
 By = Literal["ingested", "event"]
 """What a range of times is about: when bundles were ingested, or what the rows say."""
@@ -121,15 +122,17 @@ class Scan:
         start: Moment | None = None,
         end: Moment | None = None,
         by: By = "ingested",
+        table: str | None = None,
     ) -> None:
         if by not in {"ingested", "event"}:
             raise WrongUse(f"by={by!r} is neither ingested nor event")
         if isinstance(columns, str):
             raise WrongUse(f"columns={columns!r} is one text: write a list, columns=[{columns!r}]")
         self._slot = slot
+        self._table = table
         limits = _Range(_moment_ns(start, "start"), _moment_ns(end, "end"))
         self._parts = [_plan(source, slot) for source in sources]
-        schemas = self._schemas()
+        schemas = list(dict.fromkeys(schema for part in self._parts for schema in _take_schemas(part, slot, table)))
         self.schema = representative(schemas, columns)
         if by == "event" and schemas and (start is not None or end is not None):
             limits = replace(limits, column=_event_column(schemas, slot))
@@ -185,24 +188,8 @@ class Scan:
         entries = sum(len(part.tail) for part in self._parts)
         return f"Scan(slot={self._slot}, segments={segments}, log_entries={entries}, columns={self.schema.names})"
 
-    def _schemas(self) -> list[pa.Schema]:
-        """
-        Return each schema of the slot once, those of the oldest bundles first; the log's are decoded if need be.
-        """
-        found: dict[pa.Schema, None] = {}
-        for part in self._parts:
-            for seq in part.segments:
-                digest = part.digests.get(seq)
-                if digest is not None:
-                    found.update(dict.fromkeys(stream.schema for stream in digest.of_slot(self._slot)))
-            readable = []
-            for path, scanned in part.tail:
-                schema = _entry_schema(part.digests, path, scanned, self._slot)
-                if schema is not None:
-                    readable.append((path, scanned))
-                    found.setdefault(schema)
-            part.tail = readable
-        return list(found)
+    def _is_wanted(self, schema: pa.Schema) -> bool:
+        return self._table is None or is_of_table(schema, self._table)
 
     def _batches(self) -> Iterator[tuple[tuple[int, int, int], pa.RecordBatch]]:
         for number, part in enumerate(self._parts):
@@ -242,6 +229,9 @@ class Scan:
         """
         limits = self._range
         chunks = reader.slot_chunks(self._slot)
+        if self._table is not None:
+            wanted = {at for at in {at for _, at, _ in chunks} if self._is_wanted(reader.schema(at))}
+            chunks = [chunk for chunk in chunks if chunk[1] in wanted]
         if limits.column is None:
             for index, stream_id, chunk in chunks:
                 if limits.has_ingested(reader.ingested_at_ns(index)):
@@ -301,6 +291,38 @@ def _plan(digests: SegmentDigests, slot: int) -> _Part:
         if scanned.entry.sequence > sealed and any(found.slot == slot for found in scanned.entry.slots)
     ]
     return _Part(digests, [seq for seq in segments if seq not in damaged], tail)
+
+
+def table_names(sources: Sequence[SegmentDigests]) -> list[str]:
+    """
+    Return the names of the tables that came over QWP, in segments or in the log.
+    """
+    parts = [_plan(source, QWP_SLOT) for source in sources]
+    schemas = {schema for part in parts for schema in _take_schemas(part, QWP_SLOT, None)}
+    names = {(schema.metadata or {}).get(QWP_TABLE_KEY, b"").decode("utf-8", "replace") for schema in schemas}
+    return sorted(names - {""})
+
+
+def _take_schemas(part: _Part, slot: int, table: str | None) -> list[pa.Schema]:
+    """
+    Return each schema that *slot* has in *part* (of *table* only, if there is one), those of the oldest bundles first.
+
+    Entries of the log are decoded if need be; those of other tables, or unreadable, are in *part* no more.
+    """
+    found: dict[pa.Schema, None] = {}
+    for seq in part.segments:
+        digest = part.digests.get(seq)
+        if digest is not None:
+            schemas = [stream.schema for stream in digest.of_slot(slot)]
+            found.update(dict.fromkeys(one for one in schemas if table is None or is_of_table(one, table)))
+    kept = []
+    for path, scanned in part.tail:
+        schema = _entry_schema(part.digests, path, scanned, slot)
+        if schema is not None and (table is None or is_of_table(schema, table)):
+            kept.append((path, scanned))
+            found.setdefault(schema)
+    part.tail = kept
+    return list(found)
 
 
 def _is_sound(digests: SegmentDigests, seq: int) -> bool:

@@ -38,7 +38,7 @@ from quiver.store.directory import StoreDirectory
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.log_tail import LogFile, snapshot_log, uncovered
-from quiver.store.query import By, Moment, Scan
+from quiver.store.query import By, Moment, Scan, table_names
 from quiver.store.segment.info import SegmentInfo, SegmentStatistics
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.verified import VerifiedSegments
@@ -196,6 +196,15 @@ class StoreReader:
         passes = (_Pass(digests.directory, self._adapter, wanted).run() for digests in self._stores())
         return itertools.chain.from_iterable(passes)
 
+    def tables(self) -> list[str]:
+        """
+        Return the names of the tables that came over QWP, as `scan` takes them.
+
+        Raises:
+            Damaged: something is damaged, and the reader is strict.
+        """
+        return table_names(self._stores())
+
     def schema(self, slot: int | str, columns: Sequence[str] | None = None) -> pa.Schema:
         """
         Return the schema that `scan` has: every column of *slot*, under the widest type that some bundle has it in.
@@ -214,6 +223,7 @@ class StoreReader:
         end: Moment | None = None,
         *,
         by: By = "ingested",
+        table: str | None = None,
     ) -> Scan:
         """
         Return the rows of one slot as one table: sealed segments, then what is only in the log.
@@ -228,6 +238,8 @@ class StoreReader:
             end: rows before this time.
             by: whether the times are those of ingestion, which a bundle has, or of the events, which rows have. A
                 bundle without a recorded time of ingestion is in every range, a row without a time in none.
+            table: only rows that came over QWP for the table of this name (slot `quiver.bundle.QWP_SLOT`), which have
+                a schema of their own.
 
         Raises:
             BundleInvalid: no such slot.
@@ -235,7 +247,7 @@ class StoreReader:
                 event times where the slot has none.
             Damaged: something is damaged, and the reader is strict.
         """
-        return Scan(self._stores(), self._adapter.slot(slot), columns, start=start, end=end, by=by)
+        return Scan(self._stores(), self._adapter.slot(slot), columns, start=start, end=end, by=by, table=table)
 
     def __enter__(self) -> Self:
         return self

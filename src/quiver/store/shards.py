@@ -438,12 +438,13 @@ class ShardedStore:
         end: Moment | None = None,
         *,
         by: By = "ingested",
+        table: str | None = None,
     ) -> Scan:
         """
         Return the rows of one slot, of every core of the directory, one core after the other; see `Store.scan`.
         """
         self._require_open()
-        return self._reader.scan(slot, columns, start, end, by=by)
+        return self._reader.scan(slot, columns, start, end, by=by, table=table)
 
     def stats(self) -> dict[str, Any]:
         """

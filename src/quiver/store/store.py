@@ -116,8 +116,8 @@ class Store(SubscriberCalls, StoreViews):
         self._closed = False
         self._capacity = AloneCapacity(settings.size_cap_bytes) if capacity is None else capacity
         self._is_limited = settings.segments_max is not None or not self._logging
-        # Set when ingest has to look closer before each bundle: a cap, no log, a full disk, or the end. The size cap is
-        # asked for some bytes at a time; the log knows how many are left of them.
+        # Set when ingest has to look closer before each bundle: a cap, no log, a full disk, or the end. The size cap
+        # and the disk are asked for some bytes at a time; the log knows how many are left of them.
         self._needs_care = self._is_limited
         self._encoder = SlotEncoder()
         self._encode = self._encoder.encode
@@ -238,8 +238,7 @@ class Store(SubscriberCalls, StoreViews):
         self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
         self._sealer = Sealer(parts, self._cleanup)
         self._admission = Admission(parts, self._cleanup, self._capacity, self._sealer)
-        if self._capacity.cap_bytes is not None:
-            self._wal.grant(0)
+        self._wal.grant(0)
 
     def _leave_log(self) -> None:
         """

@@ -62,6 +62,7 @@ class StoreViews:
         end: Moment | None = None,
         *,
         by: By = "ingested",
+        table: str | None = None,
     ) -> Scan:
         """
         Return the rows of one slot as one table, for whatever speaks Arrow; see `StoreReader.scan`.
@@ -74,7 +75,7 @@ class StoreViews:
             WrongUse: as `StoreReader.scan`.
         """
         self._require_open()
-        return self._reader.scan(slot, columns, start, end, by=by)
+        return self._reader.scan(slot, columns, start, end, by=by, table=table)
 
     def recent_wal_entries(self) -> Iterator[WalEntry]:
         """

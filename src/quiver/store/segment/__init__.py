@@ -22,6 +22,7 @@ file                purpose
 `compression.py`    a stream's IPC file with compressed bodies
 `info.py`           what is known of a sealed segment without reading its streams
 `writer.py`         a sealed segment → a durable file
+`listing.py`        which there are, beside a live writer
 `tail.py`           the end of a file → what the store keeps in mind of it
 `reader.py`         a file → bundles, without copying, never without its checksum
 `in_order.py`       a stream's chunks one behind the other, for less than by the table

@@ -14,9 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from quiver.bundle import QWP_TABLE_KEY
 from quiver.errors import BundleInvalid
 
-__all__ = ["Leaf", "check_schema", "dictionary_leaves", "has_dictionaries", "physical_schema"]
+__all__ = ["Leaf", "check_schema", "dictionary_leaves", "has_dictionaries", "is_of_table", "physical_schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,14 @@ class Leaf:
     index_type: pa.DataType
     value_type: pa.DataType
     ordered: bool
+
+
+def is_of_table(schema: pa.Schema, table: str) -> bool:
+    """
+    Say whether *schema* is of rows that came over QWP for *table*, whose case does not count.
+    """
+    name = (schema.metadata or {}).get(QWP_TABLE_KEY, b"")
+    return bool(name.decode("utf-8", "replace").casefold() == table.casefold())
 
 
 def check_schema(schema: pa.Schema) -> bool:

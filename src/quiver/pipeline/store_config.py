@@ -1,0 +1,99 @@
+"""
+The config of a store that another program fills, as the beginning of a pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from quiver.errors import WrongUse
+from quiver.pipeline.polled_config import PolledReceiver, PolledReceiverConfig
+from quiver.pipeline.words import duration_words
+from quiver.store.format.names import check_subscriber_id
+
+if TYPE_CHECKING:
+    from quiver.observe import Observer
+    from quiver.store.store import Store
+
+__all__ = ["StoreReceiverConfig", "StoreReceiverSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReceiverSettings:
+    """
+    Which store a receiver reads, and as whom.
+
+    Attributes:
+        directory: of the store; another process may have it open.
+        subscriber: the name that its position there is kept under.
+        start: where it begins when it is new there.
+        poll_interval_s: seconds between two looks for new segments.
+    """
+
+    directory: str
+    subscriber: str = "pipeline"
+    start: Literal["earliest", "latest"] = "earliest"
+    poll_interval_s: float = 0.25
+
+    @property
+    def listening_addr(self) -> str:
+        """
+        Where it takes from, for people.
+        """
+        return f"store {self.directory}"
+
+
+class StoreReceiverConfig(PolledReceiverConfig):
+    """
+    `urn:quiver:store:receiver`: what another program keeps in a store, as a subscriber of it; each at least once.
+
+    Attributes:
+        store: directory of that store; it may be open in another process, and come later.
+        subscriber: the name that the position there is kept under; only one reader at a time has it.
+        start: where it begins when it is new there.
+    """
+
+    store: Annotated[str, Field(min_length=1)]
+    subscriber: str = "pipeline"
+    start: Literal["earliest", "latest"] = "earliest"
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse what is no name of a subscriber.
+        """
+        super().model_post_init(context)
+        try:
+            check_subscriber_id(self.subscriber)
+        except WrongUse as error:
+            raise ValueError(f"subscriber: {error}") from error
+
+    def settings(self) -> StoreReceiverSettings:
+        """
+        Return the settings of the receiver.
+        """
+        return StoreReceiverSettings(
+            self.store.rstrip("/") or "/", self.subscriber, self.start, poll_interval_s=self.poll_interval
+        )
+
+    def receiver(self, store: Store, observer: Observer) -> PolledReceiver:
+        """
+        Return the receiver, not yet started, that fills *store*.
+        """
+        from quiver.pipeline.store_receiver import StoreReceiver  # noqa: PLC0415 - only what is configured
+
+        return StoreReceiver(store, self.settings(), observer=observer)
+
+    def told(self) -> dict[str, str]:
+        """
+        Return what it reads, and as whom, for people.
+        """
+        return {
+            "reads": self.settings().listening_addr,
+            "as_subscriber": self.subscriber,
+            "begins_at": f"{self.start}, when the subscriber is new",
+            "looks_every": duration_words(self.poll_interval),
+            "stores": "bundles as they are; each at least once",
+        }

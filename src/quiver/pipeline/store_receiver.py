@@ -1,0 +1,217 @@
+"""
+A store that another program fills, as the source of a pipeline: its bundles read, stored here, and confirmed there.
+
+The other program may have its store open, and goes on with it: this is a subscriber in another process, as a Spark
+query is. Confirmed is what is synced here, so nothing is lost between the two; what was stored and not yet confirmed
+when the process dies is stored again. What the other program has not sealed yet comes when it has; what it left in its
+log when it died, when it opens the store again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from quiver.bundle import Bundle
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import AtCapacity, BundleInvalid, Damaged, QuiverError
+from quiver.observe import Observer
+from quiver.pipeline.store_config import StoreReceiverSettings
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.cores import CoresSubscription
+from quiver.spark.options import SourceOptions, parse_options
+from quiver.spark.partitions import Span
+from quiver.spark.segments import SegmentList, store_roots
+from quiver.spark.subscription import Subscription
+from quiver.store.cold_files import ColdFiles
+from quiver.store.segment.reader import SegmentReader
+from quiver.store.store import Store
+
+__all__ = ["StoreReceiver"]
+
+_RETRY_S = 1.0
+_BATCH_BUNDLES = 1000
+_BATCH_BYTES = 32 * 1024 * 1024
+
+_log = logging.getLogger("quiver.pipeline")
+
+
+class StoreReceiver:
+    """
+    Reads one store into another, in a thread of its own.
+
+    Args:
+        store: where bundles go.
+        settings: which store they come from, as which subscriber.
+        observer: counts bundles by outcome.
+        clock: for waiting.
+        files: the file system that the other store is on.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: StoreReceiverSettings,
+        *,
+        observer: Observer,
+        clock: Clock = SYSTEM_CLOCK,
+        files: FileSystem = REAL_FILES,
+    ) -> None:
+        self.settings = settings
+        self._store = store
+        self._observer = observer
+        self._clock = clock
+        self._files = ColdFiles(files)
+        self._options = parse_options(
+            {
+                "path": settings.directory,
+                "mode": "bundles",
+                "subscriber": settings.subscriber,
+                "startingOffsets": settings.start,
+                "maxBundlesPerTrigger": str(_BATCH_BUNDLES),
+                "maxBytesPerTrigger": str(_BATCH_BYTES),
+                # What is lost there is lost: to stop for it would lose more. It is said.
+                "failOnDataLoss": "false",
+            }
+        )
+        self._subscription: Subscription | CoresSubscription | None = None
+        self._position: Mapping[str, Any] = {}
+        self._condition = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"quiver-store-receiver {settings.directory}", daemon=True
+        )
+
+    def start(self) -> None:
+        """
+        Begin to read. A store that does not exist yet is waited for.
+        """
+        self._thread.start()
+
+    def stop(self, grace_s: float) -> None:
+        """
+        Store and confirm what is at hand, and end, in about *grace_s* seconds.
+        """
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(grace_s)
+        self._let_go()
+
+    def take(self) -> int:
+        """
+        Store the next bundles that are sealed there, and confirm them; return how many they were, 0 when there are
+        none. What the thread does again and again.
+
+        Raises:
+            QuiverError, OSError: nothing more is confirmed; the next call goes on there.
+        """
+        subscription = self._subscription
+        if subscription is None:
+            subscription = self._subscription = self._subscribe()
+            self._position = subscription.initial()
+        end = subscription.latest(self._position, unlimited=False)
+        if end == self._position:
+            return 0
+        taken = 0
+        spans = (span for group in subscription.plan(self._position, end) for span in group)
+        for span in sorted(spans, key=lambda one: (one.path, one.start)):
+            stored = self._store_span(span)
+            if stored is None:
+                return taken  # asked to stop while there was no room: all of the batch comes again
+            taken += stored
+        self._store.sync()
+        subscription.commit(end)
+        self._position = end
+        return taken
+
+    def _subscribe(self) -> Subscription | CoresSubscription:
+        roots = store_roots(self._files, self._options.path)
+        if None in roots:
+            return self._subscribe_to(self._options, self._options.path)
+        later = replace(self._options, starting="earliest")  # a core that comes had nothing before
+        return CoresSubscription(
+            self._files,
+            self._options,
+            lambda root, is_first: self._subscribe_to(self._options if is_first else later, root),
+            parallelism=1,
+        )
+
+    def _subscribe_to(self, options: SourceOptions, root: str) -> Subscription:
+        segments = SegmentList(self._files, root, slots=None, fail_on_data_loss=False, clock=self._clock)
+        own = replace(options, path=root)
+        return Subscription(self._files, own, segments, parallelism=1, clock=self._clock, observer=self._observer)
+
+    def _store_span(self, span: Span) -> int | None:
+        """
+        Store some bundles of one segment; None when asked to stop before all of them were.
+        """
+        try:
+            reader = SegmentReader.open(self._files, span.path)
+        except FileNotFoundError:
+            self._pass_over(span.path, "the segment was dropped by policy before it was read", span.stop - span.start)
+            return 0
+        except Damaged as damage:
+            self._pass_over(span.path, str(damage), span.stop - span.start)
+            return 0
+        try:
+            reader.verify()
+            for index in range(span.start, span.stop):
+                bundle = Bundle(reader.bundle(index), ingested_at_ns=reader.ingested_at_ns(index))
+                if not self._store_one(bundle, f"{span.path}, bundle {index}"):
+                    return None
+        except Damaged as damage:
+            self._pass_over(span.path, str(damage), span.stop - span.start)
+        finally:
+            reader.close()
+        return span.stop - span.start
+
+    def _store_one(self, bundle: Bundle, where: str) -> bool:
+        while True:
+            try:
+                self._store.ingest(bundle)
+            except AtCapacity:
+                if self._wait(_RETRY_S):
+                    return False
+            except BundleInvalid as error:
+                self._pass_over(where, str(error), 1)
+                return True
+            else:
+                self._observer.count("quiver.receiver.bundles_total", outcome="stored")
+                return True
+
+    def _pass_over(self, where: str, reason: str, bundles: int) -> None:
+        self._observer.count("quiver.receiver.bundles_total", bundles, outcome="lost")
+        _log.error("%s: %d bundles are passed over: %s", where, bundles, reason)
+
+    def _let_go(self) -> None:
+        if self._subscription is not None:
+            self._subscription.release()
+            self._subscription = None
+
+    def _run(self) -> None:
+        said = ""
+        while not self._stopping:
+            try:
+                taken, delay_s = self.take(), self.settings.poll_interval_s
+                said = ""
+            except (QuiverError, OSError) as error:
+                # The store may come later, the disk may be freed: nothing is confirmed that is not stored.
+                taken, delay_s = 0, max(_RETRY_S, self.settings.poll_interval_s)
+                self._let_go()
+                if str(error) != said:
+                    said = str(error)
+                    _log.warning("%s is waited for: %s", self.settings.listening_addr, error)
+            if not taken and self._wait(delay_s):
+                return
+
+    def _wait(self, delay_s: float) -> bool:
+        with self._condition:
+            if not self._stopping:
+                self._clock.wait(self._condition, delay_s)
+            return self._stopping

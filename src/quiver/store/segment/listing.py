@@ -1,0 +1,30 @@
+"""
+Which segments a directory has, seen beside a live writer.
+"""
+
+from __future__ import annotations
+
+from quiver.primitives.files import FileSystem
+from quiver.store.format.names import parse_segment_name
+
+__all__ = ["list_segments"]
+
+
+def list_segments(files: FileSystem, directory: str) -> list[int]:
+    """
+    Return the numbers of the segments in *directory*, ascending; below the last of them none is missing that is there.
+
+    Segments get their names in the order of their numbers. One listing may all the same show the second of two that
+    were named while it was made, and not the first: whoever went on behind the second would never read the first. So
+    nothing counts that was not named before a listing began.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+    """
+    newest = max(_numbers(files, directory), default=-1)
+    return sorted(number for number in _numbers(files, directory) if number <= newest) if newest >= 0 else []
+
+
+def _numbers(files: FileSystem, directory: str) -> list[int]:
+    found = (parse_segment_name(name) for name in files.list_dir(directory))
+    return [number for number in found if number is not None]

@@ -1,0 +1,284 @@
+"""
+The store of another program as the source of a pipeline: what is sealed there comes here, each bundle at least once.
+"""
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+
+import quiver
+from quiver import Bundle, Settings
+from quiver.cli.main import main
+from quiver.errors import DirectoryInUse, PipelineInvalid, WrongUse
+from quiver.observe import InMemoryObserver
+from quiver.pipeline.child import ChildContext
+from quiver.pipeline.explain import describe
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.ingest import ingest
+from quiver.pipeline.store_config import StoreReceiverConfig
+from quiver.pipeline.store_receiver import StoreReceiver
+
+SMALL = Settings(segment_bytes_max=2_000, delete_grace_s=0.0)
+
+
+def bundle(number, size=10):
+    batch = pa.record_batch({"n": [number], "pad": ["x" * size]})
+    return Bundle({30: batch, 40: batch}, ingested_at_ns=10**18 + number)
+
+
+def pipeline(tmp_path, **config):
+    nodes = {
+        "in": {"type": "urn:quiver:store:receiver", "config": {"store": str(tmp_path / "theirs"), **config}},
+        "store": {"type": "processor:persistence", "config": {"path": str(tmp_path / "ours")}},
+        "out": {"type": "exporter:quiver", "config": {"path": str(tmp_path / "copy")}},
+    }
+    inside = {"nodes": nodes, "connections": [{"from": "in", "to": "store"}, {"from": "store", "to": "out"}]}
+    return {"version": "otel_dataflow/v1", "groups": {"a": {"pipelines": {"b": inside}}}}
+
+
+def load(value):
+    return load_pipeline(yaml.safe_dump(value), source="p.yaml", values={})[0]
+
+
+def numbers(path):
+    return [found[30]["n"][0].as_py() for _, found in quiver.read(path).bundles()]
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    with quiver.open(tmp_path / "theirs", SMALL, background=False) as store:
+        yield store
+
+
+@pytest.fixture
+def ours(tmp_path):
+    with quiver.open(tmp_path / "ours", background=False) as store:
+        yield store
+
+
+@pytest.fixture
+def receiver_of(ours, tmp_path):
+    """Receivers of `ours`, stopped at the end; each is there to be driven by `take`."""
+    made = []
+
+    def make(observer=None, **config):
+        settings = StoreReceiverConfig(store=str(tmp_path / "theirs"), **config).settings()
+        made.append(StoreReceiver(ours, settings, observer=observer or InMemoryObserver()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop(0)
+
+
+def take_all(receiver):
+    taken = 0
+    while more := receiver.take():
+        taken += more
+    return taken
+
+
+def test_what_is_sealed_there_is_stored_here(theirs, ours, receiver_of):
+    """With all its slots and its time, while the other program goes on; what both have confirmed leaves its disk."""
+    receiver = receiver_of()
+    for number in range(30):
+        theirs.ingest(bundle(number))
+    theirs.flush()
+    assert take_all(receiver) == 30
+    theirs.ingest(bundle(30))
+    assert take_all(receiver) == 0  # not sealed yet
+    theirs.flush()
+    assert take_all(receiver) == 1
+    found = [one for _, one in quiver.read(ours.path).bundles()]
+    assert found == [bundle(number) for number in range(31)]
+    assert [one.ingested_at_ns for one in found] == [10**18 + number for number in range(31)]
+    theirs.maintain()
+    assert len(theirs.catalog) == 0
+
+
+def test_what_was_stored_and_not_confirmed_is_stored_again(theirs, ours, receiver_of):
+    """Synced here before it is confirmed there: nothing is lost between the two."""
+    theirs.ingest(bundle(0))
+    theirs.flush()
+    receiver = receiver_of()
+    steps, sync = [], ours.sync
+    ours.sync = lambda: (steps.append("synced"), sync())
+    receiver._subscription = receiver._subscribe()
+    receiver._position = receiver._subscription.initial()
+    receiver._subscription.commit = lambda _: (steps.append("confirm"), (_ for _ in ()).throw(OSError("the disk")))
+    with pytest.raises(OSError, match="the disk"):
+        receiver.take()
+    assert steps == ["synced", "confirm"]
+    receiver.stop(0)
+    assert take_all(receiver_of()) == 1
+    assert numbers(ours.path) == [0, 0]
+
+
+def test_it_goes_on_where_it_was(theirs, ours, receiver_of):
+    """Under its name; a new name begins at the start, or with what comes from then on."""
+    theirs.ingest(bundle(0))
+    theirs.flush()
+    first = receiver_of()
+    assert take_all(first) == 1
+    with pytest.raises(DirectoryInUse, match="subscriber pipeline"):
+        receiver_of().take()
+    first.stop(0)
+    late = receiver_of(subscriber="late", start="latest")
+    assert take_all(late) == 0
+    theirs.ingest(bundle(1))
+    theirs.flush()
+    assert [take_all(receiver_of()), take_all(late), take_all(receiver_of(subscriber="b"))] == [1, 1, 2]
+
+
+def test_every_core_of_the_other_store_is_read(tmp_path, ours, receiver_of):
+    with quiver.open(tmp_path / "theirs", SMALL, cores=2, background=False) as theirs:
+        for number in range(40):
+            theirs.ingest(bundle(number))
+        theirs.flush()
+        receiver = receiver_of()
+        assert take_all(receiver) == 40
+        assert take_all(receiver) == 0
+        receiver.stop(0)
+    assert sorted(numbers(ours.path)) == list(range(40))
+
+
+def test_what_policy_dropped_there_is_counted_there(tmp_path, ours, receiver_of):
+    """And holds nothing up."""
+    settings = Settings(
+        segment_bytes_max=2_000, wal_rotate_bytes=2_000, size_cap_bytes=60_000, size_cap_policy="drop_oldest",
+        delete_grace_s=0.0,
+    )  # fmt: skip
+    observer = InMemoryObserver()
+    with quiver.open(tmp_path / "theirs", settings, background=False) as theirs:
+        receiver = receiver_of(observer)
+        assert receiver.take() == 0
+        for number in range(200):
+            theirs.ingest(bundle(number, size=500))
+        theirs.flush()
+        taken = take_all(receiver)
+        receiver.stop(0)
+    got = numbers(ours.path)
+    assert got == list(range(200 - taken, 200))
+    assert 0 < taken < 200
+    assert observer.total("quiver.subscriber.dropped_bundles_total") == 200 - taken
+
+
+def test_damage_costs_what_is_damaged(theirs, ours, receiver_of, caplog):
+    """Said with the file's name, and passed over."""
+    for number in range(3):
+        theirs.ingest(bundle(number))
+        theirs.flush()
+    damaged = Path(theirs.catalog.segments()[1].path)
+    damaged.chmod(0o600)
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    damaged.write_bytes(data)
+    take_all(receiver_of())
+    assert numbers(ours.path) == [0, 2]
+    assert str(damaged) in caplog.text
+
+
+def test_a_full_store_here_waits(tmp_path, theirs, receiver_of, monkeypatch):
+    """Nothing is confirmed there that was not stored here; a receiver that waits for room can be stopped."""
+    theirs.ingest(bundle(0))
+    theirs.flush()
+    receiver = receiver_of()
+    asked = threading.Event()
+
+    def full(_bundle):
+        asked.set()
+        raise quiver.AtCapacity("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(receiver._store, "ingest", full)
+        receiver.start()
+        assert asked.wait(20)
+        receiver.stop(20)
+    assert take_all(receiver_of()) == 1
+
+
+class Lifeline:
+    """Holds until it is let go."""
+
+    def __init__(self):
+        self.gone = threading.Event()
+
+    def wait(self, timeout_s):
+        return self.gone.wait(timeout_s)
+
+    def reload_asked(self):
+        return False
+
+
+@pytest.mark.timeout(60)
+def test_a_pipeline_takes_what_another_program_keeps(tmp_path):
+    """Also when that store is made after the pipeline began."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    lifeline = Lifeline()
+    child = threading.Thread(
+        target=ingest, args=(ChildContext(load(pipeline(tmp_path, poll_interval="5ms")), run_dir, lifeline),)
+    )
+    child.start()
+    try:
+        with quiver.open(tmp_path / "theirs", SMALL) as theirs:
+            for number in range(50):
+                theirs.ingest(bundle(number))
+            theirs.flush()
+            while "pipeline" not in theirs.stats()["subscribers"]:
+                theirs.maintain()
+                lifeline.gone.wait(0.005)
+            while not theirs.all_subscribers_drained():
+                theirs.maintain()
+                lifeline.gone.wait(0.005)
+    finally:
+        lifeline.gone.set()
+        child.join()
+    assert numbers(tmp_path / "ours") == list(range(50))
+
+
+def test_check_says_what_it_reads(tmp_path, monkeypatch, capsys):
+    """The store, as whom, and what becomes of what was left."""
+    file = tmp_path / "p.yaml"
+    file.write_text(yaml.safe_dump(pipeline(tmp_path, subscriber="sidecar")))
+    monkeypatch.setattr("sys.argv", ["quiver", "run", str(file), "--check"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"reads: store {tmp_path}/theirs" in told
+    assert "as subscriber: sidecar" in told
+
+
+def test_circles_are_seen(tmp_path):
+    """Its own store is refused; one that it writes to by an exporter is said."""
+    own = pipeline(tmp_path, store=str(tmp_path / "ours") + "/")
+    with pytest.raises(PipelineInvalid, match="in would read what store of this pipeline keeps"):
+        load(own)
+    around = pipeline(tmp_path, store=str(tmp_path / "copy"))
+    assert any("which in reads: it all comes back" in one for one in describe(load(around))["says"])
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"store": ""}, "store"),
+        ({"subscriber": "a b"}, "subscriber: "),
+        ({"start": "soon"}, "start: 'soon' is not available"),
+        ({"poll_interval": 0}, "poll_interval must be positive"),
+        ({"path": "x"}, "unknown key path"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, config, says):
+    with pytest.raises(PipelineInvalid, match=says):
+        load(pipeline(tmp_path, **config))
+
+
+def test_a_directory_that_is_no_store_is_waited_for(tmp_path, receiver_of):
+    """And said to be none."""
+    (tmp_path / "theirs").mkdir()
+    with pytest.raises(WrongUse, match="is not the directory of a store"):
+        receiver_of().take()

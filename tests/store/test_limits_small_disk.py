@@ -1,0 +1,105 @@
+"""
+A disk that is smaller than the settings want: the log leaves room for the segment, so that the data flows through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from limits_disk import SmallDisk
+
+from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import open as open_store
+from quiver.testing.clock import ManualClock
+
+MIB = 1 << 20
+
+
+class HonestDisk(SmallDisk):
+    """Says how much room it has left."""
+
+    def free_bytes(self, path: str) -> int:
+        return max(0, self.capacity - self.used())
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(disk: SmallDisk, **changes: object) -> Store:
+    settings = {"segment_bytes_max": MIB, "wal_rotate_bytes": 2 * MIB, "delete_grace_s": 0.0, "segment_open_s_max": 1e6}
+    return open_store("/small", Settings(**{**settings, **changes}), files=disk, clock=ManualClock(), background=False)
+
+
+def numbered(number: int) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number]), "pad": ["x" * 20_000]})})
+
+
+@pytest.mark.parametrize("durability", ["wal", "segment_only"])
+@pytest.mark.parametrize("capacity", [MIB // 2, MIB, 3 * MIB // 2, 5 * MIB // 2])
+def test_everything_flows_through_a_disk_below_a_log_and_two_segments(capacity: int, durability: str) -> None:
+    """A refused bundle comes in when a subscriber has taken what is there: never does the log hold what has no room."""
+    disk = HonestDisk(capacity)
+    got: list[int] = []
+    with opened(disk, durability=durability) as store:
+        subscriber = store.register("s", start="earliest")
+        refused = 0
+        for number in range(300):
+            for _ in range(5):
+                try:
+                    store.ingest(numbered(number))
+                except AtCapacity as full:
+                    assert full.what.startswith("the disk of /small is full (")
+                    refused += 1
+                else:
+                    break
+                while (handle := subscriber.next_bundle(timeout=0)) is not None:
+                    got.append(handle.bundle[30]["n"][0].as_py())
+                    handle.ack()
+                store.maintain()
+            else:
+                raise AssertionError(f"bundle {number} never came in")
+        assert refused
+        store.flush()
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            got.append(handle.bundle[30]["n"][0].as_py())
+            handle.ack()
+    assert got == list(range(300))
+
+
+def test_the_oldest_go_when_the_disk_ends_and_policy_says_so() -> None:
+    """With `drop_oldest` nothing is refused; what is there is the newest."""
+    disk = HonestDisk(3 * MIB)
+    with opened(disk, size_cap_policy="drop_oldest") as store:
+        store.register("s", start="earliest")
+        for number in range(400):
+            store.ingest(numbered(number))
+        store.flush()
+        subscriber = store.register("s", start="earliest")
+        kept = []
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            kept.append(handle.bundle[30]["n"][0].as_py())
+            handle.ack()
+    assert kept == list(range(kept[0], 400))
+    assert 0 < kept[0] < 400
+
+
+def test_a_disk_that_does_not_say_is_used_until_it_refuses() -> None:
+    """As before there was a look: ENOSPC is the answer."""
+
+    class Silent(SmallDisk):
+        def free_bytes(self, path: str) -> int:
+            raise OSError(38, "Function not implemented", path)
+
+    disk = Silent(MIB)
+    with opened(disk) as store:
+        with pytest.raises(AtCapacity, match="the disk of"):
+            for number in range(100):
+                store.ingest(numbered(number))
+        disk.capacity = 100 * MIB
