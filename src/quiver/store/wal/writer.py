@@ -29,7 +29,7 @@ from quiver.store.wal.reread import LogSpan
 __all__ = ["RotatedFile", "WalLimits", "WalWriter"]
 
 ZERO_AHEAD_BYTES = 8 * 1024 * 1024
-ZERO_AHEAD_SYNC_BYTES_MAX = 128 * 1024
+ZERO_AHEAD_ENTRY_BYTES_MAX = 128 * 1024
 """Zeros cost a second write of every byte: worth it for synced entries up to this size."""
 
 _ZERO_STEP_BYTES = 1024 * 1024
@@ -104,8 +104,6 @@ class WalWriter:
         self._growth = threading.RLock()
         self._easy_end = 0
         self._granted_end: int | None = None
-        self._shared_bytes = 0
-        """How much the last sync made durable."""
         self.zeros_wanted = False
         """Set by `append`: `fill_ahead` would make the next syncs cheaper."""
         self.cursor = cursor
@@ -199,9 +197,8 @@ class WalWriter:
             raise self._failed_earlier() from self._failure
         offset = self._offset
         end = offset + nbytes
-        if zero_ahead and end + ZERO_AHEAD_BYTES // 2 > self._file_bytes:
-            # A sync that covers much, of one entry or of many callers, has more to write than the file's length.
-            self.zeros_wanted = max(nbytes, self._shared_bytes) <= ZERO_AHEAD_SYNC_BYTES_MAX
+        if zero_ahead and end + ZERO_AHEAD_BYTES // 2 > self._file_bytes and nbytes <= ZERO_AHEAD_ENTRY_BYTES_MAX:
+            self.zeros_wanted = True
         try:
             if end <= self._file_bytes:
                 file.pwritev(entry, offset, nbytes)
@@ -303,7 +300,6 @@ class WalWriter:
             self._syncing = False
             self.syncs += 1
             if failure is None:
-                self._shared_bytes = target - self.synced
                 self.synced = max(self.synced, target)
             else:
                 self._failure = failure
