@@ -154,17 +154,22 @@ def producing(
 
 def group(producers: int, record_bytes: int, count: int, aims: tuple[str, str]) -> Goal:
     source = blobs(1, record_bytes)
-    zeroed_bytes = (producers * count * (record_bytes + 1024) // MIB + 2) * MIB
+    zeroed_bytes = (2 * producers * count * (record_bytes + 1024) // MIB + 2) * MIB
 
     def store(directory: Path) -> dict[str, float]:
         with quiver.open(directory / "store", ROOMY) as store:
             ingest, bundle = store.ingest, quiver.Bundle
+            producing(lambda batch: ingest(bundle({SLOT: batch})), source, producers, count)  # as in `durable_store`
+            store.flush()
+            warm_memory()
             return producing(lambda batch: ingest(bundle({SLOT: batch}), durable=True), source, producers, count)
 
     def log(zeros: int) -> Run:
         def run(directory: Path) -> dict[str, float]:
             shared = GroupLog(directory, zeroed_bytes=zeros)
             try:
+                producing(shared.append, source, producers, count // 10 + 1)
+                warm_memory()
                 return producing(shared.append, source, producers, count)
             finally:
                 shared.close()
