@@ -1,6 +1,7 @@
 """
 An application with the SDK: `app.py STORE ENDPOINT FIRST` emits spans and log records with ascending ids, and says
-each id on standard output once the SDK's force_flush has returned for it. It goes on until it is killed.
+each id on standard output once the SDK's force_flush has returned for it. It goes on until it is killed. With `-` for
+ENDPOINT it forwards nothing.
 """
 
 import itertools
@@ -17,7 +18,8 @@ from quiver.otel import Forwarder, QuiverLogExporter, QuiverSpanExporter
 
 def main() -> None:
     path, endpoint, first = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    Forwarder(path, endpoint)
+    if endpoint != "-":
+        Forwarder(path, endpoint)
     traces, logs = TracerProvider(), LoggerProvider()
     traces.add_span_processor(BatchSpanProcessor(QuiverSpanExporter(path)))
     logs.add_log_record_processor(BatchLogRecordProcessor(QuiverLogExporter(path)))

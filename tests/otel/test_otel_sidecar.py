@@ -1,0 +1,75 @@
+"""
+The example pipeline beside a real application with the SDK: it forwards from a directory that the application has open.
+"""
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from far_side import far_side, rows, value
+
+from quiver.pipeline.child import ChildContext
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.ingest import ingest
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parent.parent / "examples" / "application-store.yaml"
+
+
+class Lifeline:
+    """Holds until it is let go."""
+
+    def __init__(self):
+        self.gone = threading.Event()
+
+    def wait(self, timeout_s):
+        return self.gone.wait(timeout_s)
+
+    def reload_asked(self):
+        return False
+
+
+def run_until_killed(store, first, count):
+    """An application that is killed when it was told of *count* more ids; return the last of them."""
+    command = [sys.executable, str(HERE / "app.py"), str(store), "-", str(first)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as app:
+        said = [int(line) for line in itertools.islice(app.stdout, count)]
+        app.send_signal(signal.SIGKILL)
+    assert len(said) == count
+    return said[-1]
+
+
+@pytest.mark.timeout(120)
+def test_an_application_is_forwarded_from_outside(tmp_path):
+    """
+    What the SDK was told is kept arrives, though the application is killed twice; what its last death left in its log
+    comes when the store is opened again.
+    """
+    store, far = tmp_path / "telemetry", tmp_path / "far"
+    lifeline = Lifeline()
+    with far_side(far) as receiver:
+        values = {
+            "store": str(store),
+            "directory": str(tmp_path / "data"),
+            "endpoint": f"http://127.0.0.1:{receiver.port}",
+            "first_retry": "100ms",
+        }
+        pipeline = load_pipeline(EXAMPLE.read_text(), source=str(EXAMPLE), values=values)[0]
+        (tmp_path / "run").mkdir()
+        child = threading.Thread(target=ingest, args=(ChildContext(pipeline, tmp_path / "run", lifeline),))
+        child.start()
+        try:
+            last = run_until_killed(store, 0, 30)
+            last = run_until_killed(store, last + 1, 30)
+            command = [sys.executable, "-c", f"import quiver; quiver.open({str(store)!r}).close()"]
+            subprocess.run(command, check=True)
+            for view in ("spans", "logs"):
+                while not set(range(last + 1)) <= {value(row["attributes"], "id") for row in rows(far, view)}:
+                    lifeline.gone.wait(0.1)
+        finally:
+            lifeline.gone.set()
+            child.join()
