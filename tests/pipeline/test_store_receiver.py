@@ -2,6 +2,7 @@
 The store of another program as the source of a pipeline: what is sealed there comes here, each bundle at least once.
 """
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -115,6 +116,48 @@ def test_what_was_stored_and_not_confirmed_is_stored_again(theirs, ours, receive
     receiver.stop(0)
     assert take_all(receiver_of()) == 1
     assert numbers(ours.path) == [0, 0]
+
+
+def test_only_the_confirmation_is_tried_again(theirs, ours, receiver_of):
+    """As long as the disk there is full: what was stored here is not stored a second time."""
+    for number in range(5):
+        theirs.ingest(bundle(number))
+    theirs.flush()
+    receiver = receiver_of()
+    receiver._subscription = receiver._subscribe()
+    receiver._position = receiver._subscription.initial()
+    commit, tries = receiver._subscription.commit, []
+
+    def full_at_first(end):
+        tries.append(end)
+        if len(tries) < 4:
+            raise OSError(28, "No space left on device")
+        commit(end)
+
+    receiver._subscription.commit = full_at_first
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            receiver.take()
+    assert receiver.take() == 5
+    assert numbers(ours.path) == list(range(5))
+
+
+def test_a_store_that_was_made_anew_is_another_one(tmp_path, ours, receiver_of):
+    """Its numbers begin again; none of its bundles counts as read."""
+    receiver = receiver_of()
+    for first in (0, 100):
+        with quiver.open(tmp_path / "theirs", SMALL, background=False) as theirs:
+            theirs.register("pipeline", start="earliest")
+            for number in range(first, first + 3 + first // 10):
+                theirs.ingest(bundle(number))
+                theirs.flush()
+        if first:
+            with pytest.raises(quiver.DataLoss, match="another has taken its place"):
+                receiver.take()
+            receiver._let_go()
+        take_all(receiver)
+        shutil.rmtree(tmp_path / "theirs")
+    assert numbers(ours.path) == [*range(3), *range(100, 113)]
 
 
 def test_it_goes_on_where_it_was(theirs, ours, receiver_of):
@@ -258,6 +301,11 @@ def test_circles_are_seen(tmp_path):
     own = pipeline(tmp_path, store=str(tmp_path / "ours") + "/")
     with pytest.raises(PipelineInvalid, match="in would read what store of this pipeline keeps"):
         load(own)
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "ours")
+    for way in ("link", "ours/core_0"):
+        with pytest.raises(PipelineInvalid, match="in would read what store of this pipeline keeps"):
+            load(pipeline(tmp_path, store=str(tmp_path / way)))
     around = pipeline(tmp_path, store=str(tmp_path / "copy"))
     assert any("which in reads: it all comes back" in one for one in describe(load(around))["says"])
 

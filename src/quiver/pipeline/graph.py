@@ -8,6 +8,7 @@ destinations only buffers. `flow` says which buffers there are beside those of t
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
 import tempfile
 from collections.abc import Mapping
@@ -424,8 +425,8 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
         if buffer.kind != "memory":
             stores[posixpath.abspath(buffer.config.path)] = buffer.name
     for node in pipeline.nodes.values():
-        if isinstance(node.config, StoreReceiverConfig) and posixpath.abspath(node.config.store) in stores:
-            mine = stores[posixpath.abspath(node.config.store)]
+        mine = _own_store(node.config.store, stores) if isinstance(node.config, StoreReceiverConfig) else None
+        if mine is not None:
             reason = f"{node.name} would read what {mine} of this pipeline keeps: name the store of another program"
             raise document.invalid((*raw[node.name].path, "config", "store"), reason)
         for key in ("path", "checkpoint"):
@@ -446,6 +447,14 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
             taken[path] = node.name
         if isinstance(node.config, ParquetExporterConfig):
             taken.setdefault(posixpath.abspath(node.config.checkpoint_path), node.name)
+
+
+def _own_store(directory: str, stores: Mapping[str, str]) -> str | None:
+    """
+    Return which of *stores* it is that *directory* names, or lies in, by whatever way.
+    """
+    path = os.path.realpath(directory)
+    return next((name for own, name in stores.items() if f"{path}/".startswith(f"{os.path.realpath(own)}/")), None)
 
 
 # ── what would have no effect ────────────────────────────────────────────────────────────────────────

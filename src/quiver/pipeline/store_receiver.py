@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quiver.bundle import Bundle
@@ -34,10 +35,24 @@ from quiver.store.store import Store
 __all__ = ["StoreReceiver"]
 
 _RETRY_S = 1.0
-_BATCH_BUNDLES = 1000
-_BATCH_BYTES = 32 * 1024 * 1024
+
+_BATCH_BUNDLES = 100
+_BATCH_BYTES = 4 * 1024 * 1024
+"""So much is confirmed at once, and comes again at most when the process dies or is stopped between the two stores."""
 
 _log = logging.getLogger("quiver.pipeline")
+
+
+@dataclass(slots=True)
+class _Batch:
+    """
+    What is being stored: up to where, what is left of it, and how much of the first span is stored already.
+    """
+
+    end: Mapping[str, Any]
+    spans: deque[Span]
+    stored: int = 0
+    bundles: int = 0
 
 
 class StoreReceiver:
@@ -80,6 +95,7 @@ class StoreReceiver:
         )
         self._subscription: Subscription | CoresSubscription | None = None
         self._position: Mapping[str, Any] = {}
+        self._batch: _Batch | None = None
         self._condition = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(
@@ -94,7 +110,7 @@ class StoreReceiver:
 
     def stop(self, grace_s: float) -> None:
         """
-        Store and confirm what is at hand, and end, in about *grace_s* seconds.
+        End, in about *grace_s* seconds; confirm the batch at hand if there is room for the rest of it.
         """
         with self._condition:
             self._stopping = True
@@ -115,20 +131,22 @@ class StoreReceiver:
         if subscription is None:
             subscription = self._subscription = self._subscribe()
             self._position = subscription.initial()
-        end = subscription.latest(self._position, unlimited=False)
-        if end == self._position:
-            return 0
-        taken = 0
-        spans = (span for group in subscription.plan(self._position, end) for span in group)
-        for span in sorted(spans, key=lambda one: (one.path, one.start)):
-            stored = self._store_span(span)
-            if stored is None:
-                return taken  # asked to stop while there was no room: all of the batch comes again
-            taken += stored
+        batch = self._batch
+        if batch is None:
+            end = subscription.latest(self._position, unlimited=False)
+            if end == self._position:
+                return 0
+            spans = (span for group in subscription.plan(self._position, end) for span in group)
+            batch = self._batch = _Batch(end, deque(sorted(spans, key=lambda one: (one.path, one.start))))
+        while batch.spans:
+            if not self._store_span(batch.spans[0], batch):
+                return 0  # asked to stop while there was no room: the batch comes again
+            batch.spans.popleft()
+            batch.stored = 0
         self._store.sync()
-        subscription.commit(end)
-        self._position = end
-        return taken
+        subscription.commit(batch.end)  # and only this is tried again when the disk there is full
+        self._position, self._batch = batch.end, None
+        return batch.bundles
 
     def _subscribe(self) -> Subscription | CoresSubscription:
         roots = store_roots(self._files, self._options.path)
@@ -147,29 +165,32 @@ class StoreReceiver:
         own = replace(options, path=root)
         return Subscription(self._files, own, segments, parallelism=1, clock=self._clock, observer=self._observer)
 
-    def _store_span(self, span: Span) -> int | None:
+    def _store_span(self, span: Span, batch: _Batch) -> bool:
         """
-        Store some bundles of one segment; None when asked to stop before all of them were.
+        Store what is not stored yet of some bundles of one segment; False when asked to stop before all of them were.
         """
+        first = span.start + batch.stored
         try:
             reader = SegmentReader.open(self._files, span.path)
         except FileNotFoundError:
-            self._pass_over(span.path, "the segment was dropped by policy before it was read", span.stop - span.start)
-            return 0
+            self._pass_over(span.path, "the segment was dropped by policy before it was read", span.stop - first)
+            return True
         except Damaged as damage:
-            self._pass_over(span.path, str(damage), span.stop - span.start)
-            return 0
+            self._pass_over(span.path, str(damage), span.stop - first)
+            return True
         try:
             reader.verify()
-            for index in range(span.start, span.stop):
+            for index in range(first, span.stop):
                 bundle = Bundle(reader.bundle(index), ingested_at_ns=reader.ingested_at_ns(index))
                 if not self._store_one(bundle, f"{span.path}, bundle {index}"):
-                    return None
+                    return False
+                batch.stored += 1
+                batch.bundles += 1
         except Damaged as damage:
-            self._pass_over(span.path, str(damage), span.stop - span.start)
+            self._pass_over(span.path, str(damage), span.stop - span.start - batch.stored)
         finally:
             reader.close()
-        return span.stop - span.start
+        return True
 
     def _store_one(self, bundle: Bundle, where: str) -> bool:
         while True:
@@ -192,7 +213,7 @@ class StoreReceiver:
     def _let_go(self) -> None:
         if self._subscription is not None:
             self._subscription.release()
-            self._subscription = None
+            self._subscription = self._batch = None
 
     def _run(self) -> None:
         said = ""
@@ -203,7 +224,8 @@ class StoreReceiver:
             except (QuiverError, OSError) as error:
                 # The store may come later, the disk may be freed: nothing is confirmed that is not stored.
                 taken, delay_s = 0, max(_RETRY_S, self.settings.poll_interval_s)
-                self._let_go()
+                if not isinstance(error, OSError):
+                    self._let_go()  # it may be another store the next time
                 if str(error) != said:
                     said = str(error)
                     _log.warning("%s is waited for: %s", self.settings.listening_addr, error)

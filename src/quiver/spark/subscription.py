@@ -36,7 +36,7 @@ from quiver.primitives.scan import Frame
 from quiver.spark.offsets import Position, StreamOffset
 from quiver.spark.options import SourceOptions
 from quiver.spark.partitions import Limits, Span, pack, spans_between, take
-from quiver.spark.segments import SegmentList, store_identity
+from quiver.spark.segments import STORE_ID_NAME, SegmentList, store_identity
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, DroppedSegment, decode_drop_ledger
@@ -283,10 +283,30 @@ class Subscription:
         """
         Take the lock and read the progress, once; patient with a query that is dying. Take note of what was dropped.
         """
-        if not self._file.is_owned:
+        if self._file.is_owned:
+            self._require_same_store()
+        else:
             self._take_lock()
         self._fold_drops()
         self._release_delivered()
+
+    def _require_same_store(self) -> None:
+        """
+        Refuse to go on in a directory that was deleted and made anew: the numbers of the new store begin again, and
+        would count as read.
+
+        Raises:
+            DataLoss: it is another store now, or none.
+        """
+        if store_identity(self._files, self._options.path) == self._store:
+            return
+        self._file.release()
+        raise DataLoss(
+            f"{self._options.path}/{STORE_ID_NAME}",
+            0,
+            f"the store {self._store} that was read here is gone, or another has taken its place; what was read of it "
+            "says nothing of the new one: start with a new checkpoint",
+        )
 
     def _release_delivered(self) -> None:
         """
