@@ -73,6 +73,34 @@ def test_everything_flows_through_a_disk_below_a_log_and_two_segments(capacity: 
     assert got == list(range(300))
 
 
+def test_schemas_count_too() -> None:
+    """A file has each schema at both ends: where bundles are small and different, that is most of it."""
+    disk = HonestDisk(3 * MIB)
+    got = 0
+    with opened(disk, segment_bytes_max=2 * MIB) as store:
+        subscriber = store.register("s", start="earliest")
+        for number in range(400):
+            names = [f"column_{number}_{column}" for column in range(60)]
+            bundle = Bundle({30: pa.record_batch({name: [1] for name in names})})
+            for _ in range(3):
+                try:
+                    store.ingest(bundle)
+                except AtCapacity:
+                    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+                        handle.ack()
+                        got += 1
+                    store.maintain()
+                else:
+                    break
+            else:
+                raise AssertionError(f"bundle {number} never came in")
+        store.flush()
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            handle.ack()
+            got += 1
+    assert got == 400
+
+
 def test_the_oldest_go_when_the_disk_ends_and_policy_says_so() -> None:
     """With `drop_oldest` nothing is refused; what is there is the newest."""
     disk = HonestDisk(3 * MIB)

@@ -93,7 +93,7 @@ class Admission:
         Return what is left below the cap and on the disk when *nbytes* are wanted, what is in memory and will be a
         segment taken off; None when neither is known.
         """
-        cap, disk = self._below_cap(), self._disk.spare_bytes(self._parts.sealing.nbytes, nbytes)
+        cap, disk = self._below_cap(), self._disk.spare_bytes(self._parts.sealing.file_bytes, nbytes)
         return min((spare for spare in (cap, disk) if spare is not None), default=None)
 
     def _below_cap(self) -> int | None:
@@ -134,7 +134,7 @@ class Admission:
         parts = self._parts
         spare = self._below_cap()
         if spare is None or wanted <= spare:
-            kept = f"{self._disk.free_bytes} bytes are free, {parts.sealing.nbytes} wait to be sealed"
+            kept = f"{self._disk.free_bytes} bytes are free, {parts.sealing.file_bytes} wait to be sealed"
             return f"{DISK}{parts.path} is full ({kept})"
         side = self._cleanup.side
         uses = [
@@ -273,7 +273,7 @@ class Admission:
         if full.cause == "cap" and spare is not None:
             return wanted - spare
         pending = self._parts.sealing.pending
-        return max(1 if full.cause == "segments" else nbytes, 0 if pending is None else pending.sealed.nbytes)
+        return max(1 if full.cause == "segments" else nbytes, 0 if pending is None else pending.sealed.file_bytes)
 
     def _remove(self, bytes_wanted: int, cause: str) -> bool:
         removed = 0

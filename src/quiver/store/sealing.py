@@ -107,6 +107,13 @@ class Sealing:
         """
         return self.open.nbytes + (self.pending.sealed.nbytes if self.pending is not None else 0)
 
+    @property
+    def file_bytes(self) -> int:
+        """
+        What those bundles will take on the disk once they are sealed.
+        """
+        return self.open.file_bytes + (self.pending.sealed.file_bytes if self.pending is not None else 0)
+
     def add(self, encoded: EncodedBundle, ingested_at_ns: int, sequence: int, wal_start: int, wal_end: int) -> bool:
         """
         Add a bundle to the open segment; True when that has reached a limit of size, bundles or streams.

@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 _SLOTS = 64
+_STREAM_BYTES = 1024
+_REF_BYTES = 64
+"""What a stream, and a reference to one of its chunks, take in a file at most, beside schemas and messages."""
 _CHUNK_MASK = 0xFFFFFFFF
 
 
@@ -142,7 +145,7 @@ class OpenSegment:
 
     __slots__ = (
         "_by_schema", "_ingested_at_ns", "_refs", "_refs_end", "_sequence_first", "_sequence_last", "_streams",
-        "_wal_end", "_wal_start", "bytes_max", "nbytes", "streams_max",
+        "_wal_end", "_wal_start", "bytes_max", "nbytes", "stream_bytes", "streams_max",
     )  # fmt: skip
 
     def __init__(self, *, streams_max: int, bytes_max: int = sys.maxsize) -> None:
@@ -150,6 +153,8 @@ class OpenSegment:
         self.bytes_max = bytes_max
         self.nbytes = 0
         """Bytes of the bundles so far, as their producer of `append` counts them."""
+        self.stream_bytes = 0
+        """What its streams will take in a file beside their messages: each has its schema at both ends."""
         self._streams: list[_Stream] = []
         self._by_schema: list[dict[StreamSchema, _Stream]] = [{} for _ in range(_SLOTS)]
         # Per reference of every bundle, in order: stream index in the high half, chunk index in the low half.
@@ -167,6 +172,13 @@ class OpenSegment:
         Number of bundles so far.
         """
         return len(self._ingested_at_ns)
+
+    @property
+    def file_bytes(self) -> int:
+        """
+        What its file will take at most, uncompressed.
+        """
+        return self.nbytes + self.stream_bytes + _REF_BYTES * len(self._refs)
 
     @property
     def stream_count(self) -> int:
@@ -237,6 +249,7 @@ class OpenSegment:
         if found is None:
             found = _Stream(len(self._streams), slot, stream_schema)
             self._streams.append(found)
+            self.stream_bytes += 2 * len(stream_schema.schema_message) + _STREAM_BYTES
         by_schema[stream_schema] = found
         return found
 
@@ -251,6 +264,7 @@ class OpenSegment:
             ingested_at_ns=self._ingested_at_ns,
             metadata=ManifestMetadata(self._wal_start, self._wal_end, self._sequence_first, self._sequence_last),
             nbytes=self.nbytes,
+            file_bytes=self.file_bytes,
         )
 
 
@@ -263,6 +277,7 @@ class SealedSegment:
     Attributes:
         bundle_count: number of bundles.
         nbytes: what `OpenSegment.nbytes` said.
+        file_bytes: what `OpenSegment.file_bytes` said.
         metadata: what part of the log it covers.
         ingested_min_ns: the earliest time of ingestion; None when empty.
         ingested_max_ns: the latest; None when empty.
@@ -277,6 +292,7 @@ class SealedSegment:
         ingested_at_ns: Sequence[int],
         metadata: ManifestMetadata,
         nbytes: int,
+        file_bytes: int,
     ) -> None:
         self._open_streams = streams
         self._refs = refs
@@ -285,6 +301,7 @@ class SealedSegment:
         self._runs: list[list[SealedStream]] = []
         self.metadata = metadata
         self.nbytes = nbytes
+        self.file_bytes = file_bytes
         self.bundle_count = len(ingested_at_ns)
         self.ingested_min_ns = min(ingested_at_ns, default=None)
         self.ingested_max_ns = max(ingested_at_ns, default=None)
