@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quiver.aof.catalog import SealedSegment
@@ -110,7 +111,7 @@ def recover(fs: FileSystem, root: str, *, stream_id: int, clock: Clock, observer
     work.load_pointer()
     work.settle_names()
     unsealed = [found for found in work.inspect() if not work.settle_sealed(found)]
-    for found in unsealed:
+    for found in work.without_holes(unsealed):
         is_last = found is unsealed[-1] and all(found.name.segment_id > one.segment_id for one in work.result.sealed)
         work.settle_unsealed(found, is_last=is_last, now_s=now_s)
     work.count_on()
@@ -349,6 +350,23 @@ class _Recovery:
             pointer = SealedPointer(header.segment_index, result.coordinator_watermark, footer.durable_bytes)
             replace_file(self._fs, f"{self._segments}/{POINTER_NAME}", encode_pointer(pointer))
             result.pointer = pointer
+
+    def without_holes(self, unsealed: list[_Found]) -> Iterator[_Found]:
+        """
+        Yield those that go on where the one before them ends; set the others aside.
+
+        What was never synced may survive a loss of power while what was appended before it does not. A segment that
+        was synced had all before it synced first: if that is gone now, it was damaged, and the segment stays.
+        """
+        counted = self.result.sealed[-1].next_base_record_count if self.result.sealed else 0
+        is_known = bool(self.result.sealed) or self.result.pointer is None
+        for found in unsealed:
+            base = found.header.base_record_count
+            if is_known and base > counted and not self._durable.get(found.name.segment_id):
+                self._set_aside(found.path, f"it begins at record {base}, the log ends at record {counted}")
+                continue
+            counted, is_known = base + self._scan(found).record_count, True
+            yield found
 
     def settle_unsealed(self, found: _Found, *, is_last: bool, now_s: float) -> None:
         """
