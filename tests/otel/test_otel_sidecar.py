@@ -12,25 +12,13 @@ from pathlib import Path
 import pytest
 from far_side import far_side, rows, value
 
+from lifeline import Lifeline
 from quiver.pipeline.child import ChildContext
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent.parent / "examples" / "application-store.yaml"
-
-
-class Lifeline:
-    """Holds until it is let go."""
-
-    def __init__(self):
-        self.gone = threading.Event()
-
-    def wait(self, timeout_s):
-        return self.gone.wait(timeout_s)
-
-    def reload_asked(self):
-        return False
 
 
 def run_until_killed(store, first, count):

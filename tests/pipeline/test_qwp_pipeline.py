@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import quiver
+from lifeline import Lifeline
 from quiver.bundle import QWP_SLOT
 from quiver.cli.main import main
 from quiver.pipeline.child import ChildContext
@@ -16,19 +17,6 @@ from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.qwp import Sender
-
-
-class Lifeline:
-    """Holds until it is let go."""
-
-    def __init__(self):
-        self.gone = threading.Event()
-
-    def wait(self, timeout_s):
-        return self.gone.wait(timeout_s)
-
-    def reload_asked(self):
-        return False
 
 
 def free_port():

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import quiver
+from lifeline import Lifeline
 from quiver import Bundle, Settings
 from quiver.cli.main import main
 from quiver.errors import DirectoryInUse, PipelineInvalid, WrongUse
@@ -241,19 +242,6 @@ def test_a_full_store_here_waits(tmp_path, theirs, receiver_of, monkeypatch):
         assert asked.wait(20)
         receiver.stop(20)
     assert take_all(receiver_of()) == 1
-
-
-class Lifeline:
-    """Holds until it is let go."""
-
-    def __init__(self):
-        self.gone = threading.Event()
-
-    def wait(self, timeout_s):
-        return self.gone.wait(timeout_s)
-
-    def reload_asked(self):
-        return False
 
 
 @pytest.mark.timeout(60)

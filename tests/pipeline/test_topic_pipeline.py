@@ -9,6 +9,7 @@ import yaml
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 import quiver
+from lifeline import Lifeline
 from quiver.cli.main import main
 from quiver.errors import AtCapacity, PipelineInvalid
 from quiver.observe import InMemoryObserver
@@ -64,19 +65,6 @@ def topics(tmp_path):
 def receiver_of(store, tmp_path, **config):
     given = TopicReceiverConfig(topics=str(tmp_path / "topics"), topic=TOPIC, **config)
     return TopicReceiver(store, given.settings(), observer=InMemoryObserver())
-
-
-class Lifeline:
-    """Holds until it is let go."""
-
-    def __init__(self):
-        self.gone = threading.Event()
-
-    def wait(self, timeout_s):
-        return self.gone.wait(timeout_s)
-
-    def reload_asked(self):
-        return False
 
 
 @pytest.mark.timeout(60)

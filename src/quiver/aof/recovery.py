@@ -89,7 +89,8 @@ class Recovered:
 @dataclass(slots=True)
 class _Found:
     """
-    A segment file: its header, its footer when there is one that fits, and whether that settles it.
+    A segment file: its header, its footer when there is one that fits, and whether that settles it. Its records are
+    read when they are asked for, once.
     """
 
     path: str
@@ -98,6 +99,7 @@ class _Found:
     footer: SegmentFooter | None
     size_bytes: int
     trusted: bool
+    records: RecordScan | None = None
 
 
 def recover(fs: FileSystem, root: str, *, stream_id: int, clock: Clock, observer: Observer, now_s: float) -> Recovered:
@@ -322,9 +324,11 @@ class _Recovery:
         return True
 
     def _scan(self, found: _Found) -> RecordScan:
-        view = self._fs.map_read(found.path).view()
-        limit = min(len(view), found.header.max_size - FOOTER_BYTES)
-        return scan_records(view, HEADER_BYTES, max(limit, HEADER_BYTES))
+        if found.records is None:
+            view = self._fs.map_read(found.path).view()
+            limit = min(len(view), found.header.max_size - FOOTER_BYTES)
+            found.records = scan_records(view, HEADER_BYTES, max(limit, HEADER_BYTES))
+        return found.records
 
     def _write_again(self, found: _Found, end: int) -> None:
         """

@@ -28,7 +28,7 @@ class PolledReceiver(Protocol):
 
     def stop(self, grace_s: float) -> None:
         """
-        Store and confirm what is at hand, and end, in about *grace_s* seconds.
+        End, in about *grace_s* seconds; what is at hand is stored and confirmed as far as there is room.
         """
 
 
