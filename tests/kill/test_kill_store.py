@@ -17,6 +17,8 @@ import pytest
 from kill_cycles import SETTINGS, Scenario
 from kill_scenarios import SCENARIOS, restore_cycles
 
+from clean_process import in_a_clean_process
+
 RESTORE = "snapshot and restore"
 VARIANTS = {
     "plain": Scenario(),
@@ -46,6 +48,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(base, ignore_errors=True)
 
 
+@in_a_clean_process
 def test_kill_9_loses_nothing_that_was_confirmed(directory: Path) -> None:
     """A few cycles in every run of the tests, never the same."""
     outcome = kill_cycles.kill_cycles(directory, 25, random.randrange(10**6))
@@ -54,6 +57,7 @@ def test_kill_9_loses_nothing_that_was_confirmed(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*SCENARIOS, RESTORE])
+@in_a_clean_process
 def test_kill_9_in_every_scenario(directory: Path, name: str) -> None:
     """A few cycles of each in every run of the tests."""
     outcome = run(directory, name, 10, random.randrange(10**6))

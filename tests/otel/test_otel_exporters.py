@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 import quiver
+from clean_process import in_a_clean_process
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DirectoryInUse, SettingsInvalid, StoreFailed, WrongUse
 from quiver.otel import (
@@ -313,6 +314,7 @@ def test_the_log_of_an_application_may_be_exported_without_feeding_itself(tmp_pa
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # later Pythons warn of threads
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@in_a_clean_process
 def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path):
     """The child gets FAILURE and does not touch the store; it may make exporters of its own elsewhere."""
     exporter = QuiverSpanExporter(tmp_path / "parent")

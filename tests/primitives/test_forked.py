@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import quiver
+from clean_process import in_a_clean_process
 from quiver.aof import AofManager
 from quiver.errors import DirectoryInUse, OpenedBeforeFork
 from quiver.primitives import forked
@@ -74,6 +75,7 @@ class Thing:
         self.value = 0
 
 
+@in_a_clean_process
 def test_a_child_is_told_whose_it_is():
     """The message names the thing and its process; a method that was looked up before the fork refuses, too."""
     thing = Thing()
@@ -86,6 +88,7 @@ def test_a_child_is_told_whose_it_is():
     assert (thing.use(), type(thing)) == (1, Thing)
 
 
+@in_a_clean_process
 def test_what_a_child_calls_without_meaning_to_does_nothing():
     """The end of a `with` calls `close` in the child as well: that is no mistake of the child's."""
     thing = Thing()
@@ -95,6 +98,7 @@ def test_what_a_child_calls_without_meaning_to_does_nothing():
     assert thing.value == 1
 
 
+@in_a_clean_process
 def test_a_child_of_a_child_is_refused_and_its_own_things_work():
     """It stays the first one's, whoever forks; what the child opens itself is the child's."""
 
@@ -108,6 +112,7 @@ def test_a_child_of_a_child_is_refused_and_its_own_things_work():
     assert in_child(child) == "all refused, own: 1"
 
 
+@in_a_clean_process
 def test_what_is_gone_is_forgotten():
     """Naming a thing does not keep it."""
     thing = Thing()
@@ -120,6 +125,7 @@ def test_what_is_gone_is_forgotten():
 
 
 @pytest.mark.parametrize("cores", [None, 2])
+@in_a_clean_process
 def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
     """Store, subscriber and handle; a handle that goes in the child gives nothing back in the parent."""
     with quiver.open(tmp_path / "store", cores=cores) as store:
@@ -159,6 +165,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
     assert sum(1 for _ in quiver.read(tmp_path / "store").bundles()) == 5
 
 
+@in_a_clean_process
 def test_topics_logs_and_senders_refuse_in_a_child(tmp_path: Path) -> None:
     """The other logs, and what they give out."""
     conf = f"ws::addr=127.0.0.1:1;sf_dir={tmp_path / 'sf'};sender_id=e;initial_connect_retry=async;"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from clean_process import in_a_clean_process
 from quiver.errors import DirectoryInUse
 from quiver.primitives import lock as lock_file
 from quiver.primitives import real_files
@@ -351,6 +352,7 @@ def test_a_holder_without_a_note_is_another_process(tmp_path, holder):
             lock_file.hold(REAL_FILES, str(path), owner="test")
 
 
+@in_a_clean_process
 def test_a_forked_child_holds_nothing(tmp_path):
     """
     The child outlives its parent's release, and the lock is free all the same; its exit takes nothing from the parent.

@@ -5,7 +5,6 @@ Processes that have one core of a directory each, on real files: told what to do
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,14 +15,13 @@ from typing import Any, Self
 from shard_rig import numbered
 
 import quiver
+from clean_process import PROCESSES
 from quiver import AtCapacity, Settings
 from quiver.store.shards import ShardedStore
 
 SEGMENT_BYTES = 32 * 1024
 CAP_BYTES = 20 * SEGMENT_BYTES
 BUNDLE_BYTES = 4_000
-PROCESSES = multiprocessing.get_context("forkserver")
-"""Forked from a process without threads: else a child may wait for ever for what a thread had locked."""
 PROCESSES.set_forkserver_preload(["quiver.store.shards"])
 
 

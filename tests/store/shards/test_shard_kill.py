@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_processes import CAP_BYTES, PROCESSES, SEGMENT_BYTES, disk_bytes, settings
+from core_processes import CAP_BYTES, SEGMENT_BYTES, disk_bytes, settings
 from shard_rig import number_of, numbered
 
 import quiver
+from clean_process import PROCESSES
 from quiver import AtCapacity
 
 CORES = 3

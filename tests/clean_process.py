@@ -1,0 +1,63 @@
+"""
+Tests that fork do so in a process of their own, which has no threads but those that they start.
+
+A process that has run Spark or gRPC has threads that hold locks of C libraries at any moment; a child that is forked
+at such a moment waits for them for ever, and says nothing about what is tested.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import pytest
+
+PROCESSES = multiprocessing.get_context("forkserver") if hasattr(os, "fork") else multiprocessing.get_context("spawn")
+"""Forked from a server that never had a thread."""
+
+PATIENCE_S = 150
+"""Below the time limit of a test, so that what hangs is killed by the one who started it."""
+
+
+def in_a_clean_process(test: Callable[..., None]) -> Callable[..., None]:
+    """Run *test* elsewhere, with fixtures that can be sent there, and leave none of its children behind."""
+
+    @functools.wraps(test)
+    def run(**fixtures: object) -> None:
+        ours, theirs = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=_call, args=(test.__module__, test.__name__, fixtures, theirs))
+        process.start()
+        theirs.close()
+        said = "it did not end in time, or left a child behind that has not"
+        try:
+            if ours.poll(PATIENCE_S):
+                said = ours.recv()
+        except EOFError:
+            said = "it ended without a word"
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                process.kill()
+            process.join()
+        if said:
+            pytest.fail(said, pytrace=False)
+
+    return run
+
+
+def _call(module: str, name: str, fixtures: dict[str, object], tell: Connection) -> None:
+    os.setpgid(0, 0)
+    test = getattr(importlib.import_module(module), name)
+    try:
+        test.__wrapped__(**fixtures)
+    except BaseException:
+        tell.send(traceback.format_exc())
+    else:
+        tell.send("")
