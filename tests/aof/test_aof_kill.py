@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 from aof_as_log import tiny
 
-from quiver.aof import AofManager, FlushConfig
+from quiver.aof import Aof, AofManager, FlushConfig
+from quiver.aof.reservation import Reservation
+from quiver.errors import WouldBlock
 
 COUNT = struct.Struct("<Q")
 OPENED = COUNT.size
@@ -42,9 +44,8 @@ def work(directory: str, told: mmap.mmap, first: int, chance: random.Random) -> 
                 log.append_records_with_timeout(batch, 30)
                 number += len(batch)
             elif kind == 1:
-                log.wait_for_writable_segment(30)
                 data = record(number)
-                with log.append_reserve(len(data)) as room:
+                with reserved(log, len(data)) as room:
                     room.payload[:] = data
                 number += 1
             else:
@@ -55,6 +56,16 @@ def work(directory: str, told: mmap.mmap, first: int, chance: random.Random) -> 
                 elif kind == 3 and number % 50 == 0:
                     log.force_rollover(timeout_s=30)
             COUNT.pack_into(told, 0, number)
+
+
+def reserved(log: Aof, size: int) -> Reservation:
+    """Return room for *size* bytes: not in every writable segment there is as much, and the next may take a moment."""
+    while True:
+        log.wait_for_writable_segment(30)
+        try:
+            return log.append_reserve(size)
+        except WouldBlock:
+            continue
 
 
 def killed_after(seconds: float, directory: str, first: int, chance: random.Random) -> int:

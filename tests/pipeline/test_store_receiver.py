@@ -299,6 +299,29 @@ def test_circles_are_seen(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("urn", "config", "says"),
+    [
+        ("store", {"store": "theirs"}, "subscriber pipeline of the store .*/theirs"),
+        ("topic", {"topics": "theirs", "topic": "a/b"}, "subscription pipeline of the topic a/b in .*/theirs"),
+    ],
+)
+def test_a_position_has_one_reader(tmp_path, monkeypatch, urn, config, says):
+    """A second receiver that would read as the same subscriber is refused; under another name it is welcome."""
+    monkeypatch.chdir(tmp_path)
+    value = pipeline(tmp_path)
+    inside = value["groups"]["a"]["pipelines"]["b"]
+    named = "subscriber" if urn == "store" else "subscription"
+    for name in ("in", "again"):
+        inside["nodes"][name] = {"type": f"urn:quiver:{urn}:receiver", "config": {**config}}
+    inside["connections"].append({"from": "again", "to": "store"})
+    inside["nodes"]["again"]["config"][next(iter(config))] = str(tmp_path / "theirs") + "/"
+    with pytest.raises(PipelineInvalid, match=f"(in|again) and (in|again) cannot both be {says}: give one another"):
+        load(value)
+    inside["nodes"]["again"]["config"][named] = "second"
+    assert len(load(value).receivers) == 2
+
+
+@pytest.mark.parametrize(
     ("config", "says"),
     [
         ({"store": ""}, "store"),

@@ -44,4 +44,14 @@ def test_a_table_is_read_alone(flush):
         assert store.scan(QWP_SLOT, table="none").to_table().num_rows == 0
         with pytest.raises(WrongUse, match="price"):
             store.scan(QWP_SLOT)
-        assert read(ROOT, fs=disk).tables() == ["Trades", "logged", "same", "trades", "venues"]
+        assert read(ROOT, fs=disk).tables() == ["logged", "same", "trades", "venues"]
+
+
+@pytest.mark.parametrize(("slot", "table"), [(30, "trades"), (60, "trades"), (QWP_SLOT, ""), (QWP_SLOT, 7)])
+def test_a_table_that_cannot_be_is_refused(slot, table):
+    """One of another slot, one without a name, and no name at all: not an answer without rows."""
+    store, _, _ = opened()
+    with store:
+        ingest_both(store, flush=True)
+        with pytest.raises(WrongUse, match="table="):
+            store.scan(slot, table=table)

@@ -307,6 +307,7 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     level = _log_level(document)
     pipeline = Pipeline(source, nodes, tuple(_lead_into(buffer, paths) for buffer in buffers), metrics, level)
     _check_addresses(document, raw, nodes, metrics)
+    _check_positions(document, raw, nodes)
     _check_directories(document, raw, pipeline)
     _check_bounds(document, raw, pipeline)
     _check_tiers(document, raw, pipeline)
@@ -405,6 +406,21 @@ def _check_addresses(
                 reason = f"{node.name} and {taken[address]} cannot both listen on {address}"
                 raise document.invalid((*raw[node.name].path, "config"), reason)
             taken[address] = node.name
+
+
+def _check_positions(document: Document, raw: Mapping[str, RawNode], nodes: Mapping[str, Node]) -> None:
+    """
+    Refuse a second reader of one position: it would never get hold of it.
+    """
+    taken: dict[str, str] = {}
+    for node in nodes.values():
+        if not isinstance(node.config, PolledReceiverConfig):
+            continue
+        position = node.config.position
+        if position in taken:
+            reason = f"{node.name} and {taken[position]} cannot both be {position}: give one another name there"
+            raise document.invalid((*raw[node.name].path, "config"), reason)
+        taken[position] = node.name
 
 
 def _check_tiers(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:

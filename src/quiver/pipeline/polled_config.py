@@ -56,6 +56,13 @@ class PolledReceiverConfig(Config):
         """
         return {}
 
+    @property
+    @abstractmethod
+    def position(self) -> str:
+        """
+        What it goes on from, for people; no two receivers may have the same.
+        """
+
     @abstractmethod
     def settings(self) -> Any:
         """

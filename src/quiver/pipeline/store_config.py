@@ -4,6 +4,7 @@ The config of a store that another program fills, as the beginning of a pipeline
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -69,6 +70,13 @@ class StoreReceiverConfig(PolledReceiverConfig):
             check_subscriber_id(self.subscriber)
         except WrongUse as error:
             raise ValueError(f"subscriber: {error}") from error
+
+    @property
+    def position(self) -> str:
+        """
+        The subscriber, and its store by whatever way.
+        """
+        return f"subscriber {self.subscriber} of the store {os.path.realpath(self.store)}"
 
     def settings(self) -> StoreReceiverSettings:
         """

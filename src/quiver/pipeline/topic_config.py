@@ -4,6 +4,7 @@ The configs of topics in a pipeline: one as the end of a route, one as the begin
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -137,6 +138,14 @@ class TopicReceiverConfig(PolledReceiverConfig):
                 check(getattr(self, key))
             except WrongUse as error:
                 raise ValueError(f"{key}: {error}") from error
+
+    @property
+    def position(self) -> str:
+        """
+        The subscription, its topic, and where that is, by whatever way.
+        """
+        topic, root = check_topic(self.topic), os.path.realpath(self.topics)
+        return f"subscription {self.subscription} of the topic {topic} in {root}"
 
     def settings(self) -> TopicReceiverSettings:
         """

@@ -128,6 +128,8 @@ class Scan:
             raise WrongUse(f"by={by!r} is neither ingested nor event")
         if isinstance(columns, str):
             raise WrongUse(f"columns={columns!r} is one text: write a list, columns=[{columns!r}]")
+        if table is not None:
+            _check_table(table, slot)
         self._slot = slot
         self._table = table
         limits = _Range(_moment_ns(start, "start"), _moment_ns(end, "end"))
@@ -295,12 +297,21 @@ def _plan(digests: SegmentDigests, slot: int) -> _Part:
 
 def table_names(sources: Sequence[SegmentDigests]) -> list[str]:
     """
-    Return the names of the tables that came over QWP, in segments or in the log.
+    Return the names of the tables that came over QWP, in segments or in the log, as each was first spelled.
     """
-    parts = [_plan(source, QWP_SLOT) for source in sources]
-    schemas = {schema for part in parts for schema in _take_schemas(part, QWP_SLOT, None)}
-    names = {(schema.metadata or {}).get(QWP_TABLE_KEY, b"").decode("utf-8", "replace") for schema in schemas}
-    return sorted(names - {""})
+    names: dict[str, str] = {}
+    for part in [_plan(source, QWP_SLOT) for source in sources]:
+        for schema in _take_schemas(part, QWP_SLOT, None):
+            name = (schema.metadata or {}).get(QWP_TABLE_KEY, b"").decode("utf-8", "replace")
+            names.setdefault(name.casefold(), name)
+    return sorted(name for name in names.values() if name)
+
+
+def _check_table(table: object, slot: int) -> None:
+    if not isinstance(table, str) or not table:
+        raise WrongUse(f"table={table!r} is no name of a table")
+    if slot != QWP_SLOT:
+        raise WrongUse(f"table={table!r} picks rows that came over QWP, which are in slot {QWP_SLOT}, not in {slot}")
 
 
 def _take_schemas(part: _Part, slot: int, table: str | None) -> list[pa.Schema]:

@@ -244,7 +244,7 @@ class StoreReader:
         Raises:
             BundleInvalid: no such slot.
             WrongUse: a column that no bundle has, or in types that nothing holds together; a time without a zone;
-                event times where the slot has none.
+                event times where the slot has none; a table where the slot has none.
             Damaged: something is damaged, and the reader is strict.
         """
         return Scan(self._stores(), self._adapter.slot(slot), columns, start=start, end=end, by=by, table=table)
