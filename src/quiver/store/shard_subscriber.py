@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self
@@ -186,13 +186,21 @@ class ShardedSubscriber:
                 return handles
 
     def _take(self, core: int, part: Subscriber, count: int, timeout_s: float) -> list[CoreHandle]:
-        try:
+        handles: list[BundleHandle] = []
+        with self._unless_gone(core, part):
             handles = part.next_bundles(count, timeout_s)
+        return [CoreHandle(core, handle) for handle in handles]
+
+    @contextlib.contextmanager
+    def _unless_gone(self, core: int, part: Subscriber) -> Iterator[None]:
+        """
+        Pass over a core that was drained and is gone: the others go on.
+        """
+        try:
+            yield
         except StoreClosed:
             if self._parts.get(core) is part:
                 raise
-            return []  # the core was drained and is gone; the others go on
-        return [CoreHandle(core, handle) for handle in handles]
 
     def ack_all(self, handles: Iterable[CoreHandle]) -> None:
         """
@@ -248,8 +256,9 @@ class ShardedSubscriber:
                 callback()
 
         with contextlib.ExitStack() as ending:
-            for part in self._parts.values():
-                ending.callback(part.on_bundle(call))
+            for core, part in self._parts.items():
+                with self._unless_gone(core, part):
+                    ending.callback(part.on_bundle(call))
             return ending.pop_all().close
 
     def rewind(self, to: Literal["earliest"] | datetime) -> dict[int, Rewound]:
@@ -270,7 +279,11 @@ class ShardedSubscriber:
         """
         if to != "earliest" and not isinstance(to, datetime):
             raise WrongUse(f'{to!r} names a place in one core; part(core).rewind does that. Here: "earliest" or a time')
-        return {core: part.rewind(to) for core, part in sorted(self._parts.items())}
+        done: dict[int, Rewound] = {}
+        for core, part in sorted(self._parts.items()):
+            with self._unless_gone(core, part):
+                done[core] = part.rewind(to)
+        return done
 
     def part(self, core: int) -> Subscriber:
         """

@@ -276,9 +276,11 @@ class ShardedStore:
     def activate(self) -> None:
         """
         End the registration phase in every core.
+
+        Raises:
+            StoreClosed: the store was closed.
         """
-        for shard in self._open_shards():
-            shard.store.activate()
+        self._each(Store.activate)
 
     # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -288,9 +290,9 @@ class ShardedStore:
 
         Raises:
             StoreFailed: a sync failed, now or earlier.
+            StoreClosed: the store was closed.
         """
-        for shard in self._open_shards():
-            shard.store.sync()
+        self._each(Store.sync)
 
     def flush(self) -> None:
         """
@@ -301,9 +303,7 @@ class ShardedStore:
             StoreFailed: the disk failed; reopen to recover.
             StoreClosed: the store was closed.
         """
-        self._require_open()
-        for shard in self._open_shards():
-            shard.store.flush()
+        self._each(Store.flush)
 
     def maintain(self) -> MaintenanceReport:
         """
@@ -477,6 +477,17 @@ class ShardedStore:
     def _open_shards(self) -> list[Shard]:
         with self._upkeep:
             return list(self._shards.values())
+
+    def _each(self, work: Callable[[Store], object]) -> None:
+        """
+        Have *work* done for each open core; one that is drained and removed meanwhile has nothing left to do it for.
+        """
+        self._require_open()
+        for shard in self._open_shards():
+            try:
+                work(shard.store)
+            except StoreClosed:
+                self._require_open()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -5,6 +5,7 @@ Several cores as one store: where bundles go, who gets them, what is refused, an
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
@@ -290,7 +291,7 @@ def test_everything_is_refused_after_close(rig: Rig) -> None:
     store.close()
     calls = (
         lambda: store.ingest(numbered(0)), lambda: store.register("two"), store.flush, store.maintain,
-        lambda: store.unregister("one"), lambda: subscriber.next_bundle(timeout=0),
+        lambda: store.unregister("one"), lambda: subscriber.next_bundle(timeout=0), store.sync, store.activate,
     )  # fmt: skip
     for call in calls:
         with pytest.raises(StoreClosed):
@@ -338,6 +339,59 @@ def test_fewer_cores_strand_nothing(rig: Rig) -> None:
         assert drain(store) == [100]
     with rig.open(cores=4) as store:
         assert drain(store) == []
+
+
+def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was drained and removed since the first one was asked is passed over, whatever is asked."""
+    left_over(rig)
+    with rig.open(cores=2) as store:
+        rig.tick(store)
+        found = store._open_shards()
+        assert len(found) == 4
+        store.flush()
+        assert sorted(drain(store)) == list(range(8))
+        rig.tick(store)
+        subscriber = store.register("one", start="earliest")
+        first = subscriber.part(0)
+        begin = first.on_bundle
+
+        def removed(callback: Callable[[], object]) -> Callable[[], None]:
+            rig.clock.advance(rig.settings.delete_grace_s)
+            rig.tick(store, store)
+            assert cores_on_disk(rig) == ["core_0", "core_1"]
+            return begin(callback)
+
+        monkeypatch.setattr(first, "on_bundle", removed)
+        subscriber.on_bundle(lambda: None)
+        monkeypatch.setattr(store, "_open_shards", lambda: found)
+        for ask in (store.flush, store.sync, store.activate, store.maintain):
+            ask()
+        fill(store, 1, 1, first=100)
+        rig.tick(store)
+        assert cores_on_disk(rig) == ["core_0", "core_1"]
+
+
+def test_a_core_goes_while_all_are_rewound(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are rewound; a core whose part is still there and closed is another matter."""
+    left_over(rig)
+    with rig.open(cores=2) as store:
+        rig.tick(store)
+        store.flush()
+        assert sorted(drain(store)) == list(range(8))
+        rig.tick(store)
+        subscriber = store.register("one", start="earliest")
+        parts = dict(subscriber._parts)
+
+        def leaves(_: object) -> str:
+            rig.clock.advance(rig.settings.delete_grace_s)
+            rig.tick(store, store)
+            return "rewound"
+
+        monkeypatch.setattr(parts[0], "rewind", leaves)
+        assert list(subscriber.rewind("earliest")) == [0, 1]
+        subscriber.join(2, parts[2])
+        with pytest.raises(StoreClosed):
+            subscriber.rewind("earliest")
 
 
 def test_what_nobody_finished_stays(rig: Rig) -> None:

@@ -440,6 +440,8 @@ class Registry:
         """
         shared = self._shared
         back = 0
+        with self._condition:
+            self.members.require_open()  # the locks below lie in the directory, which may be gone or another's by now
         # Nothing that is promised again may be deleted for what the old progress said.
         with self._deleting, self._files_lock:
             with self._condition:
