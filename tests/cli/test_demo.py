@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quiver.cli.demo import MARKER
+from quiver.cli.demo import MARKER, _problems
 from quiver.demo.account import exported_rows, settle
+from quiver.demo.conduct import Conductor, DemoPlan
 from quiver.demo.names import ID_KEY, SIGNALS, ids_path
 
 VALUE = pa.struct([("string_value", pa.string()), ("int_value", pa.int64())])
@@ -51,6 +52,37 @@ def test_the_account_names_what_is_missing_and_what_is_double(tmp_path):
     assert spans.right
     assert (metrics.exported, metrics.right) == (0, False)
     assert exported_rows(out) == {"logs": 6, "spans": 2, "metrics": 0}
+
+
+def row(signal, *, confirmed=10, missing=0):
+    exported = confirmed - missing
+    return {"signal": signal, "confirmed": confirmed, "exported": exported, "missing": missing, "duplicated": 0}
+
+
+def test_a_slow_machine_fails_nothing_that_came_late(tmp_path):
+    """What went out only while the pipeline stopped is there; what is missing, or was never sent, is not."""
+    course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(kills=()), say=print)
+    whole, short = [row(name) for name in SIGNALS], [row("logs", missing=3)]
+
+    assert _problems(course, whole, ended=False, load_ended=True, code=0) == []
+    assert "nothing was exported for 90 s" in _problems(course, whole, ended=False, load_ended=False, code=0)[0]
+    late, gave_up = _problems(course, short, ended=False, load_ended=True, code=0)
+    assert late == "logs: 3 not exported yet, 0 duplicated"
+    assert gave_up.startswith("nothing was exported for 90 s")
+
+
+def test_a_process_that_is_ready_again_renews_the_patience(tmp_path, monkeypatch):
+    """The wait for a slow restart is not held against the export that follows it."""
+    course = Conductor(tmp_path, tmp_path / "p.yaml", DemoPlan(), say=print)
+    monkeypatch.setattr(course, "_moved", float("-inf"))
+    monkeypatch.setattr(course, "_children", lambda: {"spark": {"starts": 2, "pid": 7}})
+
+    monkeypatch.setattr(course, "_ready_pids", set)
+    course._note_restarts()
+    assert course.stalled_s == float("inf")
+    monkeypatch.setattr(course, "_ready_pids", lambda: {7})
+    course._note_restarts()
+    assert course.stalled_s < 60
 
 
 @pytest.mark.slow

@@ -63,10 +63,11 @@ def demo(
         course.start_pipeline()
         course.start_load()
         ended = _watch(course, console)
+        load_ended = course.load_ended
         code = course.stop_pipeline()
         elapsed_s = course.elapsed_s
     rows = _account(course)
-    problems = _problems(course, rows, ended=ended, code=code)
+    problems = _problems(course, rows, ended=ended, load_ended=load_ended, code=code)
     if as_json:
         print_json({"signals": rows, "seconds": round(elapsed_s, 1), "problems": problems, "directory": str(directory)})
     else:
@@ -142,7 +143,9 @@ def _account(course: Conductor) -> list[dict[str, Any]]:
     ]
 
 
-def _problems(course: Conductor, rows: list[dict[str, Any]], *, ended: bool, code: int | None) -> list[str]:
+def _problems(
+    course: Conductor, rows: list[dict[str, Any]], *, ended: bool, load_ended: bool, code: int | None
+) -> list[str]:
     # Whoever gave up too early has lost nothing: it waits in the buffer.
     missing = "missing" if ended else "not exported yet"
     problems = [
@@ -151,7 +154,8 @@ def _problems(course: Conductor, rows: list[dict[str, Any]], *, ended: bool, cod
         if row["missing"] or row["duplicated"]
     ]
     problems += [f"{row['signal']}: nothing was confirmed" for row in rows if not row["confirmed"]]
-    if not ended:
+    # What was late went out while the pipeline stopped, or it is missing.
+    if not ended and (any(row["missing"] for row in rows) or not load_ended):
         problems.append(
             f"nothing was exported for {course.plan.patience_s:.0f} s; the logs of what runs are in {course.run_dir}"
         )
