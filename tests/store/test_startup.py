@@ -2,6 +2,7 @@
 What opening a store reads, and what it leaves for later: counted at the file system, never timed.
 """
 
+import re
 from collections import Counter
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 
 import quiver
 from quiver.bundle import BundleRef
+from quiver.store import recovery
 from quiver.store.opening import open_store
 from quiver.store.recovery import load_segments, quarantine_file, scan_log
 from quiver.store.wal.replay import scan_file
@@ -309,3 +311,23 @@ def test_a_flipped_bit_at_the_end_of_a_segment_is_told_or_harmless(tmp_path):
         told += bool(scan.problems)
         assert rows.equals(expected if not scan.problems else expected.slice(0, 4)), at
     assert told > 100
+
+
+def test_each_step_of_recovery_is_told_in_the_order_of_the_list(tmp_path, caplog):
+    """What the list in `recovery` names is what the log of a reopened store says, with what each step found."""
+    listed = re.findall(r"^\d+\. `(\w+)`", recovery.__doc__, re.MULTILINE)
+    with quiver.open(tmp_path / "s") as store:
+        store.register("reader", start="earliest")
+        store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}))
+        store.flush()
+    caplog.clear()
+    with caplog.at_level("INFO", logger="quiver"):
+        quiver.open(tmp_path / "s").close()
+    told = [record.getMessage() for record in caplog.records]
+    steps = [line for line in told if line.startswith("quiver.recovery.step ")]
+
+    assert len(listed) == 14
+    assert [re.search(r"step=(\w+)", line)[1] for line in steps] == listed
+    assert " segments=1 quarantined=0 " in steps[listed.index("load_segments")]
+    assert " subscribers=1 " in steps[listed.index("progress")]
+    assert told.index(steps[-1]) < next(i for i, line in enumerate(told) if line.startswith("quiver.engine.init "))

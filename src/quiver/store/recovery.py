@@ -1,7 +1,7 @@
 """
 What happens at open, in order. `Store._recover` calls the steps; those without a file are here.
 
-1. the cold list          `cold_opening`: which segments the object tier has
+1. `cold_list`            `cold_opening`: which segments the object tier has
 2. `remove_leftovers`     temporary files of writes that a crash cut short
 3. `load_cursor`          the position before which the log is not needed
 4. `load_segments`        sealed segments; those that are not sound move to quarantine
@@ -9,12 +9,14 @@ What happens at open, in order. `Store._recover` calls the steps; those without 
 6. `scan_log`             every WAL file; damage is copied to quarantine, what no segment covers is kept
 7. `continue_log`         the active file goes on behind its last good entry, or a fresh one begins
 8. `load_floor`           numbers that were given out once are not given out again
-9. progress               `subscribers/members`: every progress file; one that is damaged as the policy says
-10. the drop ledger       `drops`: what policy gave up and not everybody has taken note of
+9. `progress`             `subscribers/members`: every progress file; one that is damaged as the policy says
+10. `drop_ledger`         `drops`: what policy gave up and not everybody has taken note of
 11. `take_back`           `cleanup`: drops that never took effect are forgotten
-12. replay                `store`: kept entries go to the open segment, in order
+12. `replay`              `store`: kept entries go to the open segment, in order
 13. `continue_drops`      `cleanup`: a drop that was cut short is finished
-14. the reserve           `side_files`: room for acknowledgements on a full disk
+14. `reserve`             `side_files`: room for acknowledgements on a full disk
+
+Each is told when it is done, as the event `quiver.recovery.step`, under its name in this list.
 
 Recovering twice equals recovering once: no step depends on what an earlier recovery left half done.
 """
@@ -32,7 +34,7 @@ from itertools import accumulate
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter
 from quiver.clock import Clock
 from quiver.errors import Damaged, FormatUnsupported
-from quiver.observe import Observer
+from quiver.observe import Observer, Value
 from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.checksum import crc32
 from quiver.primitives.copying import checksum_of, keep_as, keep_damaged
@@ -63,6 +65,7 @@ from quiver.store.wal.writer import RotatedFile, WalLimits, WalWriter
 __all__ = [
     "Coverage",
     "LogFound",
+    "RecoveryLog",
     "Replay",
     "continue_log",
     "keep_undecodable",
@@ -81,9 +84,39 @@ _HASH_BYTES_FLIPPED_MAX = 2
 """A configuration hash this close to ours is a damaged one, not another adapter's."""
 
 
-def remove_leftovers(files: FileSystem, root: str) -> None:
+class RecoveryLog:
     """
-    Remove what a crash left of writes that never took effect. Every name in log and segments is durable on return.
+    Tells each step of one recovery when it is done: what was found, and how long it took.
+    """
+
+    def __init__(self, root: str, observer: Observer, clock: Clock) -> None:
+        self._root = root
+        self._observer = observer
+        self._clock = clock
+        self._began = self._last = clock.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """
+        Seconds since the recovery began.
+        """
+        return self._clock.monotonic() - self._began
+
+    def done(self, step: str, **found: Value) -> None:
+        """
+        Say that *step* of the list is done.
+        """
+        now = self._clock.monotonic()
+        seconds, self._last = round(now - self._last, 3), now
+        told = {"path": self._root, "step": step, **found, "seconds": seconds}
+        self._observer.event("quiver.recovery.step", level=logging.INFO, **told)
+
+
+def remove_leftovers(files: FileSystem, root: str) -> int:
+    """
+    Remove what a crash left of writes that never took effect; return how many files that were.
+
+    Every name in log and segments is durable on return.
     """
     leftovers = [f"{root}/{WAL_DIR}/{WAL_NEXT}"] if files.exists(f"{root}/{WAL_DIR}/{WAL_NEXT}") else []
     # Not in the root: the owner of a subscriber in another process may be replacing its progress file just now.
@@ -94,6 +127,7 @@ def remove_leftovers(files: FileSystem, root: str) -> None:
     # see and a power loss would take back. The cursor would have passed it by then.
     for directory in (f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}"):
         files.sync_dir(directory)
+    return len(leftovers)
 
 
 def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:

@@ -148,29 +148,16 @@ class Store(SubscriberCalls, StoreViews):
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
     def _recover(self) -> None:
+        """
+        Bring the directory to order, in the steps that `recovery` lists; each is told when it is done.
+        """
         files, root, observer = self._files, self.path, self._observer
-        started = self._clock.monotonic()
-        recovery.remove_leftovers(files, root)
-        cursor = recovery.load_cursor(files, root, observer)
-        next_seq, _ = recovery.load_segments(files, root, self.catalog, cursor=cursor, observer=observer)
-        next_seq = self._cold.restore(self.catalog, next_seq)
-        segments = self.catalog.segments()
-        found = recovery.scan_log(
-            files, root, adapter=self.adapter, cursor=cursor, segments=segments, observer=observer
-        )
-        hash_written = OTAP_CONFIG_HASH if self.settings.format_profile == "otap" else self.adapter.config_hash
-        limits = WalLimits(self.settings.wal_bytes_max, self.settings.wal_rotate_bytes, self.settings.wal_files_max)
-        self._wal: WalWriter = recovery.continue_log(
-            files,
-            root,
-            found,
-            config_hash=hash_written,
-            limits=limits,
-            cursor=cursor,
-            sync_data=timed_sync(self._clock, observer),
-        )
-        self._sequence = found.next_sequence
+        steps = recovery.RecoveryLog(root, observer, self._clock)
+        steps.done("cold_list", segments=len(self._cold.register))
+        found, next_seq = self._recover_log(steps)
         next_seq = max(next_seq, recovery.load_floor(files, root, observer=observer, clock=self._clock))
+        steps.done("load_floor", next_segment=next_seq)
+        segments = self.catalog.segments()
         self._registry = Registry(
             files,
             root,
@@ -185,13 +172,71 @@ class Store(SubscriberCalls, StoreViews):
             audit_bytes_max=self.settings.audit_bytes_max,
             deleting=DeletionPause(self._capacity, self._maintenance),
         )
+        steps.done("progress", subscribers=len(list(self._registry.members.all())))
         ledger = DropLedger.load(files, root, observer)
+        steps.done("drop_ledger", highest=ledger.highest)
         next_seq = max(next_seq, self._registry.floor() + 1, ledger.highest + 1)
         self._sealing = Sealing(files, self._segments_dir, self.settings, self._clock, observer, next_seq, self.adapter)
         self._furnish(ledger)
         self._cleanup.take_back()
+        steps.done("take_back")
         for info in segments:
             self._cleanup.know(info)
+        self._replay_all(found)
+        steps.done("replay", entries=len(found.replay))
+        with contextlib.suppress(OSError):  # maintenance goes on with it, and says so
+            self._cleanup.continue_drops()
+        steps.done("continue_drops")
+        self._cleanup.side.measure()
+        self._cleanup.reserve.keep()
+        self._cleanup.side.measure(now=True)
+        steps.done("reserve")
+        seconds = steps.seconds
+        observer.record("quiver.recovery.duration", seconds)
+        observer.event(
+            "quiver.engine.init",
+            path=root,
+            segments=len(self.catalog),
+            replayed=len(found.replay),
+            torn_bytes=found.torn_bytes,
+            seconds=round(seconds, 3),
+        )
+
+    def _recover_log(self, steps: recovery.RecoveryLog) -> tuple[recovery.LogFound, int]:
+        """
+        Fill the catalogue and continue the log; return what is to be replayed, and the lowest next segment number.
+        """
+        files, root, observer = self._files, self.path, self._observer
+        steps.done("remove_leftovers", files=recovery.remove_leftovers(files, root))
+        cursor = recovery.load_cursor(files, root, observer)
+        steps.done("load_cursor", position=cursor)
+        next_seq, bad = recovery.load_segments(files, root, self.catalog, cursor=cursor, observer=observer)
+        steps.done("load_segments", segments=len(self.catalog), quarantined=bad)
+        next_seq = self._cold.restore(self.catalog, next_seq)
+        steps.done("restore", segments=len(self.catalog))
+        found = recovery.scan_log(
+            files, root, adapter=self.adapter, cursor=cursor, segments=self.catalog.segments(), observer=observer
+        )
+        steps.done("scan_log", entries_to_replay=len(found.replay), torn_bytes=found.torn_bytes)
+        hash_written = OTAP_CONFIG_HASH if self.settings.format_profile == "otap" else self.adapter.config_hash
+        limits = WalLimits(self.settings.wal_bytes_max, self.settings.wal_rotate_bytes, self.settings.wal_files_max)
+        self._wal: WalWriter = recovery.continue_log(
+            files,
+            root,
+            found,
+            config_hash=hash_written,
+            limits=limits,
+            cursor=cursor,
+            sync_data=timed_sync(self._clock, observer),
+        )
+        self._sequence = found.next_sequence
+        steps.done("continue_log", position=found.position_end)
+        return found, next_seq
+
+    def _replay_all(self, found: recovery.LogFound) -> None:
+        """
+        Take what no segment holds into the open segment, in order.
+        """
         for number, (path, scanned) in enumerate(found.replay):
             if number == 0:
                 # Up to here segments hold everything: none of it comes back when they are deleted.
@@ -202,21 +247,6 @@ class Store(SubscriberCalls, StoreViews):
             self._sealer.forget_log(found.position_end)
         if not self._logging:
             self._leave_log()
-        with contextlib.suppress(OSError):  # maintenance goes on with it, and says so
-            self._cleanup.continue_drops()
-        self._cleanup.side.measure()
-        self._cleanup.reserve.keep()
-        self._cleanup.side.measure(now=True)
-        seconds = self._clock.monotonic() - started
-        observer.record("quiver.recovery.duration", seconds)
-        observer.event(
-            "quiver.engine.init",
-            path=root,
-            segments=len(self.catalog),
-            replayed=len(found.replay),
-            torn_bytes=found.torn_bytes,
-            seconds=round(seconds, 3),
-        )
 
     def _furnish(self, ledger: DropLedger) -> None:
         parts = self._parts = Parts(
