@@ -3,6 +3,7 @@ The sub-commands say what is there, in a table or as JSON, and how it went in th
 """
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -36,6 +37,19 @@ def test_help_names_every_command_and_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_told():
+    """`quiver --version` says it and stops; behind a command it is wrong use."""
+    assert re.fullmatch(r"quiver \S.* \(Python 3\.[\d.]+\S*\)\n", call("--version").output)
+    assert call("stats", "--version").exit_code == 2
+
+
+def test_the_module_is_the_command():
+    """`python -m quiver` does what `quiver` does."""
+    done = subprocess.run([sys.executable, "-m", "quiver", "--help"], capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("Usage: python -m quiver [OPTIONS] COMMAND")
 
 
 @pytest.mark.parametrize("arguments", [["stats"], ["verify", "a", "b"], ["nothing"], ["inspect", "--rows", "-1", "x"]])

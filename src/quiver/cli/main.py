@@ -84,8 +84,10 @@ def _add_commands(app: typer.Typer) -> None:
         top,
         topic,
         verify,
+        version,
     )
 
+    app.callback()(version.options)
     app.command("run", short_help="Run a pipeline until it is told to stop.")(run.run)
     app.command("demo", short_help="Run a pipeline under load and kill its processes.")(demo.demo)
     app.command("inspect", short_help="Say what a file is and holds.")(inspect.inspect)
