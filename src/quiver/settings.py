@@ -196,7 +196,8 @@ class Settings:
             # A full active file that may not rotate can never shrink, and ingest would stop for ever.
             _require(
                 self.wal_bytes_max >= 2 * self.wal_rotate_bytes,
-                "wal.max_size must be at least twice wal.rotation_target",
+                f"wal.max_size must be at least twice wal.rotation_target, so {2 * self.wal_rotate_bytes} bytes; "
+                f"it is {self.wal_bytes_max}",
             )
 
     def _check_retention(self) -> None:

@@ -3,11 +3,15 @@ The options of one load: read once, refused early.
 """
 
 import pytest
+from pyspark.sql.types import StructType
 
 from quiver.errors import WrongUse
+from quiver.spark.aof_source import AofDataSource
 from quiver.spark.offsets import Position
 from quiver.spark.options import parse_options
 from quiver.spark.partitions import Limits
+from quiver.spark.source import QuiverDataSource
+from quiver.spark.topic_source import TopicDataSource
 
 
 def test_keys_come_in_any_case():
@@ -63,3 +67,19 @@ def test_what_is_wrong_is_said(options, says):
     """Each refusal names the option and what to write instead."""
     with pytest.raises(WrongUse, match=says):
         parse_options(options)
+
+
+@pytest.mark.parametrize(
+    ("source", "needed"),
+    [
+        (QuiverDataSource, {"path": "p", "slot": "30", "subscriber": "s"}),
+        (TopicDataSource, {"path": "p", "topic": "a/b"}),
+        (AofDataSource, {"path": "p", "log": "l"}),
+    ],
+)
+@pytest.mark.parametrize("option", ["endingOffsets", "endingtimestamp"])
+def test_a_stream_with_an_end_is_refused(source, needed, option):
+    """A stream would go on behind it, which nobody asked for."""
+    made = source({**needed, option: "latest"})
+    with pytest.raises(WrongUse, match=r"^ending\w+ is for batch reads"):
+        made.streamReader(schema=StructType())

@@ -51,7 +51,7 @@ def taken(store: Store, name: str) -> list[int]:
     ("mapping", "said"),
     [
         ({"retention.size_cap": "100MiB"}, "must hold wal.rotation_target and two segments"),
-        ({"wal.max_size": "100MiB"}, "at least twice wal.rotation_target"),
+        ({"wal.max_size": "100MiB"}, "so 134217728 bytes; it is 104857600"),
         ({"wal.max_rotated_files": 1}, "the active file and one more"),
         ({"retention.max_segments": 2}, "one that is read, one that is written, one that fills"),
         ({"retention.size_cap": "1GiB", "retention.steady_state_headroom": "1GiB"}, "to which it yields"),

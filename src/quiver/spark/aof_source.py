@@ -24,6 +24,7 @@ from quiver.spark.aof_options import AofOptions, AofPosition, parse_aof_options,
 from quiver.spark.aof_reading import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece, read_piece
 from quiver.spark.aof_sink import AofSink
 from quiver.spark.aof_sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
+from quiver.spark.option_values import refuse_ending
 from quiver.spark.sink import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ class AofDataSource(DataSource):
     def streamReader(self, schema: StructType) -> AofStreamReader:  # noqa: N802 - Spark's name
         """
         Return the streaming reader. Spark passes *schema* by keyword.
+
+        Raises:
+            WrongUse: an option is unknown, missing, contradicts another, or is for batch reads.
         """
+        refuse_ending(self._given)
         return AofStreamReader(self._parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature

@@ -9,7 +9,19 @@ from collections.abc import Callable, Mapping
 from quiver.errors import QuiverError, WrongUse
 from quiver.settings import parse_size_bytes
 
-__all__ = ["bytes_option", "count_option", "switch_option", "transaction_option"]
+__all__ = ["bytes_option", "count_option", "refuse_ending", "switch_option", "transaction_option"]
+
+
+def refuse_ending(options: Mapping[str, str]) -> None:
+    """
+    Refuse an end in the *options* of a stream, which would go on behind it.
+
+    Raises:
+        WrongUse: there is one.
+    """
+    for name in ("endingOffsets", "endingTimestamp"):
+        if name.lower() in (key.lower() for key in options):
+            raise WrongUse(f"{name} is for batch reads; a stream has no end: stop the query, or read with spark.read")
 
 
 def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool:

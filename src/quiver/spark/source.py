@@ -27,6 +27,7 @@ from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.cast import spark_schema
 from quiver.spark.cores import CoresSubscription
 from quiver.spark.offsets import IngestedAt, Position, StartingOffsets
+from quiver.spark.option_values import refuse_ending
 from quiver.spark.options import SourceOptions, parse_options
 from quiver.spark.partitions import Span, pack, spans_between
 from quiver.spark.questdb_sink import QuestdbDataSource
@@ -119,7 +120,11 @@ class QuiverDataSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         """
         Return the streaming reader. Spark passes *schema* by keyword.
+
+        Raises:
+            WrongUse: an option is unknown, missing, contradicts another, or is for batch reads.
         """
+        refuse_ending(self._given)
         return StreamReader(self._parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: ARG002, FBT001 - Spark's signature

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from quiver.errors import DataLoss, WrongUse
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.offsets import IngestedAt
+from quiver.spark.option_values import refuse_ending
 from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.topic_offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
 from quiver.spark.topic_options import TopicOptions, TopicPlace, parse_topic_options
@@ -95,7 +96,11 @@ class TopicDataSource(DataSource):
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
         """
         Return the streaming reader. Spark passes *schema* by keyword.
+
+        Raises:
+            WrongUse: an option is unknown, missing, contradicts another, or is for batch reads.
         """
+        refuse_ending(self._given)
         return TopicStreamReader(self._parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
