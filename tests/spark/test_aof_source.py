@@ -266,7 +266,7 @@ def test_a_checkpoint_of_another_log_is_refused(log, tmp_path):
         with pytest.raises(WrongUse, match="no position"):
             reader.latestOffset(wrong, ReadAllAvailable())
     with pytest.raises(WrongUse, match="cannot begin at latest"):
-        log.source(startingOffsets="latest").streamReader(schema=made.schema())
+        log.source(startingOffsets="latest").streamReader(schema=made.schema()).initialOffset()
 
 
 def test_a_store_is_no_log(tmp_path):

@@ -81,5 +81,8 @@ def test_what_is_wrong_is_said(options, says):
 def test_a_stream_with_an_end_is_refused(source, needed, option):
     """A stream would go on behind it, which nobody asked for."""
     made = source({**needed, option: "latest"})
+    reader = made.streamReader(schema=StructType())
     with pytest.raises(WrongUse, match=r"^ending\w+ is for batch reads"):
-        made.streamReader(schema=StructType())
+        reader.initialOffset()
+    with pytest.raises(WrongUse, match=r"^ending\w+ is for batch reads"):
+        reader.latestOffset()

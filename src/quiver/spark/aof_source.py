@@ -25,6 +25,7 @@ from quiver.spark.aof_reading import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece
 from quiver.spark.aof_sink import AofSink
 from quiver.spark.aof_sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
 from quiver.spark.option_values import refuse_ending
+from quiver.spark.refused_stream import stream_reader
 from quiver.spark.sink import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -83,13 +84,15 @@ class AofDataSource(DataSource):
         """
         return AofBatchReader(self._parsed, schema)
 
-    def streamReader(self, schema: StructType) -> AofStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """
-        Return the streaming reader. Spark passes *schema* by keyword.
+        Return the streaming reader, which raises what is wrong with the options when it is asked for a position.
 
-        Raises:
-            WrongUse: an option is unknown, missing, contradicts another, or is for batch reads.
+        Spark passes *schema* by keyword.
         """
+        return stream_reader(lambda: self._stream_reader(schema))
+
+    def _stream_reader(self, schema: StructType) -> AofStreamReader:
         refuse_ending(self._given)
         return AofStreamReader(self._parsed, schema)
 

@@ -38,6 +38,7 @@ from quiver.spark.read_partition import (
     ROWS_FIELD,
     PartitionReader,
 )
+from quiver.spark.refused_stream import stream_reader
 from quiver.spark.segments import SegmentList, store_roots
 from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.sink_options import SinkOptions, parse_sink_options
@@ -117,13 +118,15 @@ class QuiverDataSource(DataSource):
         """
         return BatchReader(self._parsed, schema)
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """
-        Return the streaming reader. Spark passes *schema* by keyword.
+        Return the streaming reader, which raises what is wrong with the options when it is asked for a position.
 
-        Raises:
-            WrongUse: an option is unknown, missing, contradicts another, or is for batch reads.
+        Spark passes *schema* by keyword.
         """
+        return stream_reader(lambda: self._stream_reader(schema))
+
+    def _stream_reader(self, schema: StructType) -> StreamReader:
         refuse_ending(self._given)
         return StreamReader(self._parsed, schema)
 

@@ -24,6 +24,7 @@ from quiver.errors import DataLoss, WrongUse
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.offsets import IngestedAt
 from quiver.spark.option_values import refuse_ending
+from quiver.spark.refused_stream import stream_reader
 from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.topic_offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
 from quiver.spark.topic_options import TopicOptions, TopicPlace, parse_topic_options
@@ -93,13 +94,15 @@ class TopicDataSource(DataSource):
         """
         return TopicBatchReader(self._parsed, schema)
 
-    def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """
-        Return the streaming reader. Spark passes *schema* by keyword.
+        Return the streaming reader, which raises what is wrong with the options when it is asked for a position.
 
-        Raises:
-            WrongUse: an option is unknown, missing, contradicts another, or is for batch reads.
+        Spark passes *schema* by keyword.
         """
+        return stream_reader(lambda: self._stream_reader(schema))
+
+    def _stream_reader(self, schema: StructType) -> TopicStreamReader:
         refuse_ending(self._given)
         return TopicStreamReader(self._parsed, schema)
 
