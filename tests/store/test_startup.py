@@ -326,7 +326,7 @@ def test_each_step_of_recovery_is_told_in_the_order_of_the_list(tmp_path, caplog
     told = [record.getMessage() for record in caplog.records]
     steps = [line for line in told if line.startswith("quiver.recovery.step ")]
 
-    assert len(listed) == 14
+    assert listed
     assert [re.search(r"step=(\w+)", line)[1] for line in steps] == listed
     assert " segments=1 quarantined=0 " in steps[listed.index("load_segments")]
     assert " subscribers=1 " in steps[listed.index("progress")]
