@@ -16,6 +16,7 @@ from quiver import Bundle, Settings, Store, read
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.errors import DirectoryInUse, WrongUse
+from quiver.store.check import check_store
 from quiver.store.repair import repair
 from quiver.store.wal.replay import scan_file
 from quiver.testing.clock import ManualClock
@@ -191,6 +192,26 @@ def test_the_head_of_a_log_file_is_mended(offset: int) -> None:
         report = repair(one, ROOT, clock=ManualClock())
         assert not report.damaged, report.left
         assert numbers(one) == list(range(BUNDLES)), (log, offset)
+
+
+@pytest.mark.parametrize("kind", ["entries", "sealed", "bare"])
+def test_the_head_of_the_only_log_file_is_mended(kind: str) -> None:
+    """No other file says what belongs there: each byte is mended by what is known, whatever the file holds."""
+    files = made(SETTINGS) if kind != "bare" else CrashFileSystem()
+    if kind != "entries":
+        with opened(files) as store:
+            store.flush()
+    log = f"{ROOT}/wal/quiver.wal"
+    # The version of a bare head is taken at its word.
+    offsets = [offset for offset in range(38) if kind != "bare" or offset not in {10, 11}]
+    for offset in offsets:
+        one = files.clone_after_kill()
+        flip(one, log, offset)
+        found = check_store(one, ROOT)
+        report = repair(one, ROOT, clock=ManualClock())
+        assert report.left == [] or all(finding.kind == "quarantined" for finding in report.left), (offset, report.left)
+        assert not found.damaged or log in [mend.path for mend in report.mends], offset
+        assert numbers(one) == ([] if kind == "bare" else list(range(BUNDLES))), offset
 
 
 def test_damage_in_the_log_costs_the_entry_and_is_said() -> None:

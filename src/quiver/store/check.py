@@ -44,13 +44,11 @@ from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
 from quiver.store.wal.scan import WalFileScan
+from quiver.store.written_by import as_written
 
 __all__ = ["SMALL_FILE_BYTES_MAX", "StoreReport", "check_store", "refuse_snapshot", "require_store"]
 
 SMALL_FILE_BYTES_MAX = 256 * 1024 * 1024
-
-HASH_BYTES_FLIPPED_MAX = 2
-"""A configuration hash this close to a known one is a damaged one, not another adapter's."""
 
 LOOKS_MAX = 5
 
@@ -270,10 +268,9 @@ def _look_at_log(fs: FileSystem, report: StoreReport, directory: str) -> list[_S
 def _check_hash(report: StoreReport, file: WalFileFound) -> None:
     if file.config_hash is None or file.config_hash in {OTAP.config_hash, OTAP_CONFIG_HASH}:
         return
-    for known in (OTAP.config_hash, OTAP_CONFIG_HASH):
-        if sum(a != b for a, b in zip(file.config_hash, known, strict=True)) <= HASH_BYTES_FLIPPED_MAX:
-            report.findings.append(Finding(file.path, 14, "damaged", "the configuration hash is not as written"))
-            return
+    if as_written(file.config_hash) != file.config_hash:
+        report.findings.append(Finding(file.path, 14, "damaged", "the configuration hash is not as written"))
+        return
     reason = f"written under another slot table, hash {file.config_hash.hex()}"
     report.findings.append(Finding(file.path, 14, "other adapter", reason))
 

@@ -217,7 +217,7 @@ class _Work:
 def _damage_of(answer: Answer[Any]) -> str | None:
     if isinstance(answer, Frame):
         return None
-    return f"at byte {answer.offset}: {answer.reason}" if isinstance(answer, Damage) else "it is cut short"
+    return f"at byte {answer.offset}: {answer.reason}" if isinstance(answer, Damage) else "at its end: it is cut short"
 
 
 def _is_newer(data: bytes, problem: str) -> bool:
@@ -519,9 +519,9 @@ def _head(work: _Work, path: str) -> bytes:
 
 def _fixed_head(head: bytes, scan: WalFileScan, config_hash: bytes | None) -> bytes | None:
     """
-    Return the head that makes a file with sound entries readable; None when it is a newer version's or has no head.
+    Return the head that the file should have; None when it is a newer version's, or nothing tells.
     """
-    if len(head) < WAL_HEADER_BYTES or not scan.entries:
+    if len(head) < WAL_HEADER_BYTES:
         return None
     magic, version, size, found_hash, position = WAL_HEADER.unpack(head)
     if config_hash is None and found_hash in {OTAP.config_hash, OTAP_CONFIG_HASH}:
@@ -529,12 +529,12 @@ def _fixed_head(head: bytes, scan: WalFileScan, config_hash: bytes | None) -> by
     if config_hash is None:
         return None
     answer = decode_wal_header(memoryview(head))
-    if isinstance(answer, Damage) and (magic == WAL_MAGIC or version == WAL_VERSION):
+    if isinstance(answer, Damage) and scan.entries and (magic == WAL_MAGIC or version == WAL_VERSION):
         # Entries stand where version 1 puts them: a newer version's would not.
         version, size = WAL_VERSION, WAL_HEADER_BYTES
     elif not isinstance(answer, Frame):
         return None
-    return WAL_HEADER.pack(WAL_MAGIC, version, size, config_hash if found_hash != config_hash else found_hash, position)
+    return WAL_HEADER.pack(WAL_MAGIC, version, size, config_hash, position)
 
 
 def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Mend]:

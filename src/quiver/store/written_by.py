@@ -17,7 +17,10 @@ from quiver.store.format.names import WAL_DIR
 from quiver.store.subscribers.progress_store import profile_in_use
 from quiver.store.wal.replay import find_wal_files
 
-__all__ = ["AdapterByHash", "WrittenBy", "written_by"]
+__all__ = ["AdapterByHash", "WrittenBy", "as_written", "written_by"]
+
+_FLIPPED_BYTES_MAX = 2
+"""A configuration hash this close to a known one is a damaged one, not another adapter's."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,16 @@ class WrittenBy:
     config_hash: bytes | None
 
 
+def as_written(config_hash: bytes) -> bytes:
+    """
+    Return the known configuration hash of which *config_hash* is a damaged copy; itself where there is none.
+    """
+    for known in (OTAP.config_hash, OTAP_CONFIG_HASH):
+        if sum(a != b for a, b in zip(config_hash, known, strict=True)) <= _FLIPPED_BYTES_MAX:
+            return known
+    return config_hash
+
+
 def written_by(fs: FileSystem, root: str) -> WrittenBy:
     """
     Return what the store at *root* was written with; the default adapter and profile where nothing tells.
@@ -56,7 +69,7 @@ def written_by(fs: FileSystem, root: str) -> WrittenBy:
     """
     directory = f"{root}/{WAL_DIR}"
     files = find_wal_files(fs, directory) if fs.exists(directory) else []
-    hashes = Counter(file.config_hash for file in files if file.config_hash is not None)
+    hashes = Counter(as_written(file.config_hash) for file in files if file.config_hash is not None)
     if not hashes:
         return WrittenBy(OTAP, profile_in_use(fs, root), None)
     known = {OTAP.config_hash, OTAP_CONFIG_HASH}
