@@ -44,7 +44,8 @@ class SystemClock:
         """
         Wait on a held *condition*; False when *timeout_s* passed first.
         """
-        return condition.wait(timeout_s)
+        # Beyond what the platform can wait for, a lock raises OverflowError, and the thread that waits would end.
+        return condition.wait(timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
 
 SYSTEM_CLOCK = SystemClock()
