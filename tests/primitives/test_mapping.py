@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.errors import StoreClosed
-from quiver.primitives.mapping import map_descriptor
+from quiver.primitives.mapping import let_pages_go, map_descriptor
 from quiver.primitives.real_files import REAL_FILES
 
 DATA = bytes(range(256)) * 100
@@ -91,3 +91,15 @@ def test_what_cannot_be_mapped_names_the_file(tmp_path):
     with pytest.raises(OSError) as caught:
         REAL_FILES.map_read(str(tmp_path))
     assert caught.value.filename == str(tmp_path)
+
+
+def test_pages_that_were_let_go_are_read_again(path):
+    """
+    The view stays valid; of bytes in memory there is nothing to give back.
+    """
+    view = REAL_FILES.map_read(path).view()
+    assert view == DATA
+    let_pages_go(view[256:])
+
+    assert view == DATA
+    let_pages_go(memoryview(DATA))

@@ -44,3 +44,51 @@ def test_memory_does_not_grow_with_what_went_through(tmp_path: Path, kind: str) 
         check=True,
     )
     assert int(done.stdout) < 2 * 16 * MIB + 256 * MIB
+
+
+BACKLOG = """
+import sys
+import pyarrow as pa
+import quiver
+from quiver.store import catalog
+
+
+def pages():
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("RssFile")]
+    return int(line.split()[1]) * 1024
+
+
+catalog.MAPPED_BYTES_MAX = 16 * 1024 * 1024
+settings = quiver.Settings(segment_bytes_max=4 * 1024 * 1024, segment_open_s_max=3600)
+with quiver.open(sys.argv[1], settings, background=False) as store:
+    subscriber = store.register("away", start="earliest", order={order!r})
+    for number in range(100):
+        rows = pa.record_batch({{"text": [f"{{number}} {{row}}" + "y" * 1000 for row in range(1000)]}})
+        store.ingest(quiver.Bundle({{30: rows}}))
+    store.flush()
+    before, most, taken = pages(), 0, 0
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        taken += len(bytes(handle.bundle[30]["text"].buffers()[2])) // 1_000_000
+        handle.defer(seconds=3600)
+        most = max(most, pages() - before)
+    assert taken == 100, taken
+    print(most)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the pages of files from /proc")
+@pytest.mark.parametrize("order", ["oldest", "round_robin"])
+def test_memory_is_as_large_as_the_disk(tmp_path: Path, order: str) -> None:
+    """
+    Upstream #2218: every segment that was read stayed mapped, and the process seemed to need the whole backlog.
+
+    A hundred megabytes are read and given back for later: of mapped files only the newest stay in memory.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", BACKLOG.format(order=order), str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < (16 + 2 * 5 + 8) * MIB

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from collections.abc import Callable
 
 from quiver.errors import StoreClosed
 from quiver.primitives.files import Buffer
 
-__all__ = ["MappedForWriting", "ReadMapping", "map_descriptor", "map_descriptor_for_writing"]
+__all__ = ["MappedForWriting", "ReadMapping", "let_pages_go", "map_descriptor", "map_descriptor_for_writing"]
 
 _TOUCH_BYTES = 1 << 20
 _WRITE_BYTES = 16 << 10
@@ -61,6 +62,16 @@ def map_descriptor(fd: int, size: int) -> ReadMapping:
     if size == 0:
         return ReadMapping(b"")  # an empty map is refused by the kernel
     return ReadMapping(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
+
+
+def let_pages_go(view: memoryview) -> None:
+    """
+    Give back the memory of the mapping that *view* is of. It stays valid: what is read again comes from the file.
+    """
+    pages = view.obj
+    if sys.platform != "win32" and isinstance(pages, mmap.mmap):
+        with contextlib.suppress(OSError):  # the memory is then taken back when somebody else wants it
+            pages.madvise(mmap.MADV_DONTNEED)
 
 
 class MappedForWriting:

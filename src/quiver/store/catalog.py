@@ -28,6 +28,10 @@ __all__ = ["Catalog"]
 
 READERS_MAX = 64
 
+MAPPED_BYTES_MAX = 128 * 1024 * 1024
+"""Pages that were read of a mapped file count as this process's memory: of these many bytes of segments, and of one at
+least, they stay. A subscriber that reads a long backlog would otherwise make the process look as large as that."""
+
 COLD_BYTES_MAX = 128 * 1024 * 1024
 """Segments of the object tier are held in memory to be read: these many bytes of them, and one at least."""
 
@@ -60,6 +64,8 @@ class Catalog:
         self._leaving: set[int] = set()
         """Known still, while their files are being removed."""
         self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
+        self._mapped: OrderedDict[int, int] = OrderedDict()
+        """Bytes of the segments that were read last, whose pages stay; the latest at the end."""
         self._latest: _Latest | None = None
         self.bytes = 0
         """Of those that lie on the disk."""
@@ -153,7 +159,20 @@ class Catalog:
         with self._lock:
             if seq in self._segments:
                 self._latest = latest
+                self._let_pages_go(seq, info.size_bytes)
         return latest
+
+    def _let_pages_go(self, seq: int, nbytes: int) -> None:
+        # Behind the checksum, too, which reads every page once.
+        self._mapped[seq] = nbytes
+        self._mapped.move_to_end(seq)
+        held = sum(self._mapped.values())
+        while held > MAPPED_BYTES_MAX and len(self._mapped) > 1:
+            oldest, size_bytes = self._mapped.popitem(last=False)
+            held -= size_bytes
+            reader = self._readers.get(oldest)
+            if reader is not None:
+                reader.let_pages_go()
 
     def _reader(self, info: SegmentInfo) -> SegmentReader:
         with self._lock:
@@ -196,6 +215,7 @@ class Catalog:
 
     def _let_go(self, seq: int) -> None:
         self._readers.pop(seq, None)  # an open file holds its disk space, also when it is deleted
+        self._mapped.pop(seq, None)
         if self._latest is not None and self._latest[0] == seq:
             self._latest = None
         if seq in self._segments and seq not in self._cold:
@@ -260,4 +280,5 @@ class Catalog:
         """
         with self._lock:
             self._readers.clear()
+            self._mapped.clear()
             self._latest = None

@@ -24,6 +24,7 @@ from quiver.bundle import schema_fingerprint
 from quiver.errors import Damaged, FormatUnsupported, StoreClosed
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import FileSystem
+from quiver.primitives.mapping import let_pages_go
 from quiver.primitives.scan import Damage, NeedMore
 from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.format.names import parse_segment_name
@@ -366,6 +367,14 @@ class SegmentReader:
             BundleUnavailable: there is no such bundle.
         """
         return self.manifest.ingested_at_ns(index)
+
+    def let_pages_go(self) -> None:
+        """
+        Give back the memory that reading took. The reader and its batches stay valid, and read from the file again.
+        """
+        view = self._view
+        if view is not None:
+            let_pages_go(view)
 
     def close(self) -> None:
         """
