@@ -1,0 +1,148 @@
+"""
+Figures of another engine with the same formats that were wrong, or that it took for the truth.
+
+Each test says what the matter was there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
+
+from quiver import Bundle, Settings, Store
+from quiver import open as open_store
+from quiver.metrics import OpenTelemetryObserver, observe_store
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.files import FileStat, FileSystem
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/buffer"
+SMALL = Settings(segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=80_000, delete_grace_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def opened(
+    files: FileSystem, settings: Settings = SMALL, clock: ManualClock | None = None, observer: Observer | None = None
+) -> Store:
+    return open_store(
+        ROOT,
+        settings,
+        files=files,
+        clock=clock or ManualClock(),
+        background=False,
+        observer=observer or InMemoryObserver(),
+    )
+
+
+def fill(store: Store, numbers: range) -> None:
+    for number in numbers:
+        store.ingest(Bundle({30: pa.record_batch({"n": [number], "pad": ["x" * 50]})}))
+
+
+def take(store: Store, most: int = 10_000) -> list[int]:
+    subscriber = store.register("s", start="earliest")
+    got: list[int] = []
+    while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
+        got.append(handle.bundle[30]["n"][0].as_py())
+        handle.ack()
+    return got
+
+
+class LateSizes(CrashFileSystem):
+    """The size of a log file is told as it was when the file was made."""
+
+    def stat(self, path: str) -> FileStat:
+        found = super().stat(path)
+        return replace(found, size_bytes=38) if path.endswith("/quiver.wal") else found
+
+
+def test_the_size_that_the_system_tells_is_late() -> None:
+    """Upstream #2487: a size asked too early put the cursor "beyond the tail"; here the writer counts for itself."""
+    files = LateSizes()
+    with opened(files) as store:
+        for turn in range(6):
+            fill(store, range(10 * turn, 10 * turn + 10))
+            store.flush()
+        fill(store, range(60, 65))
+        left = files.clone_after_kill()
+    with opened(left) as store:
+        store.flush()
+        assert take(store) == list(range(65))
+
+
+def test_what_expires_while_nobody_runs_is_in_no_count() -> None:
+    """Upstream #3728, #3516: segments that were over age at open went uncounted, and log entries only in part."""
+    files, clock = CrashFileSystem(), ManualClock()
+    aged = replace(SMALL, max_age_s=100.0)
+    with opened(files, aged, clock) as store:
+        store.register("s", start="earliest")
+        fill(store, range(8))
+        store.flush()
+        assert take(store, most=3) == [0, 1, 2]
+        store.maintain()
+        fill(store, range(8, 12))
+        left = files.clone_after_kill()
+    seen = InMemoryObserver()
+    with opened(left, aged, ManualClock(now_ns=clock.now_ns() + 101 * 10**9), seen) as store:
+        store.flush()
+        store.maintain()
+        assert take(store) == []
+    assert seen.total("quiver.subscriber.dropped_bundles_total") == 5 + 4
+    assert seen.total("quiver.segment.dropped_total") == 2
+    assert seen.total("quiver.gc.evictions_total") == 2
+
+
+def test_a_restart_counts_what_was_delivered_as_waiting() -> None:
+    """Upstream #2193: after a restart the gauges had every bundle on disk in them, acknowledged or not."""
+    files = CrashFileSystem()
+    with opened(files) as store:
+        store.register("s", start="earliest")
+        fill(store, range(8))
+        store.flush()
+        before = store.stats()["subscribers"]["s"]["lag_bytes"]
+        assert take(store, most=6) == list(range(6))
+        store.maintain()
+        left = files.clone_after_kill()
+    with opened(left) as store:
+        figures = store.stats()["subscribers"]["s"]
+        assert figures["pending_bundles"] == 2
+        assert 0 < figures["lag_bytes"] < before / 2
+
+
+def test_what_only_grows_is_told_as_a_gauge() -> None:
+    """Upstream #3397, #3117: losses came out as gauges, and how full the disk is could not be read off."""
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader]).get_meter("quiver")
+    capped = replace(SMALL, segment_bytes_max=2_000, size_cap_bytes=20_000, size_cap_policy="drop_oldest")
+    with opened(CrashFileSystem(), capped, observer=OpenTelemetryObserver(meter)) as store:
+        observe_store(store, meter)
+        store.register("s", start="earliest")
+        fill(store, range(200))
+        collected = reader.get_metrics_data()
+        assert collected is not None
+        found = {
+            metric.name: metric.data
+            for resource in collected.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+        for name in ("quiver.subscriber.dropped_bundles_total", "quiver.segment.dropped_total"):
+            data = found[name]
+            assert isinstance(data, Sum)
+            assert data.is_monotonic
+            assert sum(point.value for point in data.data_points) > 0
+        (full,) = found["quiver.core.cap_fraction"].data_points
+        assert full.value == pytest.approx(store.stats()["disk_bytes"] / 20_000)
