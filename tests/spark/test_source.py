@@ -296,6 +296,16 @@ def test_files_that_are_gone_are_let_go(store):
     assert path not in {known[0] for known in quiver.spark.read_partition._readers}
 
 
+def test_pages_of_one_segment_at_a_time(store, monkeypatch):
+    """Of segments that are kept for the next task no page stays in a worker's memory, but of the one it reads."""
+    let_go = []
+    monkeypatch.setattr("quiver.spark.read_partition.SegmentReader.let_pages_go", lambda self: let_go.append(self.path))
+    paths = [store.rows(1) for _ in range(3)]
+    read(source(store, slot="30"))
+    assert [path for path in let_go if path in paths] == paths[:-1]
+    assert set(paths) <= {known[0] for known in quiver.spark.read_partition._readers}
+
+
 def test_more_partitions_on_request(store):
     """`minPartitions` cuts between bundles."""
     store.rows(4, rows=1)

@@ -117,6 +117,11 @@ def _reader(path: str) -> SegmentReader:
     # Named by inode as well: a path may come back with other contents, in another store.
     status = _files.stat(path)
     key = (path, status.inode, status.size_bytes, status.modified_ns)
+    latest = next(reversed(_readers), key)
+    if latest != key:
+        # A task reads one segment after the other. Pages that were read count as memory of the worker, for which
+        # a cluster may end it.
+        _readers[latest].let_pages_go()
     reader = _readers.get(key)
     if reader is None:
         # An open file holds its disk space, also when it is deleted.
