@@ -14,7 +14,12 @@ from opentelemetry._logs import LogRecord
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, LogRecordExportResult
 from opentelemetry.sdk.metrics import Counter, MeterProvider
-from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExportResult, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    InMemoryMetricReader,
+    MetricExportResult,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, LastValueAggregation
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -188,6 +193,39 @@ def test_a_large_batch_is_several_requests(tmp_path, monkeypatch):
     assert [len(requests) for requests in sizes] == [4, 1]
     assert max(sizes[0]) <= 20_000
     assert ids(rows(tmp_path, "spans")) == list(range(31))
+
+
+def metrics_of(points, *, size):
+    """What the SDK hands to a metric exporter: a gauge of one point, and a counter and a histogram of *points* each."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], resource=RESOURCE, shutdown_on_exit=False)
+    provider.get_meter("one", "1").create_gauge("level").set(7)
+    meter = provider.get_meter("two", "2")
+    counter, histogram = meter.create_counter("calls", "1", "how often"), meter.create_histogram("took", "s")
+    for number in range(points):
+        counter.add(number + 1, {"padding": f"{number}".rjust(size, "x")})
+        histogram.record(number, {"padding": f"{number}".rjust(size, "x")})
+    data = reader.get_metrics_data()
+    provider.shutdown()
+    return data
+
+
+def test_a_large_collection_of_metrics_is_several_requests(tmp_path, monkeypatch):
+    """No request is larger than a far side takes, and a point comes with the metric, scope and resource it is in."""
+    data = metrics_of(20, size=1_000)
+    for path, bytes_max in (("whole", 10_000_000), ("split", 10_000)):
+        monkeypatch.setattr(exporters, "REQUEST_BYTES_MAX", bytes_max)
+        exporter = QuiverMetricExporter(tmp_path / path)
+        assert exporter.export(data) is MetricExportResult.SUCCESS
+        exporter.shutdown()
+    with quiver.read(tmp_path / "split") as reader:
+        ((_, bundle),) = list(reader.bundles())
+    sizes = [len(request) for request in bundle[62].column(0).to_pylist()]
+
+    assert len(sizes) > 4
+    assert max(sizes) <= 10_000
+    assert len(rows(tmp_path / "whole", "metrics")) == 41
+    assert rows(tmp_path / "split", "metrics") == rows(tmp_path / "whole", "metrics")
 
 
 def test_one_store_for_all_exporters_of_a_process(tmp_path):

@@ -12,6 +12,9 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -20,7 +23,15 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
-from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Metric,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    ResourceMetrics,
+    ScopeMetrics,
+)
 from opentelemetry.sdk.metrics.view import Aggregation
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -153,6 +164,46 @@ def _split(items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message]) ->
     yield from _split(items[middle:], encode)
 
 
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """
+    A data point, and all that it is in.
+    """
+
+    resource: ResourceMetrics
+    scope: ScopeMetrics
+    metric: Metric
+    point: Any
+
+
+def _points(data: MetricsData) -> list[_Point]:
+    return [
+        _Point(resource, scope, metric, point)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    ]
+
+
+def _metrics_data(points: Sequence[_Point]) -> MetricsData:
+    """
+    Return *points*, which stand in their order, as what the SDK would have exported of them alone.
+    """
+    resources = []
+    for _, in_resource in groupby(points, key=lambda one: id(one.resource)):
+        scopes = []
+        for _, in_scope in groupby(in_resource, key=lambda one: id(one.scope)):
+            metrics = []
+            for _, in_metric in groupby(in_scope, key=lambda one: id(one.metric)):
+                found = list(in_metric)
+                data: Any = found[0].metric.data  # mypy knows no `replace` of one of several
+                metrics.append(replace(found[0].metric, data=replace(data, data_points=[one.point for one in found])))
+            scopes.append(replace(found[0].scope, metrics=metrics))
+        resources.append(replace(found[0].resource, scope_metrics=scopes))
+    return MetricsData(resource_metrics=resources)
+
+
 class _Keeping:
     """
     What the SDK asks of every exporter, and the account of what was not kept.
@@ -266,14 +317,10 @@ class QuiverMetricExporter(_Keeping, MetricExporter):
         """
         Keep *metrics_data*; a failure is counted in `dropped_items`, and nothing of it was kept.
         """
-        points = sum(
-            len(metric.data.data_points)
-            for resource in metrics_data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        )
+        points = _points(metrics_data)
         if not points:
             return MetricExportResult.SUCCESS
         timeout_s = min(self._intake.timeout_s, max(timeout_millis, 0) / 1000)
-        kept = self._intake.keep(points, lambda: iter((encode_metrics(metrics_data).SerializeToString(),)), timeout_s)
+        requests = partial(_split, points, lambda some: encode_metrics(_metrics_data(some)))
+        kept = self._intake.keep(len(points), requests, timeout_s)
         return MetricExportResult.SUCCESS if kept else MetricExportResult.FAILURE
