@@ -279,5 +279,5 @@ def test_a_dead_exporter_holds_up_no_other(tmp_path, caplog):
 def test_a_certificate_that_is_not_there_cannot_be_helped_by_a_restart(tmp_path):
     """It is wrong use, said with the node's name before a port opens."""
     pipeline = changed(GRPC, 'grpc_endpoint: "https://far:1"\n      tls: {ca_file: none.pem}')
-    with quiver.open(tmp_path) as store, pytest.raises(WrongUse, match="otlp_exporter: tls: .*none.pem"):
+    with quiver.open(tmp_path) as store, pytest.raises(WrongUse, match="otlp_exporter: tls.ca_file: .*none.pem"):
         Forwarding(pipeline, store, InMemoryObserver())

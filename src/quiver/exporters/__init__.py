@@ -5,6 +5,7 @@ What sends on: a store's bundles to a far side, without Spark, resolved only whe
 file                    purpose
 ======================  ==========================================================================
 `settings.py`           where to send, how long to wait, TLS, headers
+`certificates.py`       what the files of TLS hold, checked before they are used
 `requests.py`           a bundle → the OTLP requests in it                      (pure)
 `reply.py`              what an answer means: confirmed, again later, never again (pure)
 `otlp_grpc.py`          OTLP/gRPC

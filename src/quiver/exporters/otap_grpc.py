@@ -45,7 +45,7 @@ class OtapGrpcSender:
         clock: measures the life of streams, and how long a status is waited for.
 
     Raises:
-        OSError: a certificate file cannot be read.
+        SettingsInvalid: a certificate file cannot be read, or is none.
     """
 
     def __init__(

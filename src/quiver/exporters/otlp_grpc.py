@@ -5,11 +5,11 @@ OTLP over gRPC, as a client: one channel, requests sent as they are stored.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import grpc
 
+from quiver.exporters.certificates import pem_files
 from quiver.exporters.reply import Reply, confirmed_reply, grpc_reply
 from quiver.exporters.settings import ExporterSettings
 
@@ -39,7 +39,7 @@ class OtlpGrpcSender:
         settings: where to and how. Certificates are read here, once.
 
     Raises:
-        OSError: a certificate file cannot be read.
+        SettingsInvalid: a certificate file cannot be read, or is none.
     """
 
     def __init__(self, settings: ExporterSettings) -> None:
@@ -91,7 +91,7 @@ def open_channel(settings: ExporterSettings) -> Any:
     Return a connection of its own to the endpoint, made when it is first used.
 
     Raises:
-        OSError: a certificate file cannot be read.
+        SettingsInvalid: a certificate file cannot be read, or is none.
     """
     target = settings.target
     options = [
@@ -106,13 +106,8 @@ def open_channel(settings: ExporterSettings) -> Any:
     ]
     if not target.tls:
         return grpc.insecure_channel(target.address, options)
+    files = pem_files(settings)
     credentials = grpc.ssl_channel_credentials(
-        root_certificates=_read(settings.ca_file),
-        private_key=_read(settings.key_file),
-        certificate_chain=_read(settings.cert_file),
+        root_certificates=files.ca, private_key=files.key, certificate_chain=files.cert
     )
     return grpc.secure_channel(target.address, credentials, options)
-
-
-def _read(path: str | None) -> bytes | None:
-    return None if path is None else Path(path).read_bytes()

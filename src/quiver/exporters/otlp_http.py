@@ -12,6 +12,7 @@ import ssl
 import threading
 
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.exporters.certificates import client_context
 from quiver.exporters.reply import Reply, http_reply
 from quiver.exporters.settings import ExporterSettings
 
@@ -38,18 +39,14 @@ class OtlpHttpSender:
         clock: measures the time-out, and reads dates in ``Retry-After``.
 
     Raises:
-        OSError: a certificate file cannot be read, or is none.
+        SettingsInvalid: a certificate file cannot be read, or is none.
     """
 
     def __init__(self, settings: ExporterSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
         self._clock = clock
         self._target = settings.target
-        self._tls: ssl.SSLContext | None = None
-        if self._target.tls:
-            self._tls = ssl.create_default_context(cafile=settings.ca_file)
-            if settings.cert_file is not None:
-                self._tls.load_cert_chain(settings.cert_file, settings.key_file)
+        self._tls = client_context(settings) if self._target.tls else None
         self._headers = {"User-Agent": "quiver", **settings.headers, "Content-Type": "application/x-protobuf"}
         if settings.compression_method == "gzip":
             self._headers["Content-Encoding"] = "gzip"

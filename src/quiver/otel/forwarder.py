@@ -60,10 +60,10 @@ class Forwarder:
         subscriber: the name that its position is kept under. Several endpoints are several names.
 
     Raises:
-        SettingsInvalid: *to* is not an endpoint.
+        SettingsInvalid: *to* is not an endpoint, or a certificate file cannot be read or is none.
         DirectoryInUse: another process has the directory open.
         WrongUse: this process has it open with other settings.
-        OSError: the disk refused, or a certificate cannot be read.
+        OSError: the disk refused.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from quiver.delivery.dead_letters import DeadLetters
 from quiver.delivery.policy import RetryPolicy
 from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import WrongUse
+from quiver.errors import SettingsInvalid, WrongUse
 from quiver.exporters.forward import BundleForwarder
 from quiver.observe import Observer
 from quiver.pipeline.graph import Pipeline
@@ -123,5 +123,5 @@ def sender_of(name: str, config: OtlpExporterConfig) -> Sender:
         if isinstance(config, OtapExporterConfig):
             return OtapGrpcSender(settings, config.otap())
         return OtlpGrpcSender(settings) if settings.protocol == "grpc" else OtlpHttpSender(settings)
-    except OSError as error:
-        raise WrongUse(f"{name}: tls: {error}") from error
+    except SettingsInvalid as invalid:
+        raise WrongUse(f"{name}: {invalid}") from invalid

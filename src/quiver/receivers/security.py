@@ -288,7 +288,7 @@ def _certificates(tls: TlsSettings) -> Certificates:
     if tls.client_ca_file is not None:
         client_ca = _file_bytes(tls.client_ca_file, "tls.client_ca_file")
         try:
-            context.load_verify_locations(cadata=client_ca.decode("ascii"))
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
         except (ssl.SSLError, ValueError) as error:
             raise SettingsInvalid(f"tls.client_ca_file: {tls.client_ca_file} holds no certificates") from error
         context.verify_mode = ssl.CERT_REQUIRED
