@@ -284,3 +284,20 @@ def test_an_exporter_that_sends_back_is_warned_of():
     pipeline, _ = load_pipeline(text, source="p.yaml", values={})
 
     assert "Beware: remote sends to http://localhost:4317, where otlp listens" in " ".join(promises(pipeline))
+
+
+def test_a_port_that_others_reach_unprotected_is_warned_of():
+    """By `insecure: true`; not one on this machine, nor one that lacks nothing."""
+    tls = "tls: {cert_file: a, key_file: b}, auth: {bearer: {token: c}}"
+    metrics = 'metrics: {listen: "0.0.0.0:9000", insecure: true}'
+    text = written("otlp > persistence", "second > persistence", more=metrics)
+    text = text.replace('"127.0.0.1:4317"', '"0.0.0.0:4317", insecure: true')
+    said = promises(load_pipeline(text, source="p.yaml", values={})[0])
+    safe = text.replace("insecure: true}", f"insecure: true, {tls}}}", 1)
+
+    reach = "where others can reach it, without tls and auth"
+    assert [one for one in said if one.startswith("Beware")] == [
+        f"Beware: otlp listens on 0.0.0.0:4317, {reach} (or tls.client_ca_file), as insecure: true allows.",
+        f"Beware: metrics listens on 0.0.0.0:9000, {reach}, as insecure: true allows.",
+    ]
+    assert "otlp listens" not in " ".join(promises(load_pipeline(safe, source="p.yaml", values={})[0]))

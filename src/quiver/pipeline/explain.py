@@ -79,10 +79,29 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
             f"There is no persistence node: up to {cap} wait in memory. When this pipeline stops or dies, what was not "
             "exported is lost, also what was confirmed."
         )
-    said += [f"Beware: {text}" for text in _loops(pipeline)]
+    said += [f"Beware: {text}" for text in (*_exposed(pipeline), *_loops(pipeline))]
     if cores is not None and cores > 1:
         said.append(f"{cores} ingest processes share each port, each with a store of its own; exporters read them all.")
     return said
+
+
+def _exposed(pipeline: Pipeline) -> list[str]:
+    """
+    Return which ports others can reach although something that protects them is missing.
+    """
+    ports = [
+        (name, address, config.security.missing())
+        for name, config in pipeline.receivers
+        if isinstance(config, ReceiverConfig)
+        for address in config.addresses.values()
+    ]
+    if pipeline.metrics is not None:
+        ports.append(("metrics", pipeline.metrics.listen, "tls and auth"))
+    return [
+        f"{name} listens on {address}, where others can reach it, without {lacks}, as insecure: true allows."
+        for name, address, lacks in ports
+        if lacks and not is_loopback(split_address(address)[0])
+    ]
 
 
 def _loops(pipeline: Pipeline) -> list[str]:
