@@ -420,6 +420,16 @@ with provider.get_tracer("shop").start_as_current_span("order", attributes={"id"
 """
 
 
+@pytest.mark.parametrize("module", ["opentelemetry.sdk", "grpc"])
+def test_without_the_extra_it_is_said_what_to_install(module):
+    """In a process of its own: here everything is imported already."""
+    program = f"import sys; sys.modules[{module!r}] = None; import quiver.otel"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 1
+    assert 'pip install "arrow-quiver[otel]"' in done.stderr
+
+
 def test_a_program_that_just_ends_has_sent_everything(tmp_path):
     """No shutdown and no stop: what the SDK flushes at the end is sent by the forwarder that was made before it."""
     with far_side(tmp_path / "far") as receiver:

@@ -20,10 +20,14 @@ file                    purpose
 ======================  ==========================================================================
 """
 
-from quiver.exporters.settings import ExporterSettings
-from quiver.otel.exporters import QuiverLogExporter, QuiverMetricExporter, QuiverSpanExporter
-from quiver.otel.forwarder import Forwarder
-from quiver.otel.shared_store import OTEL_SETTINGS
+try:
+    from quiver.exporters.settings import ExporterSettings
+    from quiver.otel.exporters import QuiverLogExporter, QuiverMetricExporter, QuiverSpanExporter
+    from quiver.otel.forwarder import Forwarder
+    from quiver.otel.shared_store import OTEL_SETTINGS
+except ModuleNotFoundError as missing:
+    missing.add_note('quiver.otel needs an extra; run: pip install "arrow-quiver[otel]"')
+    raise
 
 __all__ = [
     "OTEL_SETTINGS",
