@@ -397,6 +397,19 @@ def test_a_forwarder_that_cannot_be_made_leaves_nothing_open(tmp_path):
         QuiverSpanExporter(tmp_path / "c")
 
 
+def test_a_path_that_names_no_directory_is_refused(tmp_path, monkeypatch):
+    """An empty one, from a variable that is not set, is not the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("", 5, None):
+        with pytest.raises(WrongUse):
+            QuiverLogExporter(path)
+        with pytest.raises(WrongUse):
+            Forwarder(path, "http://127.0.0.1:1")
+    with pytest.raises(SettingsInvalid, match="an endpoint is a URL"):
+        Forwarder("here", None)
+    assert list(tmp_path.iterdir()) == []
+
+
 NOT_NEEDED = ("aiohttp", "pandas", "pydantic", "pyspark", "rich", "typer", "yaml")
 
 

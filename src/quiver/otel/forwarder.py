@@ -12,7 +12,7 @@ from typing import Self
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 
-from quiver.errors import QuiverError
+from quiver.errors import QuiverError, SettingsInvalid
 from quiver.exporters.forward import BundleForwarder, ForwardState, Sender
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.otlp_http import OtlpHttpSender
@@ -74,6 +74,8 @@ class Forwarder:
         settings: Settings | None = None,
         subscriber: str = "forwarder",
     ) -> None:
+        if not isinstance(to, str | ExporterSettings):
+            raise SettingsInvalid(f"to={to!r}: an endpoint is a URL, or ExporterSettings")
         how = ExporterSettings(to) if isinstance(to, str) else to
         sender: Sender = OtlpGrpcSender(how) if how.protocol == "grpc" else OtlpHttpSender(how)
         try:

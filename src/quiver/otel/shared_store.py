@@ -12,6 +12,7 @@ import threading
 
 from quiver.errors import WrongUse
 from quiver.observe import InMemoryObserver, Value
+from quiver.primitives.files import directory_name
 from quiver.primitives.platform_files import call_at_fork
 from quiver.settings import GIB, MIB, Settings
 from quiver.store.opening import open_store
@@ -131,11 +132,11 @@ def lease_store(path: str | os.PathLike[str], settings: Settings | None = None) 
 
     Raises:
         DirectoryInUse: another process has it open.
-        WrongUse: this process has it open, with other settings.
+        WrongUse: this process has it open, with other settings; or *path* names no directory.
         FormatUnsupported: it was written by a newer version or under another adapter.
         OSError: the disk refused.
     """
-    real = os.path.realpath(path)
+    real = os.path.realpath(directory_name(path))  # of an empty path it would be the working directory
     with _shelf.lock:
         shared = _shelf.stores.get(real)
         if shared is None:
