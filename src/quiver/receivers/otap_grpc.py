@@ -65,7 +65,10 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         super().__init__(store, settings, clock=clock, observer=observer, intake=intake)
         self.otap = OtapSettings() if otap is None else otap
         self._store = store
-        self._batches = OtapIntake(store, self.otap, self._observer, clock=clock, window=self.intake.window)
+        captured = self.settings.capture_headers
+        self._batches = OtapIntake(
+            store, self.otap, self._observer, clock=clock, window=self.intake.window, capture_headers=captured
+        )
         # One message at a time is decoded, as the memory it may need demands: always by the same thread, which then has
         # the memory of the one before at hand.
         self._taking = ThreadPoolExecutor(1, thread_name_prefix="quiver-otap-taking")
@@ -106,7 +109,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the authorization header is missing or unknown")
             if self.is_stopping or self._batches.streams >= self.otap.streams_max:
                 await refuse_call(context, _BUSY)
-            stream = self._batches.open(signal)
+            stream = self._batches.open(signal, context.invocation_metadata())
             try:
                 taken = await self._serve(stream, context)
             finally:

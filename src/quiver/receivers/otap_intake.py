@@ -8,17 +8,23 @@ and say so. A batch is confirmed only after the store has made it as safe as `ac
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import pyarrow as pa
 
 from quiver.bundle import Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, QuiverError, WrongUse
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, StreamDecoder, StreamLimits
+from quiver.otap.otlp_from_tables import request_of_tables
 from quiver.otap.sound_tables import sound_tables
-from quiver.otap.table_digest import digest_of_columns
+from quiver.otap.table_digest import digest_of_columns, digest_of_tables
+from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
+from quiver.receivers.captured import add_headers
 from quiver.receivers.dedupe import DedupeWindow
 from quiver.receivers.inflate import GZIP_MAGIC, inflate
 from quiver.receivers.intake import IntakeStore
@@ -58,6 +64,7 @@ class OtapIntake:
         clock: handed to the budget.
         observer: counts batches by signal and outcome.
         window: what was stored a short while ago, and is confirmed again without being stored again.
+        capture_headers: names of the headers of a stream that are kept on each resource of its batches.
     """
 
     def __init__(
@@ -68,7 +75,9 @@ class OtapIntake:
         *,
         clock: Clock = SYSTEM_CLOCK,
         window: DedupeWindow | None = None,
+        capture_headers: tuple[str, ...] = (),
     ) -> None:
+        self._captured = capture_headers
         self._window = window
         self._store = store
         self._settings = settings
@@ -84,14 +93,14 @@ class OtapIntake:
         self._lock = threading.Lock()
         self._dictionaries: dict[OtapStream, int] = {}
 
-    def open(self, signal: str) -> OtapStream:
+    def open(self, signal: str, headers: Iterable[tuple[str, str | bytes]] = ()) -> OtapStream:
         """
-        Return the state of a new stream; whoever has it calls its `close`.
+        Return the state of a new stream that came with *headers*; whoever has it calls its `close`.
 
         Raises:
             WrongUse: no such signal.
         """
-        stream = OtapStream(self, signal, StreamDecoder(signal, self._limits))
+        stream = OtapStream(self, signal, StreamDecoder(signal, self._limits), tuple(headers) if self._captured else ())
         with self._lock:
             self._dictionaries[stream] = 0
         return stream
@@ -132,17 +141,23 @@ class OtapIntake:
                 if decoder.batch_id is not None:
                     status = BatchStatus(decoder.batch_id, StatusCode.INVALID_ARGUMENT, batch.reason)
                 return Taken(status, last=True, why=batch.reason), "invalid"
+            tables: Mapping[int, pa.RecordBatch] | Damage = batch.tables
             found = sound_tables(batch.tables, stream.signal, batch.decoded)
             digest = None
-            if self._window is not None and not isinstance(found, Damage):
+            if isinstance(found, Damage):
+                tables = found
+            elif self._captured and batch.tables:
+                tables = _with_headers(batch.tables, stream, self._captured)
+                digest = None if self._window is None or isinstance(tables, Damage) else digest_of_tables(tables)
+            elif self._window is not None:
                 digest = digest_of_columns(found.columns, found.rows)
         why = self._outgrown(stream)
-        if isinstance(found, Damage):
-            status = BatchStatus(batch.batch_id, StatusCode.INVALID_ARGUMENT, found.reason)
+        if isinstance(tables, Damage):
+            status = BatchStatus(batch.batch_id, StatusCode.INVALID_ARGUMENT, tables.reason)
             return Taken(status, last=bool(why), why=why), "invalid"
-        if not batch.tables:
+        if not tables:
             return Taken(BatchStatus(batch.batch_id, StatusCode.OK), last=bool(why), why=why), "empty"
-        code, text, outcome = self._once(Bundle(batch.tables), digest)
+        code, text, outcome = self._once(Bundle(tables), digest if isinstance(digest, bytes) else None)
         status = BatchStatus(batch.batch_id, code, text)
         return Taken(status, stored=code == StatusCode.OK, last=bool(why), why=why), outcome
 
@@ -205,13 +220,37 @@ class OtapIntake:
         return ""
 
 
+def _with_headers(
+    tables: Mapping[int, pa.RecordBatch], stream: OtapStream, names: tuple[str, ...]
+) -> Mapping[int, pa.RecordBatch] | Damage:
+    """
+    Return *tables* with those of the stream's headers that *names* asks for on each resource, by way of a request:
+    so they say exactly what an OTLP request with these headers would.
+    """
+    restored = request_of_tables(tables, stream.signal)
+    if isinstance(restored, Damage):
+        return restored
+    written = add_headers(restored.data, stream.signal, stream.headers, names=names)
+    if isinstance(written, Damage):
+        return written
+    converted = tables_of_request(written, stream.signal)
+    if isinstance(converted, Damage):
+        return converted
+    if len(converted.tables) > 1:
+        return Damage(0, "with the captured headers the batch is more than one set of tables")
+    return converted.tables[0] if converted.tables else {}
+
+
 class OtapStream:
     """
     One stream: its decoder, and what it counts against. Not for use by several threads at once.
     """
 
-    def __init__(self, intake: OtapIntake, signal: str, decoder: StreamDecoder) -> None:
+    def __init__(
+        self, intake: OtapIntake, signal: str, decoder: StreamDecoder, headers: tuple[tuple[str, str | bytes], ...] = ()
+    ) -> None:
         self.signal = signal
+        self.headers = headers
         self.decoder = decoder
         self._intake = intake
 
