@@ -8,6 +8,7 @@ The documents' keys, nested or dotted, with human sizes and durations, become th
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ DamagePolicy = Literal["fail", "restart_earliest", "restart_latest", "backup"]
 SEGMENT_BUNDLES_MAX = 65_536
 """A progress file cannot speak of more bundles in one segment."""
 
+SIZE_BYTES_MAX = 2**63 - 1
+DURATION_S_MAX = 36_500 * 86_400.0
+"""A hundred years. Beyond three hundred the system's calls that wait overflow."""
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h|d)", re.IGNORECASE)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -53,16 +58,21 @@ def parse_size_bytes(value: object, *, key: str = "size") -> int:
     Return bytes for ``33554432``, ``"32MiB"`` or ``"32 MB"`` (binary with an i, decimal without).
 
     Raises:
-        SettingsInvalid: not a size.
+        SettingsInvalid: not a size, or one that no file has.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
+    size_bytes: float
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        size_bytes = value
+    elif match is not None:
+        number, prefix, binary, _ = match.groups()
+        power = " kmgtp".index(prefix.lower()) if prefix else 0
+        size_bytes = float(number) * (1024 if binary else 1000) ** power
+    else:
         raise SettingsInvalid(f"{key}: {value!r} is not a size; write for example 32MiB or 33554432")
-    number, prefix, binary, _ = match.groups()
-    power = " kmgtp".index(prefix.lower()) if prefix else 0
-    return int(float(number) * (1024 if binary else 1000) ** power)
+    if size_bytes > SIZE_BYTES_MAX:
+        raise SettingsInvalid(f"{key} is larger than anything can be; write for example 32MiB or 33554432")
+    return int(size_bytes)
 
 
 def parse_duration_s(value: object, *, key: str = "duration") -> float:
@@ -70,15 +80,19 @@ def parse_duration_s(value: object, *, key: str = "duration") -> float:
     Return seconds for ``0.025``, ``"25ms"`` or ``"1h30m"``; a bare number is seconds.
 
     Raises:
-        SettingsInvalid: not a duration.
+        SettingsInvalid: not a duration, or one that no clock counts to.
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
-        return float(value)
     text = value.strip() if isinstance(value, str) else ""
     parts = _DURATION.findall(text)
-    if not parts or _DURATION.sub("", text).strip():
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+        duration_s = float(value) if value <= DURATION_S_MAX else math.inf
+    elif parts and not _DURATION.sub("", text).strip():
+        duration_s = float(sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts))
+    else:
         raise SettingsInvalid(f"{key}: {value!r} is not a duration; write for example 25ms, 5s or 72h")
-    return float(sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts))
+    if duration_s > DURATION_S_MAX:
+        raise SettingsInvalid(f"{key} is longer than a hundred years; write for example 25ms, 5s or 72h")
+    return duration_s
 
 
 @dataclass(frozen=True, slots=True)

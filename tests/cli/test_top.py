@@ -87,6 +87,16 @@ def test_what_is_no_pipeline_is_refused(tmp_path, call):
     result = call("top", tmp_path / "nothing", "--looks", "1")
     assert (result.exit_code, "neither" in result.output) == (2, True)
     assert call("top", tmp_path, "--every", "0s").exit_code == 2
+    assert call("top", "/").exit_code == 2
+
+
+def test_it_may_be_asked_from_within_the_store(served, call, monkeypatch):
+    """Logs and state lie beside the directory, whatever it is called by."""
+    directory, address = served
+    pipeline_left(directory.with_name("buffer.run"))
+    monkeypatch.chdir(directory)
+    found = json.loads(call("top", ".", "--endpoint", address, "--looks", "1", "--json").output)
+    assert [one["name"] for one in found["nodes"]] == ["ingest"]
 
 
 def look(at_s, **counters):

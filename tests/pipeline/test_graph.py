@@ -92,6 +92,39 @@ def test_the_shape_of_the_architecture_document_is_read():
     assert default_run_dir(pipeline) == Path("quiver_data.run")
 
 
+@pytest.mark.parametrize("path", [".", "..", "a/..", "./"])
+def test_what_belongs_to_a_store_lies_beside_it(path, tmp_path, monkeypatch):
+    """Also where its name is not its own; inside of it, it would be taken for the store's."""
+    inner = tmp_path / "outer" / "inner"
+    (inner / "a").mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    pipeline = load(changed("./quiver_data", f'"{path}"').replace("path: out", f"path: {tmp_path}/out"))
+
+    store = Path(path).resolve()
+    assert default_run_dir(pipeline) == store.with_name(f"{store.name}.run")
+
+
+def test_the_root_of_all_directories_is_no_store():
+    """Nothing lies beside it."""
+    line, reason = refused(changed("./quiver_data", "/"))
+
+    assert (line, reason.startswith("/ cannot be a store")) == (21, True)
+
+
+@pytest.mark.parametrize("value", ["trigger: .inf", "trigger: 1e400s", "trigger: 101h99999999999999d", "trigger: 1e30"])
+def test_a_duration_that_no_clock_counts_to_is_refused(value):
+    """It would fail where somebody waits for it."""
+    assert "trigger" in refused(changed("path: out", f"path: out\n      {value}"))[1]
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "9" * 400 + "GiB", str(2**63), "999999999999PiB"], ids=range(4))
+def test_a_size_that_no_file_has_is_refused(size):
+    """The same."""
+    line, reason = refused(changed("32MB", size))
+
+    assert (line, "is larger than anything can be" in reason) == (24, True)
+
+
 @pytest.mark.parametrize("spelling", ["segment: {max_open_duration: 7s}", "segment.max_open_duration: 7s"])
 def test_a_given_open_duration_wins_over_the_default_of_run(spelling):
     """Nested or dotted, what the file says is kept."""

@@ -73,6 +73,12 @@ def test_a_character_that_yaml_does_not_have_is_refused_with_its_line():
     assert refused("a: 1\nb: \x00\n") == (2, "not valid YAML: special characters are not allowed")
 
 
+@pytest.mark.parametrize("text", ['a: "x\\0"\n', 'a: "{{x}}\\0"\n'])
+def test_a_zero_byte_is_refused(text):
+    """No path, address or name may hold one; the system's calls raise at it."""
+    assert refused(text, x="y") == (1, "a value holds a zero byte, which nothing can be called by")
+
+
 def test_aliases_are_expanded_within_bounds():
     """An alias is its anchor's value; aliases of aliases that never end are refused."""
     assert load("a: &x [1]\nb: *x\n").value == {"a": [1], "b": [1]}

@@ -45,15 +45,16 @@ def top(
 
     from quiver.cli.top_figures import showing, take_look  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK as clock  # noqa: N811, PLC0415
+    from quiver.pipeline.beside import beside  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
     every_s = parse_duration_s(every, key="--every")
     if every_s <= 0:
         raise WrongUse("--every must be longer than nothing")
-    beside = directory.with_name(f"{directory.name}.run") if run_dir is None else run_dir
-    if not directory.exists() and not beside.exists():
-        raise WrongUse(f"neither {directory} nor {beside} exists: name the store's directory of a pipeline")
+    notes = beside(directory, "run") if run_dir is None else run_dir
+    if not directory.exists() and not notes.exists():
+        raise WrongUse(f"neither {directory} nor {notes} exists: name the store's directory of a pipeline")
     if looks is None and not as_json and not sys.stdout.isatty():
         looks = 1
     never = threading.Condition()
@@ -62,7 +63,7 @@ def top(
     try:
         while True:
             now = take_look(
-                REAL_FILES, str(directory), str(beside), endpoint, at_s=clock.monotonic(), now_ns=clock.now_ns()
+                REAL_FILES, str(directory), str(notes), endpoint, at_s=clock.monotonic(), now_ns=clock.now_ns()
             )
             found = showing(now, before)
             if as_json:

@@ -26,7 +26,8 @@ In the order a file passes:
 | `queries` | in it: which queries there are, and how each is started |
 | `replay` | an exporter of a file, made by a command: for its dead letters |
 
-`words` says sizes and times as people do. `extras` says what to install when a module is missing.
+`words` says sizes and times as people do. `beside` names what lies beside a store. `extras` says what to install when a
+module is missing.
 
 The children share nothing but the stores' directories: either may die and come back without the other.
 """

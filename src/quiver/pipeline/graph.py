@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quiver.errors import WrongUse
+from quiver.pipeline.beside import beside
 from quiver.pipeline.config_values import Config, Size
 from quiver.pipeline.exporter_config import (
     ExporterConfig,
@@ -368,6 +369,11 @@ def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node
     fields = () if raw.plugin.model is None else raw.plugin.model.model_fields
     inside = {key: value for key, value in defaults.items() if key in fields} | dict(raw.config)
     config = raw.plugin.config(document, (*raw.path, "config"), inside)
+    if raw.plugin.is_store:
+        try:
+            beside(config.path, "run")
+        except WrongUse as error:
+            raise document.invalid((*raw.path, "config", "path"), str(error)) from error
     return Node(raw.name, raw.plugin, config, raw.edges)
 
 
@@ -377,7 +383,7 @@ def _buffer(plan: BufferPlan, nodes: Mapping[str, Node], memory: MemoryConfig) -
     else:
         config = nodes[plan.beside].config
         if plan.kind != "persistence":
-            config = replace(config, path=f"{config.path.rstrip('/')}.{plan.name}")
+            config = replace(config, path=str(beside(config.path, plan.name)))
     routes = tuple(
         Route(
             route.name,

@@ -156,7 +156,7 @@ class _Reading:
         filled = _PLACEHOLDER.sub(lambda match: self._fill(match, node), text)
         if filled == text:
             return self._constructed(node)
-        if node.style is not None:
+        if node.style is not None and "\0" not in filled:
             return filled
         # A plain scalar is read as it would have been had the value stood there.
         resolve: Any = self.loader.resolve
@@ -164,6 +164,8 @@ class _Reading:
         return self._constructed(yaml.ScalarNode(tag, filled, node.start_mark, node.end_mark))
 
     def _constructed(self, node: yaml.ScalarNode) -> Any:
+        if "\0" in node.value:
+            raise self._invalid(node, "a value holds a zero byte, which nothing can be called by")
         try:
             return self.loader.construct_object(node)
         except (ValueError, LookupError, AttributeError) as error:  # as PyYAML meets a text that is not of its tag

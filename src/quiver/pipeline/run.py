@@ -30,6 +30,7 @@ from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, WrongUse
+from quiver.pipeline.beside import beside
 from quiver.pipeline.graph import Pipeline, memory_directory
 from quiver.pipeline.reload import changed_queries, needs_restart, told
 from quiver.pipeline.supervise import ChildSpec, Supervisor
@@ -75,8 +76,7 @@ def default_run_dir(pipeline: Pipeline) -> Path:
     """
     if not pipeline.persistence.path:
         return Path(f"{Path(pipeline.source).stem}.run")
-    store = Path(pipeline.persistence.path)
-    return store.with_name(f"{store.name}.run")
+    return beside(pipeline.persistence.path, "run")
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
