@@ -9,9 +9,12 @@ import threading
 import pytest
 
 import quiver
+from quiver.bundle import BundleRef
 from quiver.cli.top_figures import Look, Sample, fetch_samples, parse_samples, showing
+from quiver.delivery.retry_set import RetrySet
 from quiver.errors import RetryLater
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
+from quiver.primitives.real_files import REAL_FILES
 
 
 @pytest.fixture
@@ -97,6 +100,32 @@ def test_it_may_be_asked_from_within_the_store(served, call, monkeypatch):
     monkeypatch.chdir(directory)
     found = json.loads(call("top", ".", "--endpoint", address, "--looks", "1", "--json").output)
     assert [one["name"] for one in found["nodes"]] == ["ingest"]
+
+
+def test_backoff_is_shown(served, call):
+    """How many bundles wait, how often the worst was tried, when the next is due, and why; one damaged set is told."""
+    directory, address = served
+    with RetrySet.open(REAL_FILES, str(directory), "lake") as retries:
+        retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="HTTP 503")
+        retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="HTTP 503")
+        retries.failed(BundleRef(0, 1), delay_s=7200.0, reason="HTTP 500")
+        retries.save()
+    arguments = ("top", directory, "--endpoint", address, "--looks", "1")
+    waiting = json.loads(call(*arguments, "--json").output)["waiting"]["lake"]
+    assert (waiting["retrying"], waiting["attempts"], waiting["last_failure"]) == (2, 2, "HTTP 503")
+    assert 3500 < waiting["next_retry_s"] <= 3600
+    shown = call(*arguments).output
+    assert all(word in shown for word in ("retrying", "attempts", "next retry", "in 59 m", "! lake waits: HTTP 503"))
+
+    (directory / "quiver.retry.lake").write_bytes(b"no retry set")
+    assert "quiver.retry.lake" in json.loads(call(*arguments, "--json").output)["problem"]
+
+
+def test_what_was_given_up_is_shown():
+    """By exporter, and by what became of it."""
+    labels = (("exporter", "out"), ("how", "halt"))
+    found = showing(Look(1.0, (Sample("quiver_exporter_given_up_total", labels, 2.0),), (), 0, (), ()), None)
+    assert [(flow.what, flow.of, flow.total) for flow in found.flows] == [("given up", "out halt", 2)]
 
 
 def look(at_s, **counters):

@@ -112,38 +112,26 @@ def row(one: Standing) -> dict[str, Any]:
 
 def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
     """
-    Return what an exporter has to try again: how many bundles, the most attempts, the next one, and the last reason.
+    Return what an exporter has to try again, and how many bundles it gave up.
     """
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from quiver.cli.waiting import waiting_of  # noqa: PLC0415
     from quiver.delivery.dead_letters import read_letters  # noqa: PLC0415
-    from quiver.delivery.retry_set import load_retry_set  # noqa: PLC0415
-    from quiver.errors import Damaged  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
 
-    told: dict[str, Any] = {"retrying": 0, "attempts": 0, "next_retry_s": None, "last_failure": None}
-    told["retry_problem"] = None
-    try:
-        entries = load_retry_set(REAL_FILES, root, subscriber)
-    except Damaged as damage:
-        entries = ()
-        told["retry_problem"] = f"{damage}; quiver repair mends it, and so does its exporter"
-    if entries:
-        due = min(entries, key=lambda entry: entry.next_try_at_ns)
-        told |= {
-            "retrying": len(entries),
-            "attempts": max(entry.attempts for entry in entries),
-            "next_retry_s": max(0.0, (due.next_try_at_ns - now_ns) / 1e9),
-            "last_failure": due.reason,
-        }
-    return told | {"dead_letters": len(read_letters(REAL_FILES, root, subscriber))}
+    waiting = waiting_of(REAL_FILES, (root,), subscriber, now_ns=now_ns)
+    return asdict(waiting) | {"dead_letters": len(read_letters(REAL_FILES, root, subscriber))}
 
 
 def _retry_row(one: Standing, retries: dict[str, Any]) -> dict[str, Any]:
-    seconds = retries["next_retry_s"]
+    from quiver.cli.waiting import when  # noqa: PLC0415
+
     return {
         "problem": one.problem or retries["retry_problem"],
         "retrying": retries["retrying"],
         "attempts": retries["attempts"],
-        "next_retry": None if seconds is None else f"in {human_age(seconds)}" if seconds else "now",
+        "next_retry": when(retries["next_retry_s"]),
         "dead_letters": retries["dead_letters"],
     }
 

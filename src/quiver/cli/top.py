@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.cli.top_figures import Showing
+    from quiver.cli.waiting import Waiting
 
 __all__ = ["top"]
 
@@ -36,7 +37,7 @@ def top(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Watch a running pipeline: its processes, what flows, who is behind, the disk, and its last errors.
+    Watch a running pipeline: its processes, what flows, who is behind or in backoff, the disk, and its last errors.
 
     Reads the metrics port and the directory, nothing else. With --json each look is one line. Where nobody watches,
     in a pipe or a file, one look is enough.
@@ -112,10 +113,25 @@ def _show(directory: str, found: Showing) -> None:
             "acked per second": f"{found.rates[one.subscriber]:,.1f}" if one.subscriber in found.rates else None,
             "problem": one.problem,
         }
+        | _backoff(found.waiting.get(one.subscriber))
         for one in found.subscribers
     ]
     print_table("subscribers", rows)
+    for name, waits in found.waiting.items():
+        if waits.last_failure is not None:
+            typer.echo(f"! {name} waits: {waits.last_failure}")
     for line in found.errors:
         typer.echo(f"! {line}")
     if found.problem:
         typer.echo(f"not known: {found.problem}", err=True)
+
+
+def _backoff(waits: Waiting | None) -> dict[str, Any]:
+    """
+    Return what of a subscriber waits to be tried again, as columns.
+    """
+    from quiver.cli.waiting import when  # noqa: PLC0415 - keeps `--help` quick
+
+    if waits is None:
+        return {"retrying": 0, "attempts": None, "next retry": None}
+    return {"retrying": waits.retrying, "attempts": waits.attempts or None, "next retry": when(waits.next_retry_s)}

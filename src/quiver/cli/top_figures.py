@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quiver.cli.store_stats import SubscriberStats, collect_stats
+from quiver.cli.store_stats import StoreStats, SubscriberStats, collect_stats
+from quiver.cli.waiting import Waiting, waiting_of
 from quiver.errors import RetryLater
 from quiver.primitives.files import FileSystem
 
@@ -37,6 +38,7 @@ FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("acknowledged", "quiver_subscriber_acked_bundles_total", ("subscriber",)),
     ("dropped", "quiver_subscriber_dropped_bundles_total", ("subscriber", "reason")),
     ("sent on", "quiver_exporter_requests_total", ("exporter", "outcome")),
+    ("given up", "quiver_exporter_given_up_total", ("exporter", "how")),
 )
 """What counts as a flow: how it is called, its counter, and what tells its lines apart."""
 
@@ -82,6 +84,7 @@ class Look:
         at_s: monotonic seconds.
         samples: what the metrics port said; empty when it did not answer.
         problem: why there are no samples, or no directory; empty when there are.
+        waiting: subscriber → what it has to try again, of those that have something.
     """
 
     at_s: float
@@ -91,6 +94,7 @@ class Look:
     nodes: tuple[Node, ...]
     errors: tuple[str, ...]
     problem: str = ""
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
 
     def total(self, name: str) -> float | None:
         """
@@ -126,6 +130,8 @@ class Showing:
     problem: str = ""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Acknowledged bundles in a second, by subscriber."""
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    """What is in backoff, by subscriber."""
 
 
 def parse_samples(text: str) -> tuple[Sample, ...]:
@@ -185,16 +191,37 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
         except RetryLater as error:
             problems.append(str(error))
     subscribers: tuple[SubscriberStats, ...] = ()
+    waiting: dict[str, Waiting] = {}
     disk_bytes = 0
     if fs.exists(directory):
         found = collect_stats(fs, directory, now_ns=now_ns)
         subscribers, disk_bytes = found.subscribers, found.segment_bytes + found.wal_bytes
         problems += found.unreadable
+        waiting = _waiting(fs, found, now_ns)
+        problems += [one.retry_problem for one in waiting.values() if one.retry_problem is not None]
     else:
         problems.append(f"{directory} does not exist yet")
     nodes = _nodes(state)
     errors = [f"{node.name}: {line}" for node in nodes for line in _trouble(fs, f"{run_dir}/{node.name}.log")]
-    return Look(at_s, samples, subscribers, disk_bytes, nodes, tuple(errors[-ERRORS_SHOWN_MAX:]), "; ".join(problems))
+    return Look(
+        at_s,
+        samples,
+        subscribers,
+        disk_bytes,
+        nodes,
+        tuple(errors[-ERRORS_SHOWN_MAX:]),
+        "; ".join(problems),
+        waiting,
+    )
+
+
+def _waiting(fs: FileSystem, found: StoreStats, now_ns: int) -> dict[str, Waiting]:
+    """
+    Return what each subscriber has to try again, over all cores, where it has something.
+    """
+    roots = [core.directory for core in found.cores]
+    told = {one.subscriber: waiting_of(fs, roots, one.subscriber, now_ns=now_ns) for one in found.subscribers}
+    return {name: one for name, one in told.items() if one != Waiting()}
 
 
 def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
@@ -267,7 +294,7 @@ def showing(now: Look, before: Look | None) -> Showing:
         "segments": now.total("quiver_segment_count"),
         "quarantined": now.total("quiver_quarantine_files"),
     }
-    return Showing(now.nodes, flows, now.subscribers, disk, now.errors, now.problem, rates)
+    return Showing(now.nodes, flows, now.subscribers, disk, now.errors, now.problem, rates, now.waiting)
 
 
 def _worst(samples: Iterable[Sample], name: str) -> float | None:

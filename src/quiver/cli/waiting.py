@@ -1,0 +1,70 @@
+"""
+What an exporter has to try again, as its retry sets say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quiver.cli.output import human_age
+from quiver.delivery.retry_set import load_retry_set
+from quiver.errors import Damaged
+from quiver.primitives.files import FileSystem
+from quiver.store.format.retry_set import RetryEntry
+
+__all__ = ["Waiting", "waiting_of", "when"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """
+    What waits to be tried again.
+
+    Attributes:
+        retrying: how many bundles.
+        attempts: the most that one of them has had.
+        next_retry_s: until the first of them is due; None when none waits.
+        last_failure: why that one failed.
+        retry_problem: which retry set cannot be read, and what to do.
+    """
+
+    retrying: int = 0
+    attempts: int = 0
+    next_retry_s: float | None = None
+    last_failure: str | None = None
+    retry_problem: str | None = None
+
+
+def waiting_of(fs: FileSystem, roots: Sequence[str], subscriber: str, *, now_ns: int) -> Waiting:
+    """
+    Return what *subscriber* has to try again in the stores *roots*, all together. Takes no lock.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    entries: list[RetryEntry] = []
+    problems: list[str] = []
+    for root in roots:
+        try:
+            entries += load_retry_set(fs, root, subscriber)
+        except Damaged as damage:
+            problems.append(f"{damage}; quiver repair mends it, and so does its exporter")
+    problem = "; ".join(problems) or None
+    if not entries:
+        return Waiting(retry_problem=problem)
+    due = min(entries, key=lambda entry: entry.next_try_at_ns)
+    return Waiting(
+        retrying=len(entries),
+        attempts=max(entry.attempts for entry in entries),
+        next_retry_s=max(0.0, (due.next_try_at_ns - now_ns) / 1e9),
+        last_failure=due.reason,
+        retry_problem=problem,
+    )
+
+
+def when(seconds: float | None) -> str | None:
+    """
+    Return in words when something is due; None when it never is.
+    """
+    return None if seconds is None else f"in {human_age(seconds)}" if seconds else "now"
