@@ -121,6 +121,18 @@ def test_backoff_is_shown(served, call):
     assert "quiver.retry.lake" in json.loads(call(*arguments, "--json").output)["problem"]
 
 
+def test_what_we_say_of_a_failure_is_not_crowded_out(tmp_path, call):
+    """Spark's log tells the same in a hundred lines."""
+    pipeline_left(tmp_path / "buffer.run")
+    noise = "".join(f"26/11/22 ERROR Executor: task {number}\n" for number in range(9))
+    ours = "10:01 ERROR   quiver.pipeline csv failed, starts again in 1.6 s: no such format\n"
+    (tmp_path / "buffer.run" / "ingest.log").write_text(f"{noise}{ours}{noise}")
+    errors = json.loads(call("top", tmp_path / "buffer", "--looks", "1", "--json").output)["errors"]
+    assert (len(errors), errors[0]) == (5, f"ingest: {ours.strip()}")
+    (tmp_path / "buffer.run" / "ingest.log").write_text(ours * 7)
+    assert len(json.loads(call("top", tmp_path / "buffer", "--looks", "1", "--json").output)["errors"]) == 5
+
+
 def test_what_was_given_up_is_shown():
     """By exporter, and by what became of it."""
     labels = (("exporter", "out"), ("how", "halt"))

@@ -209,9 +209,57 @@ ValueError: invalid literal for int() with base 10: 'x'
 """
 
 
+PROXY = """An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "/x/site-packages/py4j/clientserver.py", line 644, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/x/quiver/spark/exporters.py", line 207, in export
+    writer.save(path)
+"""
+
+NO_FORMAT = (
+    PROXY
+    + """py4j.protocol.Py4JJavaError: An error occurred while calling o645.save.
+: org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka.
+\tat org.apache.spark.sql.classic.DataFrameWriter.save(DataFrameWriter.scala:116)
+Caused by: java.lang.ClassNotFoundException: kafka.DefaultSource
+\t... 55 more
+
+=== Streaming Query ===
+Identifier: csv
+"""
+)
+
+LOST_TASK = (
+    PROXY
+    + """py4j.protocol.Py4JJavaError: An error occurred while calling o782.getResult.
+: org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:70)
+Caused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, \
+most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (h executor driver): java.sql.SQLException: no such host
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+Driver stacktrace:
+Caused by: java.net.SocketException: Connection reset
+"""
+)
+
+OWN_ERROR = PROXY + "quiver.errors.WrongUse: table logs has other columns than the view logs\n"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
+        (
+            RuntimeError(NO_FORMAT),
+            "SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka.",
+        ),
+        (RuntimeError(LOST_TASK), "SQLException: no such host"),
+        (RuntimeError(OWN_ERROR), "quiver.errors.WrongUse: table logs has other columns than the view logs"),
+        (
+            RuntimeError(NO_FORMAT[len(PROXY) + 29 :]),
+            "SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka.",
+        ),
+        (RuntimeError("An error occurred while calling o1.x"), "RuntimeError: An error occurred while calling o1.x"),
         (RuntimeError(PYTHON_ERROR), "ValueError: invalid literal for int() with base 10: 'x'"),
         (
             ValueError("[DIVIDE_BY_ZERO] Division by zero.\n== SQL ==\n"),

@@ -27,6 +27,9 @@ ENDPOINT_TIMEOUT_S = 2.0
 
 STATE_NAME = "state.json"
 _TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ")
+_OWN = " quiver"
+"""In a line of ours: the logger's name."""
+
 _TRACEBACK = "Traceback (most recent call last)"
 
 FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -277,7 +280,10 @@ def _trouble(fs: FileSystem, path: str) -> list[str]:
             found.append(line.strip())
             is_inside = False
         is_inside = is_inside or line.startswith(_TRACEBACK)
-    return found[-ERRORS_SHOWN_MAX:]
+    # Spark says one failure in many lines, and we in one: that one must not be crowded out.
+    own = [at for at, line in enumerate(found) if _OWN in line][-ERRORS_SHOWN_MAX:]
+    others = [at for at, line in enumerate(found) if _OWN not in line]
+    return [found[at] for at in sorted([*own, *others[max(len(others) + len(own) - ERRORS_SHOWN_MAX, 0) :]])]
 
 
 def showing(now: Look, before: Look | None) -> Showing:

@@ -143,6 +143,8 @@ def export(context: ChildContext) -> None:
     from quiver.spark.java import find_java_home  # noqa: PLC0415
 
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    # What a batch fails with is told once, with its exporter.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     pipeline = context.pipeline
     plans = plan_queries(pipeline, context.run_dir, cores=context.cores)
     try:

@@ -14,6 +14,7 @@ itself meanwhile: the first batch of a life asks the exporter by that name.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -62,6 +63,9 @@ CLOSE_S = 5.0
 REASON_CHARS_MAX = 400
 
 _BRIDGE_ERRORS = ("Py4JNetworkError", "Py4JError")
+_WAITED = ("Exception thrown in awaitResult", "Job aborted", "Writing job failed")
+_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[A-Z]\w*: )")
+
 _NOBODYS = (
     "SPARK_JOB_CANCELLED", "SparkContext was shut down", "SparkContext has been shutdown", "stopped SparkContext",
     "No space left on device", "port number from pyspark.daemon",
@@ -158,21 +162,36 @@ def blames_nobody(error: Exception) -> bool:
 
 def told(error: Exception) -> str:
     """
-    Return what *error* says, for people, in a line: of what Spark wraps around a Python error, that error.
+    Return what *error* says, for people, in a line: of what Spark and the bridge to Java wrap around one, that one.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("at ")]
-    if lines and lines[0].startswith("An error occurred while calling") and len(lines) > 1:
-        lines = [line.removeprefix(": ") for line in lines[1:]]  # of the bridge to Java; the error stands below
-    # A Python worker sends its traceback, which ends with the error itself.
-    begins = next((at for at, line in enumerate(lines) if line.startswith("Traceback (most recent")), None)
+    # Python sends its traceback, which ends with the error itself: from a worker, or from what a batch is handed to.
+    begins = next((at for at, line in enumerate(lines) if "Traceback (most recent call last)" in line), None)
     if begins is not None:
         frames = [at for at, line in enumerate(lines) if at > begins and line.startswith('File "')]
         lines = lines[frames[-1] + 1 :] if frames else lines[begins:]
         # After the place stands the line of code, and after that, perhaps, marks below it.
         lines = [line for line in lines[1:] if set(line) - set("^~ ")] or lines
+    is_named = begins is not None
+    at = next((at for at, line in enumerate(lines[:-1]) if "An error occurred while calling" in line), None)
+    if at is not None:
+        lines = _causes(lines[at + 1 :])  # of the bridge; the error stands below
+        is_named = True
     text = lines[0] if lines else ""
-    return f"{type(error).__name__}: {text}"[:REASON_CHARS_MAX] if begins is None else text[:REASON_CHARS_MAX]
+    return text[:REASON_CHARS_MAX] if is_named else f"{type(error).__name__}: {text}"[:REASON_CHARS_MAX]
+
+
+def _causes(lines: list[str]) -> list[str]:
+    """
+    Return what a Java error in *lines* says, beginning with the first that is not about who waited for whom.
+    """
+    said = [lines[0].removeprefix(": ")]
+    said += [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    # A job tells which task it lost, and behind that why.
+    said = [re.sub(r"^.*: Lost task \S+ .*?\): (?=\S)", "", line) for line in said]
+    inner = next((at for at, line in enumerate(said) if not any(words in line for words in _WAITED)), 0)
+    return [_PACKAGE.sub("", line) for line in said[inner:]]
 
 
 def unresolved_bundles(root: str, subscriber: str) -> list[BundleRef]:
