@@ -44,7 +44,7 @@ def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     started = []
 
-    def start_query(_spark, _plan):
+    def start_query(_spark, _plan, _observer):
         started.append(RunningQuery(Query(error), Sieve()))
         return started[-1]
 
@@ -65,7 +65,7 @@ def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     started = []
 
-    def start_query(_spark, _plan):
+    def start_query(_spark, _plan, _observer):
         started.append(clock.now)
         return RunningQuery(Query(RuntimeError("disk")), Sieve())
 
@@ -84,7 +84,7 @@ def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
     """A bundle was tried once more, by itself, and its policy says to stop at it."""
     sieve = Sieve(DeliveryHalted("out", "0:1", "5 attempts failed"))
     running = RunningQuery(Query(None), sieve)
-    monkeypatch.setattr(export, "start_query", lambda _spark, _plan: running)
+    monkeypatch.setattr(export, "start_query", lambda _spark, _plan, _observer: running)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy)
     one = export._Export(None, SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config)))
     for _ in range(3):

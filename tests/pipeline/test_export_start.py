@@ -29,7 +29,7 @@ def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     tried = []
 
-    def start_query(_spark, _plan):
+    def start_query(_spark, _plan, _observer):
         tried.append(clock.now)
         if len(tried) < 4:
             raise problem

@@ -7,6 +7,7 @@ started again alone, with backoff; the others go on. Down: what is sealed is sti
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -20,10 +21,13 @@ from typing import TYPE_CHECKING, Any
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DeliveryHalted, QuiverError, WrongUse
 from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
+from quiver.pipeline.counts import CountsWritten
 from quiver.pipeline.queries import QueryPlan, RunningQuery, plan_queries, spark_settings, start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from quiver.observe import Observer
 
 __all__ = ["export"]
 
@@ -41,8 +45,9 @@ class _Export:
     One exporter and its query, which may be between two lives.
     """
 
-    def __init__(self, spark: SparkSession, plan: QueryPlan) -> None:
+    def __init__(self, spark: SparkSession, plan: QueryPlan, observer: Observer | None = None) -> None:
         self.name = plan.name
+        self._observer = observer
         self._spark = spark
         self._plan = plan
         self._running: RunningQuery | None = None
@@ -100,7 +105,7 @@ class _Export:
             running.close()
 
     def _start(self, now: float) -> None:
-        self._running = start_query(self._spark, self._plan)
+        self._running = start_query(self._spark, self._plan, self._observer)
         self._started_at = now
         _log.info("%s runs: %s → %s", self.name, self._plan.store_path, self._plan.route.config.destination)
 
@@ -156,7 +161,8 @@ def export(context: ChildContext) -> None:
     if not _await_registration(context, plans):
         spark.stop()
         return
-    exports = [_Export(spark, plan) for plan in plans]
+    counts = CountsWritten(context.run_dir, os.getpid())
+    exports = [_Export(spark, plan, counts.observer) for plan in plans]
     for one in exports:
         one.look()
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
@@ -169,12 +175,20 @@ def export(context: ChildContext) -> None:
             raise FileNotFoundError(errno.ENOENT, "Spark's scratch directory is gone", str(scratch))
         for one in exports:
             one.look()
+        _write(counts)
     drain_s = DRAIN_S if context.drain_s is None else context.drain_s
     _log.info("stopping: writing what is sealed, for at most %.0f s", drain_s)
     _drain(exports, drain_s)
     _at_once("stop", exports, _Export.stop, STOP_S + CLOSE_S)
+    _write(counts)
     spark.stop()
     _log.info("stopped")
+
+
+def _write(counts: CountsWritten) -> None:
+    # No room for it: metrics are late, and no exporter need stop for that.
+    with contextlib.suppress(OSError):
+        counts.write()
 
 
 def _await_registration(context: ChildContext, plans: Sequence[QueryPlan]) -> bool:

@@ -23,6 +23,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import PipelineInvalid, WrongUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.pipeline.child import ChildContext, child_main, set_log_level, write_ready
+from quiver.pipeline.counts import CountsRead
 from quiver.pipeline.forwarding import DRAIN_S, Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
@@ -163,10 +164,13 @@ def _receive(
         listening = [receiver.settings.listening_addr for receiver in receivers]
         write_ready(context.run_dir, context.ready_name, {"listening": listening})
         _log.info("listening on %s", ", ".join(listening))
+        counts = CountsRead(context.run_dir, observer)
         while not context.lifeline.wait(LOOK_S):
             if context.lifeline.reload_asked():
                 _reload(context, stations)
             _keep_sending(stations)
+            if context.core == 0:
+                counts.look()
     finally:
         for receiver in receivers:
             receiver.stop(GRACE_S)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from quiver.observe import Observer
     from quiver.spark.held import BundleExport
     from quiver.spark.poison import PoisonSieve
 
@@ -123,9 +124,9 @@ class RunningQuery:
         self.sieve.close()
 
 
-def start_query(spark: SparkSession, plan: QueryPlan) -> RunningQuery:
+def start_query(spark: SparkSession, plan: QueryPlan, observer: Observer | None = None) -> RunningQuery:
     """
-    Start *plan* in *spark*; return the running query.
+    Start *plan* in *spark*; return the running query. *observer* takes counts of what is given up.
 
     Raises:
         WrongUse: an option is unknown.
@@ -147,6 +148,7 @@ def start_query(spark: SparkSession, plan: QueryPlan) -> RunningQuery:
         fail_on_data_loss=not plan.may_lose,
         store_path=plan.store_path,
         spark=spark,
+        observer=observer,
     )
     try:
         query = start_bundle_query(

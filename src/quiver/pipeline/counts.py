@@ -1,0 +1,87 @@
+"""
+What the Spark process counts: it writes it down, and the first ingest process tells it where metrics are told.
+
+Spark's own process opens no port: metrics have one for each core. A life of the Spark process begins to count anew, and
+so does one of the ingest process; neither counts twice what the other said before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.real_files import REAL_FILES
+
+__all__ = ["SPARK_COUNTS", "CountsRead", "CountsWritten"]
+
+SPARK_COUNTS = "spark-counts.json"
+COUNTS_BYTES_MAX = 1024 * 1024
+
+_Key = tuple[str, tuple[tuple[str, Any], ...]]
+
+
+class CountsWritten:
+    """
+    The writing end: an observer, and the file that says what it counted in this process.
+
+    Args:
+        run_dir: where the file is.
+        pid: of this process: another one begins at nothing.
+    """
+
+    def __init__(self, run_dir: Path, pid: int) -> None:
+        self.observer = InMemoryObserver()
+        self._path = run_dir / SPARK_COUNTS
+        self._pid = pid
+        self._written: Mapping[_Key, int] = {}
+
+    def write(self) -> None:
+        """
+        Write down what was counted, if it changed.
+
+        Raises:
+            OSError: the disk refused; the next call tries again.
+        """
+        counts = dict(self.observer.counts)
+        if counts == self._written:
+            return
+        rows = [[name, dict(attributes), amount] for (name, attributes), amount in sorted(counts.items())]
+        replace_file(REAL_FILES, str(self._path), json.dumps({"pid": self._pid, "counts": rows}).encode() + b"\n")
+        self._written = counts
+
+
+class CountsRead:
+    """
+    The reading end: hands what came since the last look to *observer*.
+    """
+
+    def __init__(self, run_dir: Path, observer: Observer) -> None:
+        self._path = str(run_dir / SPARK_COUNTS)
+        self._observer = observer
+        self._pid: object = None
+        self._told: dict[_Key, int] = {}
+
+    def look(self) -> None:
+        """
+        Count what the other process counted since. A file that is missing or cannot be read says nothing.
+        """
+        try:
+            said = json.loads(REAL_FILES.read_all(self._path, size_max=COUNTS_BYTES_MAX))
+            pid = said["pid"]
+            counts: dict[_Key, int] = {
+                (str(name), tuple(sorted(attributes.items()))): int(amount)
+                for name, attributes, amount in said["counts"]
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return
+        if pid != self._pid:
+            self._pid, self._told = pid, {}
+        for key, amount in counts.items():
+            more = amount - self._told.get(key, 0)
+            if more > 0:
+                self._observer.count(key[0], more, **dict(key[1]))
+        self._told = counts
