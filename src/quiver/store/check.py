@@ -25,6 +25,7 @@ from quiver.store.format.floor import decode_floor
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
     COLD_LIST,
+    COLD_MARK,
     CURSOR_NAME,
     DROP_LEDGER,
     QUARANTINE_DIR,
@@ -139,7 +140,7 @@ def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None]
         # Read again: it has passed every log file that was deleted before the others were read.
         _check_positions(report, spans, max(_cursor_now(fs, cursor_path), segments_end))
     _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
-    _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{COLD_LIST}", decode_cold_list)
+    _check_cold_list(fs, report)
     _check_small(fs, report, f"{root}/{STORE_ID}", decode_identity)
     for name in (DROP_LEDGER, EVICTED):
         _check_small(fs, report, f"{root}/{name}", decode_drop_ledger)
@@ -159,6 +160,15 @@ def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None]
 
 def _names(fs: FileSystem, directory: str) -> list[str]:
     return fs.list_dir(directory) if fs.exists(directory) else []
+
+
+def _check_cold_list(fs: FileSystem, report: StoreReport) -> None:
+    path = f"{report.root}/{SEGMENTS_DIR}/{COLD_LIST}"
+    _check_small(fs, report, path, decode_cold_list)
+    # The mark is made after the list and goes before it.
+    if not fs.exists(path) and fs.exists(f"{report.root}/{COLD_MARK}") and not fs.exists(path):
+        reason = "the list is gone: which segments the object tier has is not known"
+        report.findings.append(Finding(path, 0, "damaged", reason))
 
 
 def _check_small(

@@ -8,6 +8,7 @@ written here but what the caller writes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -23,7 +24,7 @@ from quiver.primitives.files import Buffer, File, FileStat, FileSystem, WriteMap
 from quiver.primitives.files import Mapping as FileMapping
 from quiver.primitives.mapping import ReadMapping
 from quiver.primitives.scan import Damage, Frame
-from quiver.store.cold_location import location_from_list, object_key
+from quiver.store.cold_location import location_from_list, mark_path, object_key
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list
 from quiver.store.format.names import COLD_LIST, SEGMENTS_DIR, parse_segment_name, segment_name
 
@@ -55,15 +56,21 @@ def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
     Return the cold list in *directory*, where the segments are; None when there is none.
 
     Raises:
-        Damaged: it cannot be read.
+        Damaged: it cannot be read, or was lost.
         SettingsInvalid: another version wrote it.
         OSError: the disk says so.
     """
     path = f"{directory}/{COLD_LIST}"
     try:
-        data = fs.read_all(path, size_max=COLD_LIST_BYTES_MAX)
+        data = _read_list(fs, path)
     except FileNotFoundError:
-        return None
+        if not fs.exists(mark_path(directory)):
+            return None
+        # It is made after the list: both may have appeared just now.
+        try:
+            data = _read_list(fs, path)
+        except FileNotFoundError:
+            raise Damaged(path, 0, "the list is gone: which segments the object tier has is not known") from None
     answer = decode_cold_list(memoryview(data))
     if not isinstance(answer, Frame):
         offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
@@ -71,6 +78,10 @@ def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
     location, folder = location_from_list(answer.value.location)
     verified = {entry.seq: entry for entry in answer.value.entries if entry.state == "verified"}
     return ColdListing(location, folder, verified)
+
+
+def _read_list(fs: FileSystem, path: str) -> bytes:
+    return fs.read_all(path, size_max=COLD_LIST_BYTES_MAX)
 
 
 def require_place(tier: ObjectTier, missing: str) -> None:
@@ -226,7 +237,7 @@ class ColdFiles:
         self._open_tier = open_tier or (lambda location: open_objects(location, writable=False, fs=files))
         self._on_damage = on_damage
         self._lock = threading.Lock()
-        self._lists: dict[str, tuple[FileStat, ColdListing | None]] = {}
+        self._lists: dict[str, tuple[FileStat | None, ColdListing | None]] = {}
         self._tiers: dict[str, ObjectTier] = {}
         # All that writes, or that no segment is asked for by, is the file system's own.
         self.open_write = files.open_write
@@ -242,13 +253,12 @@ class ColdFiles:
         self.free_bytes = files.free_bytes
 
     def _listing(self, directory: str) -> ColdListing | None:
-        try:
+        status: FileStat | None = None
+        with contextlib.suppress(FileNotFoundError):
             status = self._files.stat(f"{directory}/{COLD_LIST}")
-        except FileNotFoundError:
-            return None
         with self._lock:
             known = self._lists.get(directory)
-        if known is not None and known[0] == status:
+        if status is not None and known is not None and known[0] == status:
             return known[1]
         try:
             found = read_cold_list(self._files, directory)

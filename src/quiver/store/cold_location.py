@@ -16,8 +16,17 @@ from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
 from quiver.store.format.cold_list import ColdSegment, object_name
+from quiver.store.format.names import COLD_MARK
 
-__all__ = ["TierWhenNeeded", "folder_of", "location_from_list", "location_to_list", "object_key", "quarantine_key"]
+__all__ = [
+    "TierWhenNeeded",
+    "folder_of",
+    "location_from_list",
+    "location_to_list",
+    "mark_path",
+    "object_key",
+    "quarantine_key",
+]
 
 
 def folder_of(identity: str) -> str:
@@ -25,6 +34,14 @@ def folder_of(identity: str) -> str:
     Return the folder of the store with this identity: several stores share a bucket.
     """
     return f"stores/{identity}"
+
+
+def mark_path(directory: str) -> str:
+    """
+    Return the path of the mark that belongs to the cold list in *directory*, where the segments are.
+    """
+    root = directory.rpartition("/")[0]
+    return f"{root}/{COLD_MARK}" if root else COLD_MARK
 
 
 def object_key(folder: str, entry: ColdSegment) -> str:

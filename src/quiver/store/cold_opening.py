@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os.path
+from collections.abc import Iterator, Mapping
 
 from quiver.clock import Clock
 from quiver.errors import Damaged, WrongUse
@@ -16,10 +17,11 @@ from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
 from quiver.settings import Settings
 from quiver.store.catalog import Catalog
-from quiver.store.cold_files import ColdFiles
+from quiver.store.cold_files import ColdFiles, ColdListing
 from quiver.store.cold_location import TierWhenNeeded, folder_of, location_from_list, location_to_list
 from quiver.store.cold_rebuild import rebuild_cold_list
 from quiver.store.cold_register import ColdRegister, info_of
+from quiver.store.format.cold_list import ColdSegment
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID
 
 __all__ = ["ColdSide", "open_cold_side"]
@@ -53,7 +55,7 @@ class ColdSide:
         """
         Return *files* for reading, segments of the tier included.
         """
-        return ColdFiles(files, open_tier=self.open_tier) if self.is_used else files
+        return _OwnFiles(files, self) if self.is_used else files
 
     def open_tier(self, _location: ObjectLocation) -> ObjectTier:
         """
@@ -77,6 +79,44 @@ class ColdSide:
         return next_seq
 
 
+class _Verified(Mapping[int, ColdSegment]):
+    """
+    What an open store's register calls verified, at each moment.
+    """
+
+    def __init__(self, register: ColdRegister) -> None:
+        self._register = register
+
+    def __getitem__(self, seq: int) -> ColdSegment:
+        entry = self._register.get(seq)
+        if entry is None or entry.state != "verified":
+            raise KeyError(seq)
+        return entry
+
+    def __iter__(self) -> Iterator[int]:
+        return (entry.seq for entry in self._register.entries() if entry.state == "verified")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _OwnFiles(ColdFiles):
+    """
+    The segments of an open store's own tier, by what the store has in mind of them.
+
+    Whatever becomes of the list on the disk meanwhile: a segment that cannot be found by it would be taken for damaged.
+    """
+
+    def __init__(self, files: FileSystem, side: ColdSide) -> None:
+        super().__init__(files, open_tier=side.open_tier)
+        self._own = side.register.directory
+        location, folder = location_from_list(side.register.location)
+        self._held = ColdListing(location, folder, _Verified(side.register))
+
+    def _listing(self, directory: str) -> ColdListing | None:
+        return self._held if directory == self._own else super()._listing(directory)
+
+
 def open_cold_side(
     root: str,
     settings: Settings,
@@ -87,8 +127,8 @@ def open_cold_side(
     objects: ObjectTier | None,
 ) -> ColdSide:
     """
-    Read the list of the store at *root*. Nothing is asked of the object store yet, unless the list is damaged: then it
-    is made anew from the objects.
+    Read the list of the store at *root*. Nothing is asked of the object store yet, unless the list is damaged or
+    lost: then it is made anew from the objects.
 
     Args:
         root: the store's directory; it has its identity.
@@ -99,7 +139,7 @@ def open_cold_side(
         objects: the tier, open; by default it is opened when it is needed.
 
     Raises:
-        Damaged: the list cannot be read, and there are no objects to make it anew from.
+        Damaged: the list cannot be read or was lost, and there are no objects to make it anew from.
         ObjectsUnavailable: it cannot be read, and nobody answers where the objects are.
         SettingsInvalid: there are objects elsewhere.
         WrongUse: a tier without `cold.objects`: nobody could find the objects again.

@@ -1,5 +1,5 @@
 """
-A damaged cold list made anew from the objects: their names, their checksums, and what their ends say.
+A damaged or lost cold list made anew from the objects: their names, their checksums, and what their ends say.
 
 Each object is read whole, so an entry of the new list says `verified` and means it. What is not what its name says is
 listed as damaged, and the next pass of the tier puts it aside. A segment that was finished, and whose object was about
@@ -8,6 +8,7 @@ to go, is back: as finished as it was, by everybody's progress, so it goes again
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -46,7 +47,7 @@ def rebuild_cold_list(
     files: FileSystem, root: str, directory: str, location: Mapping[str, Any], tier: ObjectTier, damage: Damaged
 ) -> ColdRegister:
     """
-    Replace the damaged list in *directory* by what the objects say. Durable on return; the old one is kept aside.
+    Replace the damaged or lost list in *directory* by what the objects say. Durable on return; damaged bytes are kept.
 
     Args:
         files: the file system.
@@ -76,7 +77,8 @@ def rebuild_cold_list(
     if not found:
         raise damage
     path = f"{directory}/{COLD_LIST}"
-    keep_damaged(files, f"{root}/{QUARANTINE_DIR}", COLD_LIST, files.read_all(path, size_max=COLD_LIST_BYTES_MAX))
+    with contextlib.suppress(FileNotFoundError):  # lost, not damaged
+        keep_damaged(files, f"{root}/{QUARANTINE_DIR}", COLD_LIST, files.read_all(path, size_max=COLD_LIST_BYTES_MAX))
     register = ColdRegister(files, directory, location)
     register.replace_all(found.values())
     return register

@@ -6,6 +6,8 @@ on disk before the local file may go, and nothing else before the object does::
 
     sent ──▶ object made, read back ──▶ verified ──▶ local file may go
     verified ──▶ segment finished or given up: `sent` again ──▶ object removed ──▶ entry removed
+
+A mark in the root is made after the list and goes before it: where it is alone the list was lost.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from quiver.errors import Damaged, SettingsInvalid
 from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Damage, Frame
-from quiver.store.cold_location import location_from_list
+from quiver.store.cold_location import location_from_list, mark_path
 from quiver.store.format.cold_list import (
     COLD_LIST_BYTES_MAX,
     ColdList,
@@ -28,10 +30,15 @@ from quiver.store.format.cold_list import (
     decode_cold_list,
     encode_cold_list,
 )
-from quiver.store.format.names import COLD_LIST, segment_name
+from quiver.store.format.names import COLD_LIST, COLD_MARK, segment_name
 from quiver.store.segment.info import SegmentInfo
 
 __all__ = ["ColdRegister", "cold_segment", "info_of"]
+
+_WHAT_TO_DO = (
+    "it says which segments only the object tier has. Open the store with cold.objects to make it anew from the "
+    f"objects, put a copy of the file back, or move it and {COLD_MARK} away to go on without those segments"
+)
 
 
 def cold_segment(info: SegmentInfo, checksum: int, state: ColdState) -> ColdSegment:
@@ -91,6 +98,8 @@ class ColdRegister:
         self.directory = directory
         self._files = files
         self._path = f"{directory}/{COLD_LIST}"
+        self._mark = mark_path(directory)
+        self._is_marked: bool | None = None
         self._lock = threading.Lock()
         self._entries = {entry.seq: entry for entry in entries}
         self._unverified = {entry.seq for entry in self._entries.values() if entry.state != "verified"}
@@ -107,7 +116,8 @@ class ColdRegister:
             location: where objects are to be; None as the list says.
 
         Raises:
-            Damaged: it cannot be read. Segments may lie in the tier that nobody knows of: nothing may be opened.
+            Damaged: it cannot be read, or was lost. Segments may lie in the tier that nobody knows of: nothing may be
+                opened.
             SettingsInvalid: its objects lie elsewhere than *location*.
             OSError: the disk says so.
         """
@@ -115,15 +125,13 @@ class ColdRegister:
         try:
             data = files.read_all(path, size_max=COLD_LIST_BYTES_MAX)
         except FileNotFoundError:
+            if files.exists(mark_path(directory)):
+                raise Damaged(path, 0, f"the list is gone; {_WHAT_TO_DO}") from None
             return cls(files, directory, location or {})
         answer = decode_cold_list(memoryview(data))
         if not isinstance(answer, Frame):
             offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
-            reason += (
-                "; it says which segments only the object tier has. Open the store with cold.objects to make it anew "
-                "from the objects, put a copy of the file back, or move it away to go on without those segments"
-            )
-            raise Damaged(path, offset, reason)
+            raise Damaged(path, offset, f"{reason}; {_WHAT_TO_DO}")
         found = answer.value
         before, folder = location_from_list(found.location)
         if location is not None and found.entries:
@@ -223,7 +231,15 @@ class ColdRegister:
         if entries:
             data = encode_cold_list(ColdList(self.location, tuple(entries.values())))
             replace_file(self._files, self._path, data)
+            if self._is_marked is None:
+                self._is_marked = self._files.exists(self._mark)
+            if not self._is_marked:
+                replace_file(self._files, self._mark, COLD_LIST.encode() + b"\n")
+                self._is_marked = True
         else:
+            # The mark first: alone it says that the list was lost.
+            remove_durably(self._files, [self._mark])
+            self._is_marked = False
             remove_durably(self._files, [self._path])
         self._entries = entries
         self._unverified = {seq for seq, entry in entries.items() if entry.state != "verified"}

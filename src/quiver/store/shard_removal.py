@@ -15,6 +15,7 @@ from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import hold
 from quiver.store.format.names import (
     COLD_LIST,
+    COLD_MARK,
     CURSOR_NAME,
     QUARANTINE_DIR,
     SEGMENTS_DIR,
@@ -70,7 +71,7 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
 
 
 def _must_stay(fs: FileSystem, directory: str) -> bool:
-    if _names(fs, f"{directory}/{QUARANTINE_DIR}"):
+    if _names(fs, f"{directory}/{QUARANTINE_DIR}") or fs.exists(f"{directory}/{COLD_MARK}"):
         return True
     names = _names(fs, f"{directory}/{SEGMENTS_DIR}")
     return COLD_LIST in names or any(parse_segment_name(name) is not None for name in names)

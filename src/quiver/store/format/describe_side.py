@@ -19,8 +19,10 @@ from quiver.store.format.names import (
     AUDIT_PREVIOUS,
     AUDIT_TRAIL,
     COLD_LIST,
+    COLD_MARK,
     DROP_LEDGER,
     RESERVE,
+    SEGMENTS_DIR,
     STORE_ID,
     parse_retry_set_name,
 )
@@ -33,6 +35,7 @@ __all__ = ["SIDE_DESCRIBERS", "side_kind_by_head", "side_kind_by_name"]
 _NAMES = {
     DROP_LEDGER: "drop ledger",
     COLD_LIST: "cold list",
+    COLD_MARK: "cold mark",
     EVICTED: "drop ledger",
     CORE_CLAIM: "claim",
     SNAPSHOT_LIST: "snapshot list",
@@ -205,6 +208,10 @@ def _describe_room(to: Description, _view: memoryview, _rows_max: int) -> None:
     to.fields = {"meaning": "room on the disk, nothing else: given back when the disk is full"}
 
 
+def _describe_mark(to: Description, _view: memoryview, _rows_max: int) -> None:
+    to.fields = {"meaning": f"there is a {SEGMENTS_DIR}/{COLD_LIST}; where that is missing, it was lost"}
+
+
 def _describe_kept(to: Description, _view: memoryview, _rows_max: int) -> None:
     if to.name.endswith(".arrows"):
         to.fields = {"meaning": "what could be read of a damaged segment, unproven: an Arrow stream"}
@@ -215,6 +222,7 @@ def _describe_kept(to: Description, _view: memoryview, _rows_max: int) -> None:
 SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
     "drop ledger": _describe_drops,
     "cold list": _describe_cold,
+    "cold mark": _describe_mark,
     "retry set": _describe_retries,
     "claim": _describe_claim,
     "sink commit": _describe_commit,

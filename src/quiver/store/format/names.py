@@ -15,6 +15,7 @@ __all__ = [
     "AUDIT_PREVIOUS",
     "AUDIT_TRAIL",
     "COLD_LIST",
+    "COLD_MARK",
     "CURSOR_NAME",
     "DROP_LEDGER",
     "QUARANTINE_DIR",
@@ -52,6 +53,8 @@ SEGMENT_FLOOR = "quiver.segment.floor"
 """Lies in `SEGMENTS_DIR`."""
 COLD_LIST = "quiver.cold"
 """Lies in `SEGMENTS_DIR`: which segments the object tier has."""
+COLD_MARK = "quiver.tier"
+"""In the root, as long as there is a `COLD_LIST`: where it is and the list is not, that was lost."""
 QUARANTINE_DIR = "quarantine"
 STORE_LOCK = "quiver.lock"
 STORE_ID = "quiver.id"

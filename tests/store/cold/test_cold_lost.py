@@ -1,0 +1,107 @@
+"""
+A cold list that is gone: it is no list of a store that never sent anything, and nobody goes on as if it were.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from store_cold_rig import COLD, LIST, ROOT, Rig, drain, listed, number_of
+
+from quiver.errors import Damaged, ObjectsUnavailable
+from quiver.store.check import check_store
+from quiver.store.read import read
+from quiver.testing.crashfs import CrashFileSystem
+
+MARK = f"{ROOT}/quiver.tier"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def with_lost_list() -> Rig:
+    """Segments 0 and 1 are only in the tier, 2 is on the disk, and the file that says so was removed."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+        rig.fill(store, 1)
+    rig.files.remove(LIST)
+    rig.files.sync_dir(f"{ROOT}/segments")
+    return rig
+
+
+def test_a_lost_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> None:
+    """It is no store that never sent anything: the mark in the root says that there was a list."""
+    rig = with_lost_list()
+    with pytest.raises(Damaged, match="the list is gone; it says which segments only the object tier has"):
+        rig.open(cold_objects=None, cold_local_bytes=None)
+    reader = read(ROOT, fs=rig.files)
+    assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]
+    assert [(problem.path, problem.reason[:16]) for problem in reader.problems] == [(LIST, "the list is gone")]
+    assert [found.path for found in check_store(rig.files, ROOT).findings if found.damaged] == [LIST]
+    rig.files.remove(MARK)
+    with rig.open(cold_objects=None, cold_local_bytes=None) as store:
+        assert drain(store, "one") == [6, 7, 8]
+
+
+def test_a_lost_list_is_made_anew_from_the_objects() -> None:
+    """Everything is there again, and nothing in the tier is taken for finished."""
+    rig = with_lost_list()
+    rig.tier.fail_on("list")
+    with pytest.raises(ObjectsUnavailable):
+        rig.open()
+    with rig.open() as store:
+        assert listed(rig.files) == {0: "verified", 1: "verified"}
+        assert drain(store, "one") == list(range(9))
+    assert rig.observer.total("quiver.recovery.damaged_files_total") == 1
+
+
+def test_a_list_that_is_lost_under_an_open_store_costs_it_nothing() -> None:
+    """It knows by heart what is in the tier, and writes it down again with the next segment."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+        rig.files.remove(LIST)
+        assert drain(store, "one", most=4) == [0, 1, 2, 3]
+        rig.fill(store, 1)
+        store.maintain()
+        assert {1, 2} <= listed(rig.files).keys()
+        assert drain(store, "one") == [4, 5, 6, 7, 8]
+        assert not rig.files.exists(f"{ROOT}/quarantine")
+
+
+def test_the_mark_is_there_as_long_as_the_list_is() -> None:
+    """At every step of a life, whatever a crash keeps of it: it is never alone, and there is no object without it."""
+    rig = Rig(cold_local_bytes=0)
+    disks: list[CrashFileSystem] = []
+    assert isinstance(rig.files, CrashFileSystem)
+    rig.files.on_step = lambda *_: disks.append(rig.files.clone_after_crash(len(disks)))
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+        drain(store, "one")
+        for _ in range(3):
+            store.maintain()
+    rig.files.on_step = lambda *_: None
+    assert not rig.files.exists(MARK)
+    marks = [disk.exists(MARK) for disk in disks]
+    assert any(marks)
+    for disk, marked in zip(disks, marks, strict=True):
+        if marked:
+            assert disk.exists(LIST)
+        elif disk.exists(f"{COLD}/stores"):
+            assert not Rig(disk).objects()
