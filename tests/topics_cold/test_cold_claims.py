@@ -54,7 +54,10 @@ def test_start_offset_is_the_hand_off_point_and_is_never_set_back():
 
 
 def test_the_reader_asks_for_descriptors_once_and_reads_only_what_it_needs():
-    """Not all of them anew for each read, and of the objects only those that hold what is wanted."""
+    """Not all of them anew for each read, and of the objects only those that hold what is wanted.
+
+    The range itself, and what is kept of descriptors in memory: `test_cold_catalogue.py`.
+    """
     rig = Rig(chosen=settings(rotate=300))
     with rig.opened() as log:
         append(log, 60)

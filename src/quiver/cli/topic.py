@@ -319,7 +319,7 @@ def _check_each(root: Path, topics: list[str], metadata: str | None, root_prefix
             directory = root / topic
             if not directory.is_dir():
                 raise WrongUse(f"{directory} holds no topic")
-            known = () if store is None else ObjectCatalogue(store, root=root_prefix, topic=topic).descriptors()
+            known = () if store is None else ObjectCatalogue(store, root=root_prefix, topic=topic).spans()
             objects = [(one.start_offset, one.end_offset + 1) for one in known]
             found[topic] = check_topic_directory(REAL_FILES, str(directory), objects=objects)
     return found

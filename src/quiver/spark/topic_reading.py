@@ -196,9 +196,7 @@ class TopicView:
 
     def _cold_stretches(self, start: int, stop: int) -> Iterator[Stretch]:
         catalogue = self._objects()
-        for one in catalogue.descriptors() if catalogue is not None else ():
-            if one.end_offset < start or one.start_offset >= stop:
-                continue
+        for one in catalogue.between(start, stop) if catalogue is not None else ():
             index = one.offset_index or ((one.start_offset, 0),)
             ends = [*index[1:], (one.end_offset + 1, one.size)]
             for (offset, byte), (behind, end) in zip(index, ends, strict=True):

@@ -27,6 +27,7 @@ file                 what it holds
 `object_tier.py`     that tier: who owns a topic, and the threads; `object_opening.py` opens it
 `uploader.py`        log → objects, step by step; `object_source.py` and `object_blocks.py` make their bytes
 `catalogue.py`       what is in the object store; `catalogue_rebuild.py` finds it out from the objects
+`object_spans.py`    … in forty bytes an object, packed
 `tiered_reader.py`   objects read from any offset
 `replaced.py`        local files whose messages another owner's have replaced
 `deleter.py`         which files and objects go

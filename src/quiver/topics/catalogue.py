@@ -4,19 +4,21 @@ What the metadata store knows of a topic's objects, and how to make it know agai
 The catalogue is the truth about objects: an object that it does not name is somebody's leftover, and nothing reads it.
 A descriptor is written when its object is finished and verified, in a commit that only the topic's owner gets through,
 and removed before its object is.
+
+A topic may have a hundred thousand objects, and the index of each a megabyte. Kept in memory are a few numbers for
+each (`object_spans.py`); an index is fetched when its object is read.
 """
 
 from __future__ import annotations
 
-import bisect
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, Fenced
-from quiver.metadata.port import MetadataStore
+from quiver.errors import Damaged, Fenced, MetadataUnavailable
+from quiver.metadata.port import Entry, MetadataStore
 from quiver.observe import Observer
 from quiver.primitives.scan import Frame
 from quiver.topics.format.descriptor import (
@@ -33,10 +35,12 @@ from quiver.topics.format.descriptor import (
     parse_object_id,
     state_key,
 )
+from quiver.topics.object_spans import ObjectSpan, ObjectSpans
 
 __all__ = ["Commits", "ObjectCatalogue", "reading_order"]
 
-_PAGE = 500
+_PAGE = 200
+_RECENT_MAX = 4
 
 
 class Commits(Protocol):
@@ -48,18 +52,6 @@ class Commits(Protocol):
         """
         Write and remove all of *changes*, or nothing.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    descriptors: tuple[ObjectDescriptor, ...] = ()
-    starts: tuple[int, ...] = ()
-    named: frozenset[str] = frozenset()
-
-
-def _known(descriptors: list[ObjectDescriptor], named: frozenset[str]) -> _Known:
-    found = reading_order(descriptors)
-    return _Known(tuple(found), tuple(one.start_offset for one in found), named)
 
 
 class ObjectCatalogue:
@@ -89,88 +81,155 @@ class ObjectCatalogue:
         self._commits = commits
         self._root = root.rstrip("/")
         self._guard = threading.Lock()
-        self._known: _Known | None = None
+        self._spans: ObjectSpans | None = None
+        self._recent: OrderedDict[str, ObjectDescriptor] = OrderedDict()
         self._clock = clock
         self._observer = observer
 
-    def refresh(self) -> None:
+    def refresh(self, *, names: set[str] | None = None) -> None:
         """
-        Read all descriptors anew.
+        Read all descriptors anew, one page after the other; add the names of all objects to *names*.
 
         Raises:
             Damaged: one is none; `path` is its key.
             MetadataUnavailable: the store does not answer; what was known before is kept.
         """
+        self._look(names)
+
+    def _look(self, names: set[str] | None = None) -> ObjectSpans:
         began = self._clock.monotonic() if self._clock is not None else 0.0
-        every = list(self._read_all())
+        found = ObjectSpans()
+        for one in self._read(""):
+            found.add(one)
+            if names is not None:
+                names.add(one.object_id)
         if self._clock is not None and self._observer is not None:
             self._observer.record("danube_cloud_reader_query_duration_seconds", self._clock.monotonic() - began)
         with self._guard:
-            self._known = _known(every, frozenset(one.object_id for one in every))
+            self._spans = found
+            self._recent.clear()
+        return found
 
-    def _read_all(self) -> Iterator[ObjectDescriptor]:
+    def _read(self, start: str) -> Iterator[ObjectDescriptor]:
         prefix = descriptors_prefix(self._root, self.topic)
         pointer = current_key(self._root, self.topic)
-        start = ""
         while True:
             page = self._store.range(prefix, start=start, limit=_PAGE)
             for entry in page:
-                if entry.key == pointer:
-                    continue
-                answer = decode_descriptor(entry.value)
-                if not isinstance(answer, Frame):
-                    reason = getattr(answer, "reason", "cut short")
-                    raise Damaged(entry.key, 0, f"{reason}; quiver topic rebuild-catalogue makes it anew")
-                yield answer.value
+                if entry.key != pointer:
+                    yield self._decoded(entry)
             if len(page) < _PAGE:
                 return
             start = page[-1].key + "\x01"
 
-    def _all(self) -> _Known:
-        if self._known is None:
-            self.refresh()
-        return self._known or _Known()
+    def _decoded(self, entry: Entry) -> ObjectDescriptor:
+        answer = decode_descriptor(entry.value)
+        reason = getattr(answer, "reason", "cut short")
+        if isinstance(answer, Frame):
+            if entry.key == descriptor_key(self._root, self.topic, answer.value.start_offset):
+                return answer.value
+            reason = f"it begins with message {answer.value.start_offset}, its key says another"
+        raise Damaged(entry.key, 0, f"{reason}; quiver topic rebuild-catalogue makes it anew")
+
+    def _known(self) -> ObjectSpans:
+        known = self._spans
+        return known if known is not None else self._look()
 
     def descriptors(self) -> tuple[ObjectDescriptor, ...]:
         """
-        Return what is known, by first offset; read from the store at the first call and at `refresh`.
+        Read all that a reader needs from the store, by first offset: for tools, as all are in memory at once.
 
         Raises:
             Damaged, MetadataUnavailable: as `refresh`.
         """
-        return self._all().descriptors
+        return tuple(reading_order(list(self._read(""))))
 
-    def names(self, name: str) -> bool:
+    def between(self, start: int, stop: int) -> Iterator[ObjectDescriptor]:
         """
-        Say whether a descriptor names the object *name*, also one that readers do not need.
+        Yield the descriptors of the objects that have any of *start* to below *stop*; no others are read.
+
+        Raises:
+            Damaged, MetadataUnavailable: as `refresh`.
         """
-        return name in self._all().named
+        with self._guard:
+            first = self._spans.at_or_after(start) if self._spans is not None else None
+        at = start
+        for one in self._read(descriptor_key(self._root, self.topic, first.start_offset if first else 0)):
+            if one.start_offset >= stop:
+                return
+            if one.completed and one.end_offset >= at:
+                yield one
+                at = one.end_offset + 1
+
+    def spans(self) -> list[ObjectSpan]:
+        """
+        Return what is known of each object that a reader needs, by first offset: all but its index.
+
+        Raises:
+            Damaged, MetadataUnavailable: as `refresh`, at the first call.
+        """
+        known = self._known()
+        with self._guard:
+            return list(known)
+
+    def __len__(self) -> int:
+        return len(self._known())
 
     @property
     def start_offset(self) -> int | None:
         """
         The oldest offset in any object, or None.
         """
-        known = self._all()
-        return known.starts[0] if known.starts else None
+        known = self._known()
+        with self._guard:
+            return known[0].start_offset if len(known) else None
 
     @property
     def next_offset(self) -> int:
         """
         One behind the newest offset in any object; 0 when there is none.
         """
-        descriptors = self._all().descriptors
-        return descriptors[-1].end_offset + 1 if descriptors else 0
+        known = self._known()
+        with self._guard:
+            return known[-1].end_offset + 1 if len(known) else 0
 
-    def at_or_after(self, offset: int) -> ObjectDescriptor | None:
+    def at_or_after(self, offset: int) -> ObjectSpan | None:
         """
-        Return the object that has *offset*, or the next one behind it; None when there is none.
+        Return what is known of the object that has *offset*, or of the next one behind it; None when there is none.
         """
-        known = self._all()
-        at = bisect.bisect_right(known.starts, offset) - 1
-        if at >= 0 and known.descriptors[at].end_offset >= offset:
-            return known.descriptors[at]
-        return known.descriptors[at + 1] if at + 1 < len(known.descriptors) else None
+        known = self._known()
+        with self._guard:
+            return known.at_or_after(offset)
+
+    def descriptor_of(self, span: ObjectSpan) -> ObjectDescriptor | None:
+        """
+        Return the descriptor of an object, with its index; None when it was withdrawn or replaced: `refresh` then.
+
+        While the metadata store does not answer it has no index: a plain object can be read without, from its start.
+
+        Raises:
+            Damaged: it is none.
+            MetadataUnavailable: the store does not answer, and the object is compressed.
+        """
+        with self._guard:
+            found = self._recent.get(span.object_id)
+            if found is not None:
+                self._recent.move_to_end(span.object_id)
+                return found
+        try:
+            entry = self._store.get(descriptor_key(self._root, self.topic, span.start_offset))
+        except MetadataUnavailable:
+            if span.compression != "none":
+                raise
+            return span.without_index()
+        found = None if entry is None else self._decoded(entry)
+        if found is None or found.object_id != span.object_id:
+            return None
+        with self._guard:
+            self._recent[span.object_id] = found
+            while len(self._recent) > _RECENT_MAX:
+                self._recent.popitem(last=False)
+        return found
 
     def publish(self, descriptor: ObjectDescriptor) -> None:
         """
@@ -186,12 +245,11 @@ class ObjectCatalogue:
         }
         self._write(changes)
         with self._guard:
-            known = self._known
-            if known is not None:
-                # What is written is known: reading all of it again with each object would take ever longer.
-                self._known = _known([*known.descriptors, descriptor], known.named | {descriptor.object_id})
+            # What is written is known: reading all of it again with each object would take ever longer.
+            if self._spans is not None and not self._spans.add(descriptor):
+                self._spans = None
 
-    def withdraw(self, descriptors: list[ObjectDescriptor]) -> None:
+    def withdraw(self, descriptors: Sequence[ObjectDescriptor | ObjectSpan]) -> None:
         """
         Forget *descriptors*, durably. Their objects may go afterwards, not before.
 
@@ -200,12 +258,9 @@ class ObjectCatalogue:
             MetadataUnavailable: nobody knows whether it was; `refresh` tells.
         """
         self._write({descriptor_key(self._root, self.topic, one.start_offset): None for one in descriptors})
-        gone = {one.object_id for one in descriptors}
         with self._guard:
-            known = self._known
-            if known is not None:
-                left = [one for one in known.descriptors if one.object_id not in gone]
-                self._known = _known(left, known.named - gone)
+            if self._spans is not None:
+                self._spans = self._spans.without({one.start_offset for one in descriptors})
 
     def replace_all(self, descriptors: list[ObjectDescriptor]) -> None:
         """

@@ -17,7 +17,8 @@ from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
 from quiver.topics.catalogue import ObjectCatalogue
-from quiver.topics.format.descriptor import ObjectDescriptor, object_key
+from quiver.topics.format.descriptor import object_key
+from quiver.topics.object_spans import ObjectSpan
 from quiver.topics.settings import DeleterSettings, ObjectRetention
 from quiver.topics.wal import Wal
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good, WalFile
@@ -49,17 +50,15 @@ def files_to_release(files: Sequence[WalFile], settings: DeleterSettings, *, now
     return going
 
 
-def expired_objects(
-    descriptors: Sequence[ObjectDescriptor], settings: ObjectRetention, *, now_s: int
-) -> list[ObjectDescriptor]:
+def expired_objects(objects: Sequence[ObjectSpan], settings: ObjectRetention, *, now_s: int) -> list[ObjectSpan]:
     """
-    Return the oldest of *descriptors* that retention gives up; never the newest one.
+    Return the oldest of *objects* that retention gives up; never the newest one.
     """
-    total = sum(one.size for one in descriptors)
+    total = sum(one.size for one in objects)
     limit = None if settings.retention_size_mb is None else settings.retention_size_mb * _MIB
     age_s = None if settings.retention_time_minutes is None else settings.retention_time_minutes * 60
     going = []
-    for one in descriptors[:-1]:
+    for one in objects[:-1]:
         if not (age_s is not None and now_s - one.created_at >= age_s) and not (limit is not None and total > limit):
             break
         going.append(one)
@@ -156,16 +155,16 @@ class Deleter:
                 offset = found.end_offset + 1
         return True
 
-    def _is_there(self, descriptor: ObjectDescriptor) -> bool:
-        key = object_key(self._catalogue.topic, descriptor.object_id)
+    def _is_there(self, span: ObjectSpan) -> bool:
+        key = object_key(self._catalogue.topic, span.object_id)
         try:
             info = self._objects.head(key)
         except ObjectMissing:
             info = None
-        is_sound = info is not None and info.size_bytes == descriptor.size
+        is_sound = info is not None and info.size_bytes == span.size
         if not is_sound:
             self._observer.count("danube_wal_delete_refused_total", 1)
-            self._observer.event("danube.deleter.refused", topic=self._catalogue.topic, object_id=descriptor.object_id)
+            self._observer.event("danube.deleter.refused", topic=self._catalogue.topic, object_id=span.object_id)
         return is_sound
 
     def _file_has(self, file: WalFile, first: int, behind: int) -> bool:
@@ -183,8 +182,10 @@ class Deleter:
         return False
 
     def _expire_objects(self) -> None:
+        if self._retention == ObjectRetention():
+            return  # by default they stay, however many
         now_s = self._clock.now_ns() // 1_000_000_000
-        going = expired_objects(self._catalogue.descriptors(), self._retention, now_s=now_s)
+        going = expired_objects(self._catalogue.spans(), self._retention, now_s=now_s)
         # What local files have and objects do not any more would be uploaded again.
         going = [one for one in going if one.end_offset < self._wal.start_offset]
         for one in going:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quiver.errors import ObjectMissing, ObjectsUnavailable
+from quiver.errors import MetadataUnavailable, ObjectMissing, ObjectsUnavailable
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.scan import Damage, NeedMore
@@ -23,10 +23,12 @@ from quiver.topics.format.message import NS_PER_MS, decode_message
 from quiver.topics.format.names import objects_prefix
 from quiver.topics.format.salvage import next_frame_behind, offset_within
 from quiver.topics.object_blocks import unpack_block
+from quiver.topics.object_spans import ObjectSpan
 
 __all__ = ["READ_BYTES", "ObjectReader"]
 
 READ_BYTES = 4 * 1024 * 1024
+_LOOKS_MAX = 5
 _SALVAGE_BYTES_MAX = 128 * 1024 * 1024
 
 
@@ -125,9 +127,10 @@ class ObjectReader:
         """
         if self._follows_others:
             self._catalogue.refresh()
-        descriptors = self._catalogue.descriptors()
-        low = self._last_before(len(descriptors), lambda at: self._time_of(descriptors[at].start_offset), time_ms)
-        for descriptor in descriptors[max(low, 0) :]:
+        spans = self._catalogue.spans()
+        low = self._last_before(len(spans), lambda at: self._time_of(spans[at].start_offset), time_ms)
+        for span in spans[max(low, 0) :]:
+            descriptor = self._catalogue.descriptor_of(span) or span.without_index()
             places = descriptor.offset_index or ((descriptor.start_offset, 0),)
             near = self._last_before(len(places), lambda at, of=places: self._time_of(of[at][0]), time_ms)  # type: ignore[misc]
             found = self._scan_for(places[max(near, 0)][0], descriptor.end_offset + 1, time_ms)
@@ -143,7 +146,7 @@ class ObjectReader:
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _find(self, offset: int) -> ObjectDescriptor | None:
+    def _find(self, offset: int) -> ObjectSpan | None:
         found = self._catalogue.at_or_after(offset)
         if self._follows_others and (found is None or found.start_offset > offset):
             self._catalogue.refresh()
@@ -151,11 +154,15 @@ class ObjectReader:
         return found
 
     def _enter(self, offset: int) -> _Place | None:
-        descriptor = self._find(offset)
-        if descriptor is None or descriptor.start_offset > offset:
-            return None
-        expected, byte = descriptor.place_of(offset)
-        return _Place(descriptor, expected, byte)
+        for _ in range(_LOOKS_MAX):
+            span = self._find(offset)
+            if span is None or span.start_offset > offset:
+                return None
+            descriptor = self._catalogue.descriptor_of(span)
+            if descriptor is not None:
+                return _Place(descriptor, *descriptor.place_of(offset))
+            self._catalogue.refresh()
+        raise MetadataUnavailable(f"{self._catalogue.topic}: what is in objects changes all the while; try again")
 
     def _missing(self, descriptor: ObjectDescriptor, offset: int) -> ColdLost | None:
         # Retention withdraws a descriptor before it removes the object: then it is no loss, but gone by policy.

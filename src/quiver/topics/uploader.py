@@ -171,11 +171,12 @@ class Uploader:
         """
         Learn what is published, and remove what a crash, a failure or a former owner left behind.
         """
-        self._catalogue.refresh()
+        named: set[str] = set()
+        self._catalogue.refresh(names=named)
         prefix = objects_prefix(self._topic)
         leftover = []
         names = [info.key.removeprefix(prefix) for info in self._objects.list_below(prefix)]
-        if not names and self._catalogue.descriptors():
+        if not names and len(self._catalogue):
             # What went there now would make the old ones look lost, one by one.
             reason = "no object of this topic is there: is it the right place, and is it mounted?"
             raise ObjectsUnavailable(
@@ -183,7 +184,7 @@ class Uploader:
             )
         for name in names:
             is_ours = parse_object_id(name) is not None or parse_object_name(name) is not None
-            if is_ours and not self._catalogue.names(name):
+            if is_ours and name not in named:
                 leftover.append(prefix + name)
         if leftover:
             self._check()
@@ -196,7 +197,7 @@ class Uploader:
         wal = self._wal
         known = self._catalogue.next_offset
         first = max(known, self._behind_damage, wal.start_offset)
-        if self._catalogue.descriptors() and first > known and self._behind_damage < first:
+        if len(self._catalogue) and first > known and self._behind_damage < first:
             self._observer.event(
                 "danube.uploader.gap", level=logging.ERROR, topic=self._topic, first_offset=known, next_offset=first
             )

@@ -1,0 +1,134 @@
+"""
+The catalogue of a topic with very many objects: few numbers in memory, an index only of what is being read.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from cold_rig import PREFIX, TOPIC, Rig, append, expected, read, settings
+
+from quiver.errors import Damaged, MetadataUnavailable
+from quiver.metadata.memory import MemoryMetadata
+from quiver.testing.faultmetadata import FaultMetadata
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.format.descriptor import ObjectDescriptor, descriptor_key, encode_descriptor, object_id
+
+ROOT = "/danube"
+EACH = 1000
+
+
+def descriptor(number: int, *, entries: int = 1) -> ObjectDescriptor:
+    """Object *number* of a thousand messages, with so many places in its index."""
+    start = number * EACH
+    index = tuple((start + at, at * 10) for at in range(entries))
+    return ObjectDescriptor(
+        object_id(start, start + EACH - 1), start, start + EACH - 1, 10 * EACH, None, 7, True, index
+    )
+
+
+def filled(count: int, *, entries: int = 1) -> FaultMetadata:
+    """A metadata store that knows of so many."""
+    facts = MemoryMetadata()
+    for number in range(count):
+        facts.commit(
+            {descriptor_key(ROOT, TOPIC, number * EACH): encode_descriptor(descriptor(number, entries=entries))}
+        )
+    return FaultMetadata(facts)
+
+
+def test_many_objects_with_large_indexes_take_little_memory():
+    """Three thousand objects, half a million places: some forty bytes each, not their indexes."""
+    store = filled(3000, entries=200)
+    catalogue = ObjectCatalogue(store, root=ROOT, topic=TOPIC)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        assert catalogue.next_offset == 3000 * EACH
+        for number in range(0, 3000, 100):
+            span = catalogue.at_or_after(number * EACH + 5)
+            assert span is not None
+            assert catalogue.descriptor_of(span) == descriptor(number, entries=200)
+        assert tracemalloc.get_traced_memory()[0] - before < 3000 * 50 + 200_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_range_of_offsets_asks_for_the_descriptors_of_that_range():
+    """`get_object_descriptors_range` of the document, and it has the object that the range begins in."""
+    store = filled(3000)
+    catalogue = ObjectCatalogue(store, root=ROOT, topic=TOPIC)
+    catalogue.refresh()
+    before = store.calls["range"]
+    found = list(catalogue.between(1_500_500, 1_503_001))
+    assert found == [descriptor(number) for number in range(1500, 1504)]
+    assert store.calls["range"] - before == 1
+    assert list(ObjectCatalogue(store, root=ROOT, topic=TOPIC).between(5, 6)) == [descriptor(0)]
+
+
+def test_objects_are_read_on_while_the_metadata_store_is_away():
+    """Without their indexes, which only it has: from their beginning."""
+    rig = Rig(chosen=settings(rotate=300))
+    with rig.opened() as log:
+        append(log, 60)
+        log.flush()
+        rig.store.maintain()
+        assert log.wal.start_offset > 20
+        rig.metadata.is_away = True
+        assert read(log) == expected(60)
+        assert read(log, 17) == expected(60, 17)
+        rig.metadata.heal()
+
+
+def test_a_packed_object_waits_for_the_metadata_store():
+    """Nobody else knows where its blocks begin: an error to try again, never a loss."""
+    rig = Rig(chosen=settings(rotate=300, compression="zstd"))
+    with rig.opened() as log:
+        append(log, 60)
+        log.flush()
+        rig.store.maintain()
+        rig.metadata.fail_on("get")
+        with log.reader(start=0, follow=False) as reader:
+            with pytest.raises(MetadataUnavailable):
+                next(reader)
+            assert [one.offset for one in reader] == list(range(60))
+
+
+def test_a_descriptor_that_was_withdrawn_a_moment_ago_is_looked_for_anew():
+    """Another process removed it: the catalogue is read again, and the next object answers."""
+    rig = Rig(chosen=settings(rotate=300))
+    with rig.opened() as log:
+        append(log, 60)
+        log.flush()
+        rig.store.maintain()
+        first = rig.tier.catalogue(TOPIC).spans()[0]
+        rig.facts.commit({descriptor_key(ROOT, TOPIC, first.start_offset): None})
+        rig.memory.delete([PREFIX + first.object_id])
+        reader = rig.tier.reader(TOPIC)
+        assert reader.take(0, 60) is None
+        assert reader.next_offset(0) == first.end_offset + 1
+
+
+def test_a_descriptor_under_another_ones_key_is_damage():
+    """It would be found by nobody who asks for its first message."""
+    facts = MemoryMetadata()
+    facts.commit({descriptor_key(ROOT, TOPIC, 5000): encode_descriptor(descriptor(3))})
+    with pytest.raises(Damaged, match="begins with message 3000, its key says another"):
+        ObjectCatalogue(facts, root=ROOT, topic=TOPIC).refresh()
+
+
+def test_what_is_published_and_withdrawn_is_known_without_asking():
+    """In order or not: an object that begins before the last one makes the catalogue be read again."""
+    store = filled(3)
+    catalogue = ObjectCatalogue(store, root=ROOT, topic=TOPIC, commits=store)
+    assert len(catalogue) == 3
+    before = store.calls["range"]
+    catalogue.publish(descriptor(4))
+    assert (catalogue.next_offset, store.calls["range"]) == (5 * EACH, before)
+    catalogue.publish(descriptor(3))
+    assert [span.start_offset for span in catalogue.spans()] == [number * EACH for number in range(5)]
+    assert store.calls["range"] > before
+    catalogue.withdraw(catalogue.spans()[:2])
+    assert catalogue.start_offset == 2 * EACH
+    assert catalogue.at_or_after(0) == catalogue.spans()[0]
