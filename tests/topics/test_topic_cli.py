@@ -121,3 +121,23 @@ def test_subscriptions(root):
         {"subscription": "billing", "kind": "shared", "next_offset": 3, "lag_messages": 5, "acked_above": 0}
     ]
     run("subscriptions", root, "a/b/c", code=2)
+
+
+def test_what_is_produced_need_not_be_text(root):
+    """Bytes go in as they came, from the input and from arguments, and come out escaped."""
+    done = CliRunner().invoke(build_app(), ["topic", "produce", str(root), "default/raw"], input=b"ok\n\xff\xfe\n")
+    assert done.exit_code == 0, done.output
+    run("produce", root, "default/raw", "\udcff")
+    assert [one.payload for one in TopicFiles(str(root), "default/raw").read()] == [b"ok", b"\xff\xfe", b"\xff"]
+    assert "\\xff\\xfe" in run("tail", root, "default/raw")
+
+
+def test_files_of_another_name(tmp_path):
+    """What `wal.file_name` said: found by who only looks, told to who writes."""
+    with TopicStore.open(tmp_path, settings={"wal": {"file_name": "events.log"}}, background=False) as store:
+        store.topic(TOPIC).append(b"0")
+    assert json.loads(run("list", tmp_path, "--json"))[0]["next_offset"] == 1
+    assert "events.log" in run("produce", tmp_path, TOPIC, "1", code=2)
+    run("produce", tmp_path, TOPIC, "1", "--file-name", "events.log")
+    run("repair", tmp_path, "--file-name", "events.log")
+    assert "sound, 2 messages" in run("verify", tmp_path)

@@ -147,3 +147,32 @@ def test_commands_take_the_tier(tmp_path):
     done = run("topic", "produce", tmp_path / "t", NAME, "x", "--objects", tmp_path / "cold", "--json")
     assert json.loads(done.stdout)["offsets"] == [40]
     assert run("topic", "repair", tmp_path / "t", "--objects", tmp_path / "cold").exit_code == 0
+
+
+def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
+    """Damage in one is named with its key, byte and messages; without the option it says that they were not read."""
+    here, cold = tmp_path / "here", tmp_path / "cold"
+    with TopicStore.open(here, objects=str(cold), settings=settings(rotate=600), background=False) as store:
+        append(store.topic(NAME), 40)
+        store.topic(NAME).flush()
+        store.maintain()
+
+    assert "objects are read with --objects" in run("topic", "verify", here).stdout
+    assert "offsets 0 to 39" in run("topic", "inspect", here, NAME).stdout
+    sound = run("topic", "verify", here, NAME, "--objects", cold)
+    assert (sound.exit_code, "sound" in sound.stdout) == (0, True)
+
+    first, second = sorted(
+        (cold / "storage/topics/default/orders/objects").glob("*"), key=lambda one: one.stat().st_mtime
+    )[:2]
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    second.unlink()
+    done = run("topic", "verify", here, NAME, "--objects", cold, "--json")
+    assert done.exit_code == 1
+    (report,) = json.loads(done.stdout)
+    damaged = {one["path"].rpartition("/")[2]: one["reason"] for one in report["findings"] if one["kind"] == "damaged"}
+    assert damaged.keys() == {first.name, second.name}
+    assert damaged[second.name].endswith("the object is missing")
+    assert json.loads(run("topic", "verify", here, NAME, "--json").stdout)[0]["sound"]

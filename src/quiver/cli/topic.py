@@ -8,13 +8,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
-from quiver.cli.topic_objects import messages_of_objects, metadata_of, rebuild_catalogue
+from quiver.cli.topic_objects import damage_in_objects, messages_of_objects, metadata_of, rebuild_catalogue
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ ObjectsUrl = Annotated[
     str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
 ]
 RootPrefix = Annotated[str, typer.Option("--root-prefix", help="Before every key of the metadata.")]
+FileName = Annotated[
+    str | None, typer.Option("--file-name", help="What wal.file_name says, where that is not wal.log.")
+]
 
 
 def build_topic_app() -> typer.Typer:
@@ -100,6 +104,8 @@ def inspect(
             f"{one.directory}: offsets {one.start_offset} to {one.next_offset - 1}, synced to {one.synced_offset}"
         )
         print_table("files", [_file_row(file) for file in one.as_dict()["files"]])
+        if one.objects:
+            typer.echo(f"objects: {len(one.objects):,}, offsets {one.objects[0][0]} to {one.objects[-1][1] - 1}")
         print_table("subscriptions", _subscription_rows(one))
         _print_findings(one)
     if not one.sound:
@@ -109,6 +115,7 @@ def inspect(
 def verify(
     root: Root,
     topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
+    objects: ObjectsUrl = None,
     metadata: MetadataUrl = None,
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
@@ -116,16 +123,18 @@ def verify(
     """
     Read every message in the files of a topic, or of all, and check it. Exits with 1 when something is damaged.
 
-    Messages that no file has are lost, unless the metadata say that objects have them; `rebuild-catalogue` reads those.
+    Messages that no file has are lost, unless the metadata say that objects have them; with --objects those are read
+    and checked, too.
     """
     names = [topic] if topic is not None else _topics(root)
-    checked = _check_each(root, names, metadata, root_prefix).values()
+    checked = _check_each(root, names, metadata, root_prefix, objects).values()
     if as_json:
         print_json([one.as_dict() for one in checked])
     else:
         for one in checked:
             messages = sum(file.messages for file in one.files)
-            typer.echo(f"{one.directory}: {'sound' if one.sound else 'DAMAGED'}, {messages:,} messages")
+            unread = " in files; objects are read with --objects" if one.objects and objects is None else ""
+            typer.echo(f"{one.directory}: {'sound' if one.sound else 'DAMAGED'}, {messages:,} messages{unread}")
             _print_findings(one)
     if not all(one.sound for one in checked):
         raise typer.Exit(1)
@@ -137,6 +146,7 @@ def repair(
     objects: ObjectsUrl = None,
     metadata: MetadataUrl = None,
     root_prefix: RootPrefix = "/danube",
+    file_name: FileName = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -150,7 +160,7 @@ def repair(
 
     names = [topic] if topic is not None else _topics(root)
     before = _check_each(root, names, metadata, root_prefix)
-    with _opened(root, objects, metadata, root_prefix) as store:
+    with _opened(root, objects, metadata, root_prefix, file_name) as store:
         for name in names:
             with store.topic(name).reader("earliest", follow=False, on_lost="skip") as reader:
                 for _ in reader:  # damage is kept aside where it is met
@@ -250,6 +260,7 @@ def produce(
     objects: ObjectsUrl = None,
     metadata: MetadataUrl = None,
     root_prefix: RootPrefix = "/danube",
+    file_name: FileName = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -262,10 +273,11 @@ def produce(
             raise WrongUse(f"--attribute {pair!r}: write name=value")
         attributes[name] = value
     found: list[int] = []
-    with _opened(root, objects, metadata, root_prefix) as store:
+    with _opened(root, objects, metadata, root_prefix, file_name) as store:
         log = store.topic(topic)
-        lines = payloads or (line.rstrip("\n") for line in sys.stdin)
-        found.extend(log.append(line.encode(), attributes=attributes or None, key=key) for line in lines)
+        # Bytes as they came: they need not be text.
+        lines = map(os.fsencode, payloads) if payloads else (line.rstrip(b"\n") for line in sys.stdin.buffer)
+        found.extend(log.append(line, attributes=attributes or None, key=key) for line in lines)
         log.flush()
     if as_json:
         print_json({"topic": topic, "offsets": found})
@@ -285,13 +297,16 @@ def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
         print_table(f"subscriptions of {topic}", rows)
 
 
-def _opened(root: Path, objects: str | None, metadata: str | None, root_prefix: str) -> TopicStore:
+def _opened(
+    root: Path, objects: str | None, metadata: str | None, root_prefix: str, file_name: str | None
+) -> TopicStore:
     from quiver.objects import ObjectLocation  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.topics.settings import TopicSettings, UploaderSettings  # noqa: PLC0415
+    from quiver.topics.settings import TopicSettings, UploaderSettings, WalSettings  # noqa: PLC0415
     from quiver.topics.store import TopicStore  # noqa: PLC0415
 
     location = None if objects is None else ObjectLocation.from_url(objects, environment=os.environ)
-    settings = TopicSettings(uploader=UploaderSettings(root_prefix=root_prefix))
+    wal = WalSettings() if file_name is None else WalSettings(file_name=file_name)
+    settings = TopicSettings(wal=wal, uploader=UploaderSettings(root_prefix=root_prefix))
     return TopicStore.open(root, settings=settings, objects=location, metadata=metadata, background=False)
 
 
@@ -307,7 +322,9 @@ def _check(root: Path, topic: str) -> CheckedTopic:
     return _check_each(root, [topic], None, "/danube")[topic]
 
 
-def _check_each(root: Path, topics: list[str], metadata: str | None, root_prefix: str) -> dict[str, CheckedTopic]:
+def _check_each(
+    root: Path, topics: list[str], metadata: str | None, root_prefix: str, objects: str | None = None
+) -> dict[str, CheckedTopic]:
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.check import check_topic_directory  # noqa: PLC0415
@@ -319,9 +336,13 @@ def _check_each(root: Path, topics: list[str], metadata: str | None, root_prefix
             directory = root / topic
             if not directory.is_dir():
                 raise WrongUse(f"{directory} holds no topic")
-            known = () if store is None else ObjectCatalogue(store, root=root_prefix, topic=topic).spans()
-            objects = [(one.start_offset, one.end_offset + 1) for one in known]
-            found[topic] = check_topic_directory(REAL_FILES, str(directory), objects=objects)
+            catalogue = None if store is None else ObjectCatalogue(store, root=root_prefix, topic=topic)
+            known = () if catalogue is None else catalogue.spans()
+            ranges = [(one.start_offset, one.end_offset + 1) for one in known]
+            one = check_topic_directory(REAL_FILES, str(directory), objects=ranges)
+            if objects is not None and catalogue is not None:
+                one = replace(one, findings=(*one.findings, *damage_in_objects(objects, catalogue)))
+            found[topic] = one
     return found
 
 

@@ -20,11 +20,12 @@ from quiver.errors import WrongUse
 if TYPE_CHECKING:
     from quiver.metadata.port import MetadataStore
     from quiver.objects.port import ObjectTier
+    from quiver.primitives.findings import Finding
     from quiver.topics.catalogue import ObjectCatalogue
     from quiver.topics.catalogue_rebuild import Rebuilt
     from quiver.topics.format.message import Message
 
-__all__ = ["messages_of_objects", "metadata_of", "rebuild_catalogue"]
+__all__ = ["damage_in_objects", "messages_of_objects", "metadata_of", "rebuild_catalogue"]
 
 _TTL_S = 60.0
 
@@ -35,7 +36,7 @@ RootPrefix = Annotated[str, typer.Option("--root-prefix", help="Before every key
 Options = Annotated[
     list[str] | None, typer.Option("--option", help="key=value for the object store; ${NAME} is a variable.")
 ]
-Wait = Annotated[float, typer.Option("--wait", help="Seconds to watch an owner that may be dead.")]
+Wait = Annotated[float, typer.Option("--wait", help="Seconds to watch an owner that may be dead; its lease is 300.")]
 
 
 @contextlib.contextmanager
@@ -88,6 +89,36 @@ def messages_of_objects(objects: str, catalogue: ObjectCatalogue, start: int, st
             start = stop if behind is None else behind
 
 
+def damage_in_objects(objects: str, catalogue: ObjectCatalogue) -> Iterator[Finding]:
+    """
+    Read every message that *catalogue* says is in objects; yield what is wrong with them.
+
+    Raises:
+        ObjectsUnavailable, MetadataUnavailable, AccessRefused: they cannot be read.
+    """
+    from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
+    from quiver.observe import InMemoryObserver  # noqa: PLC0415
+    from quiver.primitives.findings import Finding  # noqa: PLC0415
+    from quiver.topics.cold import ColdPiece  # noqa: PLC0415
+    from quiver.topics.tiered_reader import ObjectReader  # noqa: PLC0415
+
+    tier = open_objects(ObjectLocation.from_url(objects, environment=os.environ), writable=False)
+    reader = ObjectReader(tier, catalogue, observer=InMemoryObserver())
+    at = 0
+    for span in catalogue.spans():
+        at = max(at, span.start_offset)
+        while at <= span.end_offset:
+            found = reader.take(at, span.end_offset + 1)
+            if found is None:
+                break  # retention took it a moment ago
+            if isinstance(found, ColdPiece):
+                at += len(found.bodies)
+                continue
+            reason = f"messages {found.first_offset} to {found.next_offset - 1}: {found.reason}"
+            yield Finding(found.name, found.position, "damaged", reason)
+            at = found.next_offset
+
+
 def rebuild_catalogue(
     objects: Objects,
     metadata: MetadataUrl,
@@ -98,7 +129,8 @@ def rebuild_catalogue(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every object, and make the metadata say what is there. Refused while a process owns the topic.
+    Read every object, and make the metadata say what is there. Refused while a process owns the topic: a store that was
+    closed without `unload` still does until its lease is over, which --wait watches.
 
     Exit code 1 when objects are damaged or offsets are missing between them.
     """
