@@ -18,6 +18,7 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 from quiver.topics.format.checkpoint import decode_wal_checkpoint
 from quiver.topics.format.frame import take_frames
+from quiver.topics.settings import SubscriptionSettings
 from quiver.topics.store import TopicStore
 
 WAL = f"{DIRECTORY}/wal.log"
@@ -184,6 +185,24 @@ def test_lost_by_a_consumer_that_was_away():
                 found.append(delivery.offset)
                 delivery.ack()
             assert found == list(range(900))
+
+
+def test_lost_by_a_limit():
+    """What had been pulled when the limit was met was thrown away: it waits until there is room, in its order."""
+    with open_topics(CrashFileSystem()) as store:
+        store.topic(TOPIC).append_batch([b"x"] * 20)
+        chosen = SubscriptionSettings(max_unacked_messages=2)
+        subscription = store.subscribe(TOPIC, "s", start="earliest", settings=chosen)
+        found = []
+        with subscription.consumer("a") as first, subscription.consumer("b") as second:
+            while (one := first.receive(0)) is not None:
+                other = second.receive(0)
+                assert first.receive(0) is None, "the window is full"
+                found += [delivery.offset for delivery in (one, other) if delivery is not None]
+                for delivery in (one, other):
+                    if delivery is not None:
+                        delivery.ack()
+        assert found == list(range(20))
 
 
 def test_lost_because_a_failed_read_meant_latest():

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.errors import ObjectsUnavailable
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
 from quiver.topics.deleter import expired_objects, files_to_release
 from quiver.topics.format.descriptor import ObjectDescriptor
 from quiver.topics.settings import DeleterSettings, ObjectRetention
@@ -157,6 +159,27 @@ def test_a_file_that_is_being_read_stays():
         rig.tier.maintain()
         assert log.wal.start_offset > 0
         assert not rig.disk.exists(first.path)
+
+
+def test_a_file_that_cannot_be_removed_is_not_forgotten():
+    """It was struck off the list and stayed on the disk for good: the next look removes it, and nobody reads it."""
+    disk = CrashFileSystem()
+    files = FaultFileSystem(disk, path_part="wal")
+    rig = Rig(disk=files)
+    with rig.opened() as log:
+        append(log, 12)
+        log.flush()
+        files.fail_on("remove")
+        with pytest.raises(OSError, match="Input/output"):
+            rig.store.maintain()
+        left = [name for name in disk.list_dir("/topics/default/orders") if name.startswith("wal.")]
+        named = [file.path.rpartition("/")[2] for file in log.wal.files()]
+        assert len(left) > len(named) + 1, "the checkpoint is one of them"
+        rig.clock.advance(3600)
+        rig.store.maintain()
+        left = [name for name in disk.list_dir("/topics/default/orders") if name.startswith("wal.")]
+        assert sorted(left) == sorted([*(file.path.rpartition("/")[2] for file in log.wal.files()), "wal.ckpt"])
+        assert read(log) == expected(12)
 
 
 def test_deletion_is_counted_by_its_reason():

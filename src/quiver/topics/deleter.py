@@ -131,9 +131,9 @@ class Deleter:
                 break
             below = file.next_offset
             why[file.path] = reason
-        if not below:
-            return ()
-        self._check()
+        if below:
+            self._check()
+        # Also without any: what could not be removed the last time is tried again.
         gone = self._wal.release_below(below)
         for file in gone:
             self._observer.count("danube_wal_delete_total", 1, reason=why.get(file.path, "time"))

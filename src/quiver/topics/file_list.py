@@ -7,6 +7,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+from quiver.primitives.atomic import remove_durably
+from quiver.primitives.files import FileSystem
 from quiver.topics.format.checkpoint import WalCheckpoint
 from quiver.topics.format.names import wal_file_name
 from quiver.topics.wal_files import FileMarks, WalFile
@@ -16,15 +18,16 @@ __all__ = ["SealedFiles", "checkpoint_of"]
 
 class SealedFiles:
     """
-    Used under the log's lock; `files` may be looked at by anybody, as it is replaced and never changed.
+    Used under the log's lock, but for `remove`; `files` may be looked at by anybody: it is replaced, never changed.
     """
 
-    __slots__ = ("_held", "_marks", "files")
+    __slots__ = ("_going", "_held", "_marks", "files")
 
     def __init__(self, files: Sequence[WalFile]) -> None:
         self.files = tuple(files)
         self._held: dict[str, weakref.WeakSet[object]] = {}
         self._marks: dict[str, FileMarks] = {}
+        self._going: list[str] = []
 
     def add(self, file: WalFile, marks: FileMarks) -> None:
         """
@@ -72,13 +75,20 @@ class SealedFiles:
         """
         self.files = (*files, *self.files)
 
-    def forget_marks(self, files: Sequence[WalFile]) -> None:
+    def remove(self, fs: FileSystem, files: Sequence[WalFile]) -> None:
         """
-        Drop what is known of files that are gone.
+        Remove *files* from the disk, which no checkpoint names any more, and those that could not be removed before.
+
+        Raises:
+            OSError: some are left; the next call tries again.
         """
         for file in files:
             self._marks.pop(file.path, None)
             self._held.pop(file.path, None)
+            self._going.append(file.path)
+        if self._going:
+            remove_durably(fs, self._going)
+            self._going.clear()
 
 
 def checkpoint_of(

@@ -514,7 +514,7 @@ class TopicStore:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StoreClosed(f"the topics below {self.root} were closed")
+            raise StoreClosed(f"the topics {'in memory' if self.root is None else 'below ' + self.root} were closed")
 
     def shutdown(self) -> None:
         """

@@ -20,7 +20,7 @@ from dataclasses import replace
 from quiver.clock import Clock
 from quiver.errors import AtCapacity, StoreClosed, StoreFailed
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.atomic import replace_file
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import File, FileSystem
@@ -310,7 +310,7 @@ class Wal:
     def _require_open(self) -> None:
         self.require_sound()
         if self._closed or self._sealing:
-            raise StoreClosed(f"the log of {self.directory} was {'closed' if self._closed else 'sealed'}")
+            raise StoreClosed(f"the log of {self.directory or 'memory'} was {'closed' if self._closed else 'sealed'}")
 
     @property
     def closed(self) -> bool:
@@ -496,11 +496,12 @@ class Wal:
 
         Raises:
             OSError: the checkpoint could not be written, and nothing was deleted; or a file could not be removed, and
-                it goes when the topic is opened again.
+                it goes with the next call.
         """
         with self.lock:
             gone = self._sealed.take_below(offset)
         if not gone:
+            self._sealed.remove(self._files, ())
             return ()
         # 1. The checkpoint says that they are gone. 2. They go. A crash in between: opening removes what is below it.
         try:
@@ -509,8 +510,7 @@ class Wal:
             with self.lock:
                 self._sealed.put_back(gone)
             raise
-        self._sealed.forget_marks(gone)
-        remove_durably(self._files, [file.path for file in gone])
+        self._sealed.remove(self._files, gone)
         return gone
 
     # ── checkpoint, closing ──────────────────────────────────────────────────────────────────────────────
