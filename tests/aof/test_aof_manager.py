@@ -132,6 +132,42 @@ def test_the_upstream_watermark_comes_back():
         assert [one.ext_id for one in log.open_reader()] == [42]
 
 
+def test_a_seal_says_nothing_of_what_came_behind_its_segment():
+    """The record that the upstream log was told to forget would be gone with the power."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"1" * 12_000)
+        log.set_coordinator_watermark(1)
+        manager.maintain()
+        log.append_record(b"2" * 12_000)
+        log.set_coordinator_watermark(2)
+        log.run_upkeep()  # seals the first segment; nothing of the second is synced
+        assert [one.state for one in log.segment_snapshot()] == ["sealed", "active"]
+        crashed = files.clone_after_crash(0)
+    with open_manager(crashed) as manager:
+        log = manager.log("orders")
+        assert [one[:1] for one in payloads(log)] == [b"1"]
+        assert log.coordinator_watermark == 1
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.set_coordinator_watermark(2)
+        log.force_rollover(timeout_s=5)
+    with open_manager(files) as manager:
+        assert manager.log("orders").coordinator_watermark == 2
+
+
+@pytest.mark.parametrize("watermark", [-1, 1 << 64, "77", None, 1.5])
+def test_a_watermark_that_no_footer_holds_is_refused(watermark):
+    """Taken, it would keep every segment from being sealed."""
+    with open_manager(CrashFileSystem()) as manager:
+        log = manager.log("orders")
+        with pytest.raises(WrongUse):
+            log.set_coordinator_watermark(watermark)
+        log.append_record(b"x")
+        assert log.force_rollover(timeout_s=5) == 0
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
     """Every example of the page, one behind the other in one directory."""

@@ -134,7 +134,7 @@ class Aof:
             with tail.lock:
                 tail.adopt(recovered.tail)
             tail.next_segment_id = recovered.next_segment_id
-        self._upkeep.coordinator_watermark = recovered.coordinator_watermark
+        tail.coordinator_watermark = recovered.coordinator_watermark
         self._upkeep.make_spares()
 
     def _poison(self, reason: str) -> StoreFailed:
@@ -438,15 +438,22 @@ class Aof:
     @property
     def coordinator_watermark(self) -> int:
         """
-        How far an upstream operation log was taken over, as the newest sealed segment says; go on with the next.
+        How far an upstream operation log was taken over, after opening as the sealed segments say. Go on behind it.
         """
-        return self._upkeep.coordinator_watermark
+        return self._tail.coordinator_watermark
 
     def set_coordinator_watermark(self, watermark: int) -> None:
         """
-        Have the next sealed segment say that the upstream log was taken over up to *watermark*. It never goes back.
+        Have the segment that takes records now say, once it is sealed, that the upstream log was taken over up to
+        *watermark*. It never goes back. Call it when what is upstream was appended, never before.
+
+        Raises:
+            WrongUse: it is no whole number of 64 bits.
         """
-        self._upkeep.coordinator_watermark = max(self._upkeep.coordinator_watermark, watermark)
+        if not isinstance(watermark, int) or not 0 <= watermark < 1 << 64:
+            raise WrongUse(f"a watermark is a whole number of 64 bits, not {watermark!r}")
+        with self._tail.lock:
+            self._tail.coordinator_watermark = max(self._tail.coordinator_watermark, watermark)
 
     def set_current_ext_id(self, ext_id: int) -> None:
         """

@@ -49,12 +49,14 @@ class Segment:
         store: puts many bytes at an offset.
         zeroed: the offset up to which blocks were filled with zeros ahead of the records.
         named: whether the file has its final name, durably.
+        watermark: how far the upstream log was taken over when the segment took its last record; kept by the tail.
     """
 
     __slots__ = (
         "_file", "_mapping", "_suspect", "activated_s", "base_offset", "base_record_count", "base_timestamp", "crc64",
         "created_at", "durable", "ext_id", "flush_at", "id_base", "last_offset", "last_timestamp", "limit", "max_size",
-        "named", "path", "record_count", "segment_id", "size", "store", "usable", "view", "zeroed",
+        "named", "path", "record_count", "segment_id", "size", "store", "usable", "view", "watermark",
+        "zeroed",
     )  # fmt: skip
 
     def __init__(self, file: File, max_size: int) -> None:
@@ -69,8 +71,7 @@ class Segment:
         self.limit = self.usable
         self.flush_at = 0
         self.size = HEADER_BYTES
-        self.durable = 0
-        self.zeroed = 0
+        self.durable = self.zeroed = self.watermark = 0
         self.record_count = 0
         self.last_offset = HEADER_BYTES
         self.last_timestamp = 0
@@ -205,7 +206,7 @@ class Segment:
             raise Damaged(self.path, found.end, f"after a failed sync: {reason}")
         self._mapping.touch(self.durable, end)
 
-    def seal(self, *, sealed_at: int, watermark: int, flush_failure: bool) -> SegmentFooter:
+    def seal(self, *, sealed_at: int, flush_failure: bool) -> SegmentFooter:
         """
         Store the footer behind records that are all durable, and make it so.
 
@@ -222,7 +223,7 @@ class Segment:
             sealed_at=sealed_at,
             checksum=fold64to32(self.crc64),
             ext_id=self.ext_id,
-            coordinator_watermark=watermark,
+            coordinator_watermark=self.watermark,
             flush_failure=flush_failure,
         )
         self.view[self.usable :] = encode_footer(footer)

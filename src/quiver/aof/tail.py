@@ -81,7 +81,7 @@ class Tail:
             bytes_max=config.segment_max_bytes,
             bytes_first=config.segment_target_bytes,
         )
-        self.need_bytes = 0
+        self.need_bytes = self.coordinator_watermark = 0
         self.would_block: dict[str, int] = {}
         self._reserved: Segment | None = None
         self._held = False
@@ -437,6 +437,7 @@ class Tail:
             self.discards.append(segment)
             return None
         self.pending.append(segment)
+        segment.watermark = self.coordinator_watermark  # not that of its seal: what came since is elsewhere
         self.next_base_offset = segment.base_offset + segment.size + FOOTER_BYTES
         self.next_base_record_count = segment.base_record_count + segment.record_count
         self.sizing.filled(segment.max_size, self._clock.monotonic() - segment.activated_s)

@@ -77,7 +77,6 @@ class Upkeep:
         indexes: SparseIndexes,
         trim: HeadTrim,
     ) -> None:
-        self.coordinator_watermark = 0
         self.seals = 0
         self.retires = True
         self._tail = tail
@@ -154,11 +153,8 @@ class Upkeep:
 
     def _seal(self, segment: Segment) -> SealedSegment:
         self._flusher.sync_segment(segment)
-        watermark = self.coordinator_watermark
-        footer = segment.seal(
-            sealed_at=self._clock.now_ns(), watermark=watermark, flush_failure=self._tail.flush_failed
-        )
-        pointer = SealedPointer(segment.segment_id, watermark, footer.durable_bytes)
+        footer = segment.seal(sealed_at=self._clock.now_ns(), flush_failure=self._tail.flush_failed)
+        pointer = SealedPointer(segment.segment_id, footer.coordinator_watermark, footer.durable_bytes)
         try:
             replace_file(self._fs, f"{self._segments}/{POINTER_NAME}", encode_pointer(pointer))
         except OSError as error:
