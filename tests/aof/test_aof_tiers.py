@@ -13,6 +13,7 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofManager, Reader, Retention, TierConfig
+from quiver.aof.check import check_log_directory
 from quiver.aof.files import LogFiles
 from quiver.errors import Damaged, ObjectsUnavailable, RecordUnknown, SettingsInvalid, WrongUse
 from quiver.objects.directory import DirectoryObjects
@@ -216,6 +217,76 @@ def test_a_missing_warm_file_is_fetched():
                 files.remove(path)
         assert payloads(log) == list(written.values())
         assert log.tiers.snapshot().counts.downloads == 2
+
+
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+@pytest.mark.parametrize("where", ["evict", "upload"])
+def test_a_copy_that_rotted_is_made_again_while_the_file_is_there(how, where):
+    """It was compared when it was made, which may be years ago: it is read once more before it is all that is left."""
+    files = disk()
+    with open_tiered(files, tiny(compression="zstd")) as manager:
+        written = fill(manager.log("orders"), 3)
+        manager.maintain()
+    path = warm_files(files)[0]
+    if how == "gone":
+        files.remove(path)
+    else:
+        damage(files, path, 20)
+    tiers = TierConfig() if where == "evict" else TierConfig(objects=COLD)
+    with open_tiered(files, tiny(tiers=tiers, compression="zstd")) as manager:
+        log = manager.log("orders")
+        manager.maintain()
+        manager.maintain()
+        if where == "upload":
+            assert log.tiers.snapshot().object_segments == 3
+        log.tiers.evict(0)
+        assert len(segment_files(files)) == 2
+        assert payloads(log) == list(written.values())
+
+
+def test_a_rotten_copy_of_a_damaged_file_evicts_nothing():
+    """Neither is what was sealed: both stay, for people."""
+    files = disk()
+    with open_tiered(files, tiny(compression="zstd")) as manager:
+        fill(manager.log("orders"), 3)
+        manager.maintain()
+    damage(files, warm_files(files)[0], 20)
+    damage(files, segment_files(files)[0], 64 + 30)
+    with open_tiered(files, tiny(compression="zstd")) as manager:
+        with pytest.raises(Damaged):
+            manager.log("orders").tiers.evict(0)
+        assert len(segment_files(files)) == len(warm_files(files)) == 3
+
+
+def test_an_object_that_is_gone_needs_recovery_until_it_is_back():
+    """Its readers are told, and so is whoever looks at the log, from beside it, too, and after opening again."""
+    files = disk()
+    config = tiered(objects=COLD, warm_max_bytes=0)
+    with open_tiered(files, config) as manager:
+        log = manager.log("orders")
+        written = fill(log, 2)
+        manager.maintain()
+        (key,) = objects_in(files)
+        kept = files.read_all(f"{COLD}/{key}", size_max=1 << 20)
+        files.remove(f"{COLD}/{key}")
+        assert log.tiers.snapshot().residency[0] == "uploaded_to_tier2"
+        with pytest.raises(Damaged):
+            log.read_record(min(written))
+        assert log.tiers.snapshot().residency[0] == "needs_recovery"
+    with open_tiered(files, config) as manager:
+        log = manager.log("orders")
+        assert log.tiers.snapshot().residency[0] == "needs_recovery"
+        checked = check_log_directory(files, "orders", f"{ROOT}/orders", read_records=False)
+        assert checked.segments[0].state == "missing"
+        assert not checked.sound
+        file = files.create(f"{COLD}/{key}")
+        file.pwrite(kept, 0)
+        file.close()
+        assert payloads(log) == list(written.values())
+        assert log.tiers.snapshot().residency[0] == "resident_in_tier0"
+        log.tiers.evict(0)
+        manager.maintain()
+        assert log.tiers.snapshot().residency[0] == "uploaded_to_tier2"
 
 
 def test_the_only_copy_that_is_damaged_is_said_so():

@@ -186,9 +186,14 @@ def _check_copy(
     """
     path = f"{directory}/{WARM}/{entry.warm_name}"
     size = copies.warm_bytes(entry)
-    state = "warm" if size == entry.warm_bytes else "cold" if entry.remote else "missing"
+    lost = entry.remote is None or entry.residency == "needs_recovery"
+    state = "warm" if size == entry.warm_bytes else "missing" if lost else "cold"
     if state == "missing":
-        findings.append(Finding(path, 0, "damaged", "the only copy of a segment is not there"))
+        if entry.remote is None:
+            findings.append(Finding(path, 0, "damaged", "the only copy of a segment is not there"))
+        else:
+            reason = "the object of a segment was missing or damaged when it was last fetched"
+            findings.append(Finding(entry.remote.object_key, 0, "damaged", reason))
     elif state == "cold" and entry.remote is not None:
         path = entry.remote.object_key
     elif read_records:

@@ -6,6 +6,7 @@ file             purpose
 ===============  ======================================================================
 `keeper.py`      moves the segments of one log between its tiers, and back for readers
 `copies.py`      packed files and objects, each made whole and verified
+`placement.py`   where the copies of each segment are, by manifest and disk
 `packed.py`      packing a segment, and reading it packed
 `asked.py`       segments that somebody wants back and does not wait for
 `state.py`       what the records of the manifest log add up to              (pure)

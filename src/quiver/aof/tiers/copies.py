@@ -137,6 +137,21 @@ class Copies:
             raise Damaged(packed.name, 0, "checksum mismatch in a packed segment")
         return packed
 
+    def warm_problem(self, entry: TierEntry) -> str | None:
+        """
+        Return why the packed file, all of it read, is no copy of the segment; None when it is one.
+
+        Raises:
+            OSError: the disk cannot be read.
+        """
+        if not entry.has_warm or self.warm_bytes(entry) != entry.warm_bytes:
+            return "the packed file is not there"
+        try:
+            self.verified_warm(entry)
+        except Damaged as damaged:
+            return damaged.reason
+        return None
+
     def _opened(self, name: str, size: int) -> PackedSegment:
         path = f"{self._folder}/{name}"
 

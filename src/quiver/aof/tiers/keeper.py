@@ -34,20 +34,16 @@ from quiver.aof.format.manifest_record import Event, ManifestRecord
 from quiver.aof.format.names import (
     SEGMENTS,
     WARM,
-    SegmentName,
-    object_folder,
     object_key,
-    parse_object_key,
-    parse_warm_name,
     stream_folder,
 )
-from quiver.aof.format.tier_entry import RemoteCopy, Residency, TierEntry
+from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
 from quiver.aof.index import SparseIndexes
-from quiver.aof.manifest import ManifestLog
 from quiver.aof.retention import Held, choose_leaving
 from quiver.aof.tiers.asked import Asked
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.packed import PackedSegment, records_problem, unpack_to
+from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import entry_record, key_record
 from quiver.clock import Clock
@@ -141,97 +137,24 @@ class Tiers:
         self._turn = threading.Lock()
         self._used: dict[int, int] = {}
         self._uses = 0
-        self._manifest = ManifestLog(fs, config.root_dir, stream_id, clock=clock, observer=observer)
-        self._away: set[int] = set()
+        self._placement = Placement(
+            catalog, self._copies, fs, config.root_dir, stream_id=stream_id, clock=clock, observer=observer
+        )
+        self._manifest = self._placement.manifest
+        self._away = self._placement.away
         self._closed = False
         self._unreachable = False
-        self._take_over(below)
-
-    # ---- opening
-
-    def _take_over(self, below: int) -> None:
-        """
-        Bring together what the manifest says and what the disk has.
-        """
-        for segment_id, entry in list(self._entries.items()):
-            if segment_id >= below:
-                continue  # not of this log as it is now: readers never come that far
-            sealed = self._catalog.get(segment_id)
-            if sealed is not None and (sealed.header, sealed.footer) != (entry.header, entry.footer):
-                # Recovery found its file damaged, and sealed what was left. The copy was verified.
-                self._catalog.remove(segment_id)
-                remove_durably(self._fs, [sealed.path])
-                sealed = None
-            if sealed is None:
-                self._catalog.add(self._sealed(entry))
-                self._away.add(segment_id)
-            here = self._copies.warm_bytes(entry) == entry.warm_bytes
-            self._entries[segment_id] = replace(entry, has_warm=here)
-        for name in self._copies.warm_names():
-            self._settle_warm(name, below)
-        if below and self._copies.has_objects and (self._manifest.damaged or self._manifest.is_new):
-            self._find_objects(below)
-
-    def _find_objects(self, below: int) -> None:
-        """
-        Take over objects that the manifest does not know, because it was lost or damaged.
-        """
-        for info in self._copies.objects_below(object_folder(self._stream_id)):
-            parsed = parse_object_key(info.key)
-            if parsed is None or parsed[1] in self._entries or parsed[1] >= below:
-                continue
-            if self._catalog.get(parsed[1]) is None:
-                entry = self._copies.adopt_object(info, self._manifest.now_ms)
-                self._catalog.add(self._sealed(entry))
-                self._away.add(entry.segment_id)
-                self._note([], entry)
-
-    def _settle_warm(self, name: str, below: int) -> None:
-        parsed = parse_warm_name(name)
-        path = f"{self._warm}/{name}"
-        if name.endswith(TEMPORARY_SUFFIX):
-            remove_durably(self._fs, [path])
-        elif parsed is not None and parsed[0] not in self._entries:
-            if self._catalog.get(parsed[0]) is not None or parsed[0] >= below:
-                remove_durably(self._fs, [path])  # packed, and not yet noted: it will be again
-                return
-            try:
-                entry = self._copies.adopt(name)
-            except Damaged as error:
-                self._observer.event("aof.tiers.damaged", level=logging.WARNING, path=path, problem=error.reason)
-                return
-            self._catalog.add(self._sealed(entry))
-            self._away.add(entry.segment_id)
-            self._note([], entry)
-
-    def _sealed(self, entry: TierEntry) -> SealedSegment:
-        header = entry.header
-        name = SegmentName(header.segment_index, header.base_offset, header.created_at)
-        return SealedSegment(f"{self._segments}/{name}", header, entry.footer)
-
-    # ---- the manifest
+        self._placement.take_over(below)
 
     @property
     def _entries(self) -> dict[int, TierEntry]:
-        return self._manifest.state.entries
-
-    def _residency(self, entry: TierEntry) -> Residency:
-        if entry.segment_id not in self._away:
-            return "resident_in_tier0"
-        if entry.has_warm:
-            return "staged_for_tier0"
-        return "uploaded_to_tier2" if entry.remote else "needs_recovery"
+        return self._placement.entries
 
     def _note(self, events: list[ManifestRecord], entry: TierEntry) -> TierEntry:
-        """
-        Write *events* and where the copies are from now on, durably.
-        """
-        entry = replace(entry, residency=self._residency(entry))
-        self._manifest.write([entry_record(entry.segment_id, entry, self._manifest.now_ms), *events])
-        return entry
+        return self._placement.note(events, entry)
 
     def _event(self, kind: Event, entry: TierEntry, *fields: int | str | None) -> ManifestRecord:
-        return ManifestRecord(kind, entry.segment_id, entry.header.base_offset, self._manifest.now_ms, fields)
+        return self._placement.event(kind, entry, *fields)
 
     # ---- what the thread does
 
@@ -315,7 +238,11 @@ class Tiers:
             return
         key = object_key(self._stream_id, segment_id, entry.footer.sealed_at)
         self.counts.upload_attempts += 1
-        etag = self._copies.upload(entry, key)  # without the lock: readers need not wait for a network
+        try:
+            etag = self._copies.upload(entry, key)  # without the lock: readers need not wait for a network
+        except Damaged:
+            self._pack_again(segment_id)
+            raise
         with self._lock:
             entry = self._entries.get(segment_id)
             if entry is None:  # retired meanwhile
@@ -325,6 +252,13 @@ class Tiers:
             self._note([self._event(Event.UPLOAD_DONE, entry, key, etag)], replace(entry, remote=remote))
         self.counts.uploads += 1
         self._tell("tier2_upload_success", entry)
+
+    def _pack_again(self, segment_id: int) -> None:
+        # The packed file is not what was written. The segment's own file is, so the next turn has something to upload.
+        with self._lock:
+            sealed, entry = self._catalog.get(segment_id), self._entries.get(segment_id)
+            if sealed is not None and entry is not None and segment_id not in self._away:
+                self._sound(sealed, entry)
 
     def _evict_over(self) -> None:
         limit = self._tiers.tier0_max_bytes
@@ -363,10 +297,7 @@ class Tiers:
         with self._lock:
             if entry is None or segment_id in self._away:
                 return
-            entry = self._entries[segment_id]
-            if self._copies.warm_bytes(entry) != entry.warm_bytes:
-                entry = replace(entry, has_warm=False)
-                self._copies.check_object(entry)
+            entry = self._sound(sealed, self._entries[segment_id])
             self._away.add(segment_id)
             try:
                 self._note([self._event(Event.LOCAL_EVICTED, entry, entry.original_bytes)], entry)
@@ -379,6 +310,24 @@ class Tiers:
             self._used.pop(segment_id, None)
             self.counts.evictions += 1
         self._tell("tier0_segment_dropped", entry)
+
+    def _sound(self, sealed: SealedSegment, entry: TierEntry) -> TierEntry:
+        """
+        Return where a segment's copy is that may become the only one, read once more; a new one is made if need be.
+
+        Raises:
+            Damaged, ObjectsUnavailable, OSError: as `evict`.
+        """
+        problem = self._copies.warm_problem(entry)
+        if problem is None:
+            return entry
+        entry = replace(entry, has_warm=False)
+        if entry.remote is not None:
+            self._copies.check_object(entry)
+            return entry
+        self._failed("tier1_copy_damaged", entry, problem)
+        self._entries[sealed.segment_id] = entry
+        return self._packed(sealed) or entry
 
     def _trim(self) -> None:
         limit = self._tiers.warm_max_bytes
@@ -534,6 +483,8 @@ class Tiers:
             self._copies.fetch(entry)
         except (OSError, QuiverError) as error:
             self._failed("tier2_fetch_failed", entry, str(error))
+            if isinstance(error, Damaged):  # readers are told, and so is who looks at the log, until a fetch succeeds
+                self._note([self._event(Event.HYDRATION_FAILED, entry, 2)], replace(entry, residency="needs_recovery"))
             if not isinstance(error, OSError) or not is_full_disk(error):
                 raise
             return self._copies.open_object(entry), entry
@@ -574,7 +525,7 @@ class Tiers:
             sealed = self._catalog.all()
             entries = dict(self._entries)
             residency = {
-                one.segment_id: self._residency(entries[one.segment_id])
+                one.segment_id: self._placement.residency(entries[one.segment_id])
                 if one.segment_id in entries
                 else "resident_in_tier0"
                 for one in sealed

@@ -1,0 +1,166 @@
+"""
+Where the copies of a log's sealed segments are: what the manifest log says, brought together with what the disk has.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from quiver.aof.catalog import Catalog, SealedSegment
+from quiver.aof.format.manifest_record import Event, ManifestRecord
+from quiver.aof.format.names import (
+    SEGMENTS,
+    WARM,
+    SegmentName,
+    object_folder,
+    parse_object_key,
+    parse_warm_name,
+)
+from quiver.aof.format.tier_entry import Residency, TierEntry
+from quiver.aof.manifest import ManifestLog
+from quiver.aof.tiers.copies import Copies
+from quiver.aof.tiers.state import entry_record
+from quiver.clock import Clock
+from quiver.errors import Damaged
+from quiver.observe import Observer
+from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
+from quiver.primitives.files import FileSystem
+
+__all__ = ["Placement"]
+
+
+class Placement:
+    """
+    The rows of the manifest log, and which segments have no file. One thread at a time.
+
+    Args:
+        catalog: all sealed segments; those without a file are added to it.
+
+    Attributes:
+        manifest: what is written when something changes.
+        away: segments that have no file.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        copies: Copies,
+        fs: FileSystem,
+        root: str,
+        *,
+        stream_id: int,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._catalog = catalog
+        self._copies = copies
+        self._fs = fs
+        self._stream_id = stream_id
+        self._observer = observer
+        self._segments = f"{root}/{SEGMENTS}"
+        self._warm = f"{root}/{WARM}"
+        self.manifest = ManifestLog(fs, root, stream_id, clock=clock, observer=observer)
+        self.away: set[int] = set()
+
+    def take_over(self, below: int) -> None:
+        """
+        Bring together what the manifest says and what the disk has. *below* is the first segment that is not sealed.
+
+        Raises:
+            ObjectsUnavailable: the manifest was lost, and nobody knows which objects there are; try again.
+            OSError: the disk refused.
+        """
+        for segment_id, entry in list(self.entries.items()):
+            if segment_id >= below:
+                continue  # not of this log as it is now: readers never come that far
+            sealed = self._catalog.get(segment_id)
+            if sealed is not None and (sealed.header, sealed.footer) != (entry.header, entry.footer):
+                # Recovery found its file damaged, and sealed what was left. The copy was verified.
+                self._catalog.remove(segment_id)
+                remove_durably(self._fs, [sealed.path])
+                sealed = None
+            if sealed is None:
+                self._catalog.add(self._sealed(entry))
+                self.away.add(segment_id)
+            here = self._copies.warm_bytes(entry) == entry.warm_bytes
+            self.entries[segment_id] = replace(entry, has_warm=here)
+        for name in self._copies.warm_names():
+            self._settle_warm(name, below)
+        if below and self._copies.has_objects and (self.manifest.damaged or self.manifest.is_new):
+            self._find_objects(below)
+
+    def _find_objects(self, below: int) -> None:
+        """
+        Take over objects that the manifest does not know, because it was lost or damaged.
+        """
+        for info in self._copies.objects_below(object_folder(self._stream_id)):
+            parsed = parse_object_key(info.key)
+            if parsed is None or parsed[1] in self.entries or parsed[1] >= below:
+                continue
+            if self._catalog.get(parsed[1]) is None:
+                entry = self._copies.adopt_object(info, self.manifest.now_ms)
+                self._catalog.add(self._sealed(entry))
+                self.away.add(entry.segment_id)
+                self.note([], entry)
+
+    def _settle_warm(self, name: str, below: int) -> None:
+        parsed = parse_warm_name(name)
+        path = f"{self._warm}/{name}"
+        if name.endswith(TEMPORARY_SUFFIX):
+            remove_durably(self._fs, [path])
+        elif parsed is not None and parsed[0] not in self.entries:
+            if self._catalog.get(parsed[0]) is not None or parsed[0] >= below:
+                remove_durably(self._fs, [path])  # packed, and not yet noted: it will be again
+                return
+            try:
+                entry = self._copies.adopt(name)
+            except Damaged as error:
+                self._observer.event("aof.tiers.damaged", level=logging.WARNING, path=path, problem=error.reason)
+                return
+            self._catalog.add(self._sealed(entry))
+            self.away.add(entry.segment_id)
+            self.note([], entry)
+
+    def _sealed(self, entry: TierEntry) -> SealedSegment:
+        header = entry.header
+        name = SegmentName(header.segment_index, header.base_offset, header.created_at)
+        return SealedSegment(f"{self._segments}/{name}", header, entry.footer)
+
+    # ---- the manifest
+
+    @property
+    def entries(self) -> dict[int, TierEntry]:
+        """
+        The copies of each segment that has any.
+        """
+        return self.manifest.state.entries
+
+    def residency(self, entry: TierEntry) -> Residency:
+        """
+        Return where a reader finds the segment.
+        """
+        if entry.segment_id not in self.away:
+            return "resident_in_tier0"
+        if entry.has_warm:
+            return "staged_for_tier0"
+        if entry.remote is None or entry.residency == "needs_recovery":  # the last fetch found it missing or damaged
+            return "needs_recovery"
+        return "uploaded_to_tier2"
+
+    def note(self, events: list[ManifestRecord], entry: TierEntry) -> TierEntry:
+        """
+        Write *events* and where the copies are from now on, durably; return what was written of these.
+
+        Raises:
+            OSError: the disk refused; nothing counts.
+        """
+        entry = replace(entry, residency=self.residency(entry))
+        self.manifest.write([entry_record(entry.segment_id, entry, self.manifest.now_ms), *events])
+        return entry
+
+    def event(self, kind: Event, entry: TierEntry, *fields: int | str | None) -> ManifestRecord:
+        """
+        Return a record of what happened to a segment now.
+        """
+        return ManifestRecord(kind, entry.segment_id, entry.header.base_offset, self.manifest.now_ms, fields)
