@@ -90,6 +90,21 @@ def test_sizes_are_rounded_and_kept_in_order(given, made):
         lambda: TierConfig(tier0_max_bytes=-1),
         lambda: TierConfig(warm_max_bytes=0),
         lambda: TierConfig(compression_level=0),
+        lambda: TierConfig(compression_level="fast"),
+        lambda: TierConfig(tier0_max_bytes="1GiB"),
+        lambda: FlushConfig(flush_interval_ms="5ms"),
+        lambda: FlushConfig(flush_interval_ms=float("nan")),
+        lambda: FlushConfig(flush_watermark_bytes=None),
+        lambda: FlushConfig(max_unflushed_bytes=1.5),
+        lambda: Retention("time", ttl_s="1d"),
+        lambda: Retention("size", max_total_bytes=True),
+        lambda: AofConfig(preallocate_segments="2"),
+        lambda: AofConfig(segment_target_bytes=None),
+        lambda: AofConfig(flush=None),
+        lambda: AofConfig(retention="size"),
+        lambda: AofConfig(tiers={"tier0_max_bytes": 1}),
+        lambda: AofConfig(enable_sparse_index="no"),
+        lambda: AofConfig(root_dir=3),
     ],
 )
 def test_what_cannot_be_is_refused(make):
@@ -99,7 +114,9 @@ def test_what_cannot_be_is_refused(make):
 
 
 def test_the_manager_gives_each_log_its_directory():
-    """Below its own."""
+    """Below its own, which the settings name where nobody else does."""
+    with AofManager.open(config=tiny(root_dir="/elsewhere"), files=CrashFileSystem(), background=False) as manager:
+        assert (manager.path, manager.log("orders").config.root_dir) == ("/elsewhere", "/elsewhere/orders")
     with open_manager(CrashFileSystem()) as manager:
         assert manager.log("orders").config.root_dir == f"{ROOT}/orders"
 

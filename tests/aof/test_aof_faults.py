@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +53,42 @@ def test_an_append_that_raises_leaves_nothing_that_a_crash_would_bring_back(ext_
         log.append_record(b"y" * 10)
         with open_manager(disk.clone_after_kill()) as again:
             assert payloads(again.log("orders")) == [b"y" * 10]
+
+
+NO_PAYLOADS = ["text", None, 7, [b"x"], memoryview(b"abcd").cast("H"), array("I", [1, 2])]
+
+
+@pytest.mark.parametrize("payload", NO_PAYLOADS, ids=lambda one: type(one).__name__)
+def test_what_is_no_payload_is_refused_and_leaves_no_trace(payload: Any) -> None:
+    """A view of wider numbers has fewer items than bytes: its record would run into the next one."""
+    disk = CrashFileSystem()
+    with open_manager(disk) as manager:
+        log = manager.log("orders")
+        for size in (1, 3000):
+            for call in (
+                lambda: log.append_record(payload),
+                lambda: log.append_record_with_timeout(payload, 1),
+                lambda size=size: log.append_records([b"x" * size, payload]),
+                lambda size=size: log.append_records([payload, b"x" * size]),
+            ):
+                with pytest.raises(RecordInvalid, match="nothing was written"):
+                    call()
+        with pytest.raises(RecordInvalid):
+            log.append_records(None)  # type: ignore[arg-type]
+        log.append_records([b"one", memoryview(b"two"), bytearray(b"three")])
+        with open_manager(disk.clone_after_kill()) as again:
+            assert payloads(again.log("orders")) == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize("size", [-1, -24, -1000, "7", 1.5, None, 0])
+def test_a_reservation_of_no_size_holds_nobody_up(size: Any) -> None:
+    """Taken, it would stand open, and everybody would wait for it."""
+    with open_manager(CrashFileSystem()) as manager:
+        log = manager.log("orders")
+        with pytest.raises(RecordInvalid):
+            log.append_reserve(size)
+        log.append_record(b"x")
+        assert payloads(log) == [b"x"]
 
 
 def test_a_reservation_that_outlives_its_log_touches_nothing_of_the_next_one(tmp_path):

@@ -47,11 +47,12 @@ class FlushConfig:
     retries_max: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("flush_watermark_bytes", "flush_interval_ms", "max_unflushed_bytes", "retries_max"):
-            if getattr(self, name) < 0:
-                raise SettingsInvalid(f"flush.{name} must not be negative")
-        if not 1 <= self.max_concurrent_flushes <= 64:
-            raise SettingsInvalid("flush.max_concurrent_flushes must be 1 to 64")
+        for name in ("flush_watermark_bytes", "max_unflushed_bytes", "retries_max"):
+            _require_whole(f"flush.{name}", getattr(self, name), 0, None)
+        interval_ms = self.flush_interval_ms
+        if isinstance(interval_ms, bool) or not isinstance(interval_ms, int | float) or not interval_ms >= 0:
+            raise SettingsInvalid(f"flush.flush_interval_ms must be a number from 0 on, not {interval_ms!r}")
+        _require_whole("flush.max_concurrent_flushes", self.max_concurrent_flushes, 1, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,11 @@ class Retention:
         for given, lawful in ((self.policy, get_args(RetentionPolicy)), (self.action, get_args(RetentionAction))):
             if given not in lawful:
                 raise SettingsInvalid(f"retention: {given!r} is none of {', '.join(lawful)}")
-        if self.policy == "time" and not (self.ttl_s or 0) > 0:
-            raise SettingsInvalid("retention by time needs ttl_s above 0")
-        if self.policy == "size" and not (self.max_total_bytes or 0) > 0:
-            raise SettingsInvalid("retention by size needs max_total_bytes above 0")
+        ttl_s = self.ttl_s
+        if self.policy == "time" and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0):
+            raise SettingsInvalid(f"retention by time needs ttl_s, a number of seconds above 0, not {ttl_s!r}")
+        if self.policy == "size":
+            _require_whole("retention by size: max_total_bytes", self.max_total_bytes, 1, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,9 @@ class TierConfig:
 
     def __post_init__(self) -> None:
         for name in ("tier0_max_bytes", "warm_max_bytes"):
-            if (getattr(self, name) or 0) < 0:
-                raise SettingsInvalid(f"tiers.{name} must not be negative")
-        if not 1 <= self.compression_level <= 19:
-            raise SettingsInvalid("tiers.compression_level must be 1 to 19")
+            if getattr(self, name) is not None:
+                _require_whole(f"tiers.{name}", getattr(self, name), 0, None)
+        _require_whole("tiers.compression_level", self.compression_level, 1, 19)
         if self.warm_max_bytes is not None and self.objects is None:
             raise SettingsInvalid("tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot leave")
 
@@ -124,7 +125,7 @@ class AofConfig:
     min ≤ target ≤ max. 0 stands for the default.
 
     Attributes:
-        root_dir: the directory of the log.
+        root_dir: where `AofManager.open` puts the logs when it is given no path. A log's own `config` says where it is.
         segment_min_bytes: no segment is smaller.
         segment_max_bytes: no segment is larger, and so no record that would not fit into one.
         segment_target_bytes: the size of the first segment. From then on sizes slide: segments that fill within
@@ -161,8 +162,8 @@ class AofConfig:
     enable_sparse_index: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.preallocate_segments <= 16:
-            raise SettingsInvalid("preallocate_segments must be 0 to 16")
+        self._require_kinds()
+        _require_whole("preallocate_segments", self.preallocate_segments, 0, 16)
         if self.id_strategy != "packed":
             raise SettingsInvalid(
                 f"id_strategy is packed, not {self.id_strategy!r}: a record has no field for an id, so its id can only "
@@ -198,10 +199,24 @@ class AofConfig:
         """
         return self.retention.policy != "keep_all" or self.compaction != "disabled"
 
+    def _require_kinds(self) -> None:
+        kinds = (("flush", FlushConfig), ("retention", Retention), ("enable_sparse_index", bool), ("root_dir", str))
+        for name, kind in kinds:
+            if not isinstance(getattr(self, name), kind):
+                raise SettingsInvalid(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
+        if self.tiers is not None and not isinstance(self.tiers, TierConfig):
+            raise SettingsInvalid(f"tiers must be a TierConfig or None, not {self.tiers!r}")
+
     def _rounded(self, name: str, default: int) -> int:
-        value = getattr(self, name) or default
-        if not isinstance(value, int) or value < 0:
-            raise SettingsInvalid(f"{name} must be a number of bytes, not {value!r}")
+        value = getattr(self, name)
+        _require_whole(f"{name}, in bytes,", value, 0, None)
+        value = value or default
         below = 1 << (value.bit_length() - 1)
         nearest = below if value - below <= 2 * below - value else 2 * below
         return min(max(nearest, self.segment_floor_bytes), self.segment_ceiling_bytes)
+
+
+def _require_whole(name: str, value: object, least: int, most: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        span = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise SettingsInvalid(f"{name} must be a whole number {span}, not {value!r}")

@@ -81,7 +81,7 @@ class AofManager:
     @classmethod
     def open(
         cls,
-        path: str,
+        path: str | None = None,
         config: AofConfig | None = None,
         *,
         files: FileSystem = REAL_FILES,
@@ -95,8 +95,8 @@ class AofManager:
         Open the directory *path*, created when missing; no other process may have it open.
 
         Args:
-            path: the directory; each log has a directory in it.
-            config: for logs that are opened without one of their own; `root_dir` is set for each log.
+            path: the directory; each log has a directory in it. None: what `config.root_dir` says.
+            config: for logs that are opened without one of their own.
             files: the file system.
             clock: the time.
             observer: where counts and events go.
@@ -109,11 +109,13 @@ class AofManager:
             DirectoryInUse: another process has it open.
             OSError: the disk refused.
         """
-        if not str(path):
+        config = _checked(config) or AofConfig()
+        path = config.root_dir if path is None else str(path)
+        if not path:
             raise WrongUse("the directory of the logs has no name: give a path")
         return cls(
-            str(path),
-            _checked(config) or AofConfig(),
+            path,
+            config,
             files=files,
             clock=clock,
             observer=observer or InMemoryObserver(),

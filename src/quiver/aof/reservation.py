@@ -9,6 +9,7 @@ from typing import Self
 
 from quiver.aof.format.record import RECORD_HEAD_BYTES
 from quiver.aof.tail import Tail
+from quiver.errors import RecordInvalid
 
 __all__ = ["Reservation"]
 
@@ -26,6 +27,8 @@ class Reservation:
     """
 
     def __init__(self, tail: Tail, size: int) -> None:
+        if not isinstance(size, int) or size < 0:
+            raise RecordInvalid(f"a reservation is of a whole number of bytes, not {size!r}; nothing was reserved")
         segment, offset = tail.reserve(size)
         start = offset + RECORD_HEAD_BYTES
         self._tail = tail

@@ -12,6 +12,7 @@ own, moves `durable` up to a `size` that it saw before the sync. A reader may re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from quiver.aof.format.names import SegmentName
 from quiver.aof.format.record import RECORD_HEAD_BYTES, RecordScan, join_record_id, scan_records
@@ -167,6 +168,19 @@ class Segment:
             self.zero(self.size, end)
             raise
         self.crc64 = crc64
+
+    def store_joined(self, heads: Iterable[bytes], payloads: Sequence[Buffer], size: int) -> None:
+        """
+        Store records behind the last one in one piece of *size* bytes: quicker for small ones. Else as `store_each`.
+
+        Raises:
+            ValueError: they have another size: of a view of wider numbers, `len` counts the numbers.
+        """
+        records = b"".join(chain.from_iterable(zip(heads, payloads, strict=True)))
+        if len(records) != size:
+            raise ValueError("payloads have more bytes than items")
+        self.store(self.size, records)
+        self.crc64 = crc64_nvme(b"".join(payloads), self.crc64)
 
     # ---- making durable: one thread at a time, by the flusher's lock
 

@@ -15,9 +15,9 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 
-from quiver.aof.asking import Ask, Rollover
+from quiver.aof.asking import Ask, Rollover, invalid_ext_id, invalid_payload
 from quiver.aof.config import AofConfig
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
@@ -38,14 +38,6 @@ _PENDING_MAX = 1
 _LARGE_BYTES = 2048
 _NEVER = 1 << 62
 _HALF = 0xFFFF_FFFF
-
-
-def _invalid_ext_id(ext_id: object) -> RecordInvalid:
-    return RecordInvalid(f"ext_id is a whole number of 64 bits, not {ext_id!r}; nothing was written")
-
-
-def _invalid_payload(payload: object) -> RecordInvalid:
-    return RecordInvalid(f"a payload is bytes, not {type(payload).__name__}; nothing was written")
 
 
 class Tail:
@@ -107,8 +99,11 @@ class Tail:
             StoreClosed, StoreFailed: nothing was written, and nothing will be.
         """
         crc = self._crc
-        checksum = crc(payload)
-        size = len(payload)
+        try:
+            checksum = crc(payload)
+            size = len(payload)
+        except TypeError:
+            raise invalid_payload(payload) from None
         with self.lock:
             segment = self.segment
             if self._gated or not size or segment is None or segment.size + size + RECORD_HEAD_BYTES > segment.limit:
@@ -126,8 +121,8 @@ class Tail:
             view = segment.view
             try:
                 view[start:end] = payload
-            except TypeError:
-                raise _invalid_payload(payload) from None
+            except (TypeError, ValueError):
+                raise invalid_payload(payload) from None
             # The head last: until its length is there, nothing begins here.
             try:
                 RECORD_HEAD.pack_into(
@@ -141,7 +136,7 @@ class Tail:
             except struct.error:
                 # What is left of a longer payload could one day be read as records behind a shorter one.
                 segment.zero(offset, end)
-                raise _invalid_ext_id(ext_id) from None
+                raise invalid_ext_id(ext_id) from None
             segment.crc64 = crc(payload, segment.crc64)
             segment.record_count += 1
             segment.last_offset = offset
@@ -165,7 +160,11 @@ class Tail:
             WouldBlock, RecordInvalid: nothing was written.
             StoreClosed, StoreFailed: nothing was written, and nothing will be.
         """
-        sizes = list(map(len, payloads))
+        try:
+            sizes = list(map(len, payloads))
+            checksums = [(one >> 32) ^ (one & _HALF) for one in map(self._crc, payloads)]
+        except TypeError:
+            raise invalid_payload(payloads) from None
         if not sizes:
             return []
         if 0 in sizes:
@@ -173,7 +172,6 @@ class Tail:
         marks = ext_id if isinstance(ext_id, Sequence) else None
         if marks is not None and len(marks) != len(sizes):
             raise RecordInvalid(f"{len(marks)} ext_ids for {len(sizes)} records; nothing was written")
-        checksums = [(one >> 32) ^ (one & _HALF) for one in map(self._crc, payloads)]
         need = sum(sizes) + len(sizes) * RECORD_HEAD_BYTES
         with self.lock:
             segment = self.segment
@@ -191,14 +189,11 @@ class Tail:
                 if need > len(sizes) * _LARGE_BYTES:
                     segment.store_each(heads, payloads)
                 else:
-                    segment.store(offset, b"".join(chain.from_iterable(zip(heads, payloads, strict=True))))
-                    segment.crc64 = self._crc(b"".join(payloads), segment.crc64)
+                    segment.store_joined(heads, payloads, need)
             except struct.error:
-                raise _invalid_ext_id(ext_id) from None
-            except TypeError:
-                if any(isinstance(one, str) for one in payloads):
-                    raise _invalid_payload("") from None
-                raise
+                raise invalid_ext_id(ext_id) from None
+            except (TypeError, ValueError):
+                raise invalid_payload(payloads) from None
             segment.record_count += len(sizes)
             segment.last_offset = end - sizes[-1] - RECORD_HEAD_BYTES
             segment.last_timestamp = now
@@ -281,7 +276,7 @@ class Tail:
             RecordInvalid: it is no whole number of 64 bits.
         """
         if not isinstance(ext_id, int) or not 0 <= ext_id < 1 << 64:
-            raise _invalid_ext_id(ext_id)
+            raise invalid_ext_id(ext_id)
         with self.lock:
             self.ext_id = ext_id
 
@@ -372,7 +367,7 @@ class Tail:
                 )  # fmt: skip
             except struct.error:
                 segment.zero(offset, offset + RECORD_HEAD_BYTES)
-                raise _invalid_ext_id(ext_id) from None
+                raise invalid_ext_id(ext_id) from None
             segment.crc64 = crc64_nvme(payload, segment.crc64)
             segment.record_count += 1
             segment.last_offset = offset
