@@ -359,6 +359,28 @@ def test_runs_of_one_length_are_the_same_records(manager):
     assert FlushConfig().max_unflushed_bytes
 
 
+def test_an_id_between_two_records_is_no_damage(manager):
+    """Whoever asks for it made a mistake; the log is whole, and no reader passes over the rest of a segment."""
+    log = manager.log("orders")
+    for sealed in (False, True):
+        first, second = log.append_records([b"one" * 300, b"two" * 300])
+        if sealed:
+            log.force_rollover(timeout_s=5)
+        for wrong in (first + 1, first + 30, second - 1, second + 7):
+            with pytest.raises(RecordUnknown, match="none begins at"):
+                log.read_record(wrong)
+            for on_damage in ("raise", "skip"):
+                with pytest.raises(RecordUnknown, match="none begins at"):
+                    list(log.open_reader(wrong, on_damage=on_damage))
+                with pytest.raises(RecordUnknown, match="none begins at"):
+                    list(log.open_reader(wrong, on_damage=on_damage).runs())
+        assert log.read_record(second).payload == b"two" * 300
+    for wrong in ("7", None, -1, 1 << 64, 1.5):
+        for call in (log.read_record, log.open_reader, log.flush_until, lambda one: log.tail_follower(one or "")):
+            with pytest.raises(RecordUnknown, match="whole number of 64 bits"):
+                call(wrong)
+
+
 def test_a_batch_that_breaks_off_leaves_no_trace(manager):
     """What is not bytes is refused in the middle: the records before it are not there, after a crash either."""
     log = manager.log("orders")

@@ -103,6 +103,12 @@ def test_tail(root):
     assert "no log 'x'" in run("tail", root, "--log", "x", code=2)
 
 
+def test_tail_from_an_id_that_no_record_has(root):
+    """A mistake, not the rest of the log without a segment."""
+    first = json.loads(run("tail", root, "--log", "orders", "-n", 1, "--json"))["record_id"]
+    assert "none begins at" in run("tail", root, "--log", "orders", "--from", first + 1, code=2)
+
+
 def test_evict_and_hydrate(root):
     """A segment's file goes and comes back; what is read stays the same, and the dump says where it is."""
     before = run("tail", root, "--log", "orders")

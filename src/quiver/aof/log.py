@@ -235,6 +235,7 @@ class Aof:
             RecordUnknown, StoreClosed: there is no such record; whether there is cannot be told any more.
             StoreFailed: written bytes were lost.
         """
+        _require_id(record_id)
         segment_id, offset = split_record_id(record_id)
         segment = self._unsealed(segment_id)
         if segment is None:
@@ -326,8 +327,13 @@ class Aof:
 
         With *timestamp* it begins where `find_record` says instead, or with what comes next. A segment that has no file
         is brought back while the reader waits; without *wait* it is brought back meanwhile, and reading raises
-        `WouldBlock("hydration")`: iterate again later.
+        `WouldBlock("hydration")`: iterate again later. Where no record begins at *record_id*, reading raises
+        `RecordUnknown`.
+
+        Raises:
+            WrongUse: it is no record id.
         """
+        _require_id(record_id)
         if timestamp is not None:
             found = self.find_record(timestamp)
             record_id = self._tail.end_id() if found is None else found
@@ -356,6 +362,7 @@ class Aof:
             RecordUnknown: none begins there, or its segment was retired.
             Damaged: it is not what was written.
         """
+        _require_id(record_id)
         return read_one(self._segments, record_id)
 
     def find_record(self, timestamp: int) -> int | None:
@@ -387,6 +394,8 @@ class Aof:
 
         With *durable_only* it sees what a power loss cannot take back any more.
         """
+        if record_id is not None:
+            _require_id(record_id)
         start = self._tail.end_id() if record_id is None else record_id
         if not durable_only:
             self._tail.watched = True
@@ -577,3 +586,8 @@ class Aof:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _require_id(record_id: int) -> None:
+    if not isinstance(record_id, int) or not 0 <= record_id < 1 << 64:
+        raise RecordUnknown(f"no record {record_id!r}: an id is a whole number of 64 bits, as an append returns it")

@@ -107,7 +107,7 @@ class Reader:
         self._durable_only = durable_only
         self._on_damage = on_damage
         self.skipped = 0
-        self._segment_id, self._offset = split_record_id(start)
+        self._segment_id, self._offset = self._start = split_record_id(start)
 
     @property
     def position(self) -> int:
@@ -204,6 +204,8 @@ class Reader:
             offset = stop
 
     def _damaged(self, source: Source, offset: int, reason: str, behind: int | None = None) -> None:
+        if (source.segment_id, offset) == self._start and not _begins_at(self._sources, source, offset):
+            raise _unknown(source, offset)
         if self._on_damage == "raise":
             raise Damaged(source.path, offset, reason)
         self.skipped += 1
@@ -224,16 +226,32 @@ def read_one(sources: Sources, record_id: int) -> Record:
         raise RecordUnknown(f"no record {record_id}: segment {segment_id} is not there, or ends before {offset}")
     start = offset + RECORD_HEAD_BYTES
     if start > source.end:
-        raise Damaged(source.path, offset, "no record begins here")
+        raise _unknown(source, offset)
     length, checksum, timestamp, ext_id = RECORD_HEAD.unpack_from(source.view, offset)
     stop = start + length
-    if stop > source.end or not length:
-        raise Damaged(source.path, offset, f"a record of {length} bytes does not fit")
     payload = source.view[start:stop].tobytes()
     value = crc64_nvme_function()(payload)
-    if (value >> 32) ^ (value & _HALF) != checksum:
-        raise Damaged(source.path, offset, "checksum mismatch")
+    fits = length > 0 and stop <= source.end
+    if not fits or (value >> 32) ^ (value & _HALF) != checksum:
+        if not _begins_at(sources, source, offset):
+            raise _unknown(source, offset)
+        reason = "checksum mismatch" if fits else f"a record of {length} bytes does not fit"
+        raise Damaged(source.path, offset, reason)
     return Record(record_id, timestamp, ext_id, payload)
+
+
+def _unknown(source: Source, offset: int) -> RecordUnknown:
+    found = source.segment_id << 32 | offset
+    return RecordUnknown(f"no record {found}: none begins at byte {offset} of segment {source.segment_id}")
+
+
+def _begins_at(sources: Sources, source: Source, offset: int) -> bool:
+    """
+    Say whether a record of *source* begins at *offset*, as the lengths of those before it have it.
+    """
+    known = [one.offset for one in sources.marks(source.segment_id) if one.offset <= offset]
+    walk = heads(source, max(known, default=HEADER_BYTES))
+    return next((found == offset for found, _ in walk if found >= offset), False)
 
 
 def first_at(sources: Sources, timestamp: int) -> int | None:
