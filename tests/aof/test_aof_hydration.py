@@ -15,10 +15,12 @@ from aof_as_log import open_manager, payloads, tiny
 from quiver.aof import AofManager, TierConfig
 from quiver.errors import AtCapacity, Damaged, WouldBlock
 from quiver.objects import open_objects
+from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from quiver.testing.faultobjects import FaultObjects
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +101,43 @@ def test_damage_is_damage():
             next(iter(reader))
 
 
+@pytest.mark.parametrize(("error", "told"), [(errno.EIO, "failed"), (None, "unavailable")])
+def test_a_segment_that_does_not_come_back_is_told_of(error, told):
+    """With the document's names: it was queued, and it failed, or the object store did not answer."""
+    events: list[str] = []
+
+    class Listener(InMemoryObserver):
+        def event(self, name, *, level=logging.INFO, **attributes):
+            events.append(name)
+
+    disk = CrashFileSystem()
+    disk.make_dirs("/cold")
+    files = FaultFileSystem(disk, error=error or errno.EIO, path_part=".seg.tmp")
+    objects = FaultObjects(DirectoryObjects(disk, "/cold", clock=ManualClock()))
+    tiers = TierConfig(tier0_max_bytes=0, warm_max_bytes=0 if error is None else None, objects="/cold")
+    with AofManager.open(
+        "/aof", tiny(tiers=tiers), files=files, clock=ManualClock(), observer=Listener(), background=False,
+        objects=lambda: objects,
+    ) as manager:  # fmt: skip
+        log = manager.log("orders")
+        for number in range(2):
+            log.append_record(b"%d" % number)
+            log.force_rollover(timeout_s=5)
+        manager.maintain()
+        manager.maintain()
+        if error is None:
+            objects.fail_on("get_range", 1, times=99)
+        else:
+            files.fail_on("pwrite", 1)
+        with pytest.raises(WouldBlock):
+            next(iter(log.open_reader(wait=False)))
+        assert log.tiers.snapshot().as_dict()["queues"]["hydration"] == 1
+        manager.maintain()
+        assert log.tiers.snapshot().hydration_queue_depth == 0
+    assert "aof.tier1_hydration_retry_queued" in events
+    assert f"aof.tier1_hydration_retry_{told}" in events
+
+
 def test_an_event_loop_is_given_the_reader_when_it_is_ready():
     """At once where the segment is here, and else when the thread has brought it back."""
     files = CrashFileSystem()
@@ -152,7 +191,7 @@ def test_events_have_the_documents_names(tmp_path):
     assert names[0] == "aof.tiered_admit_segment"
     assert set(names) == {
         "aof.tiered_admit_segment", "aof.tier0_eviction_failed", "aof.tier1_compression_success",
-        "aof.tier2_upload_success",
+        "aof.tier0_eviction_scheduled", "aof.tier2_upload_success",
         "aof.tier0_segment_dropped", "aof.tier2_fetch_success", "aof.tier1_hydration_success",
         "aof.tier1_hydration_failed", "aof.tier2_fetch_failed",
     }  # fmt: skip

@@ -8,6 +8,7 @@ import errno
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
@@ -15,6 +16,8 @@ from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 from quiver.aof import AofManager, Reader, Retention, TierConfig
 from quiver.aof.check import check_log_directory
 from quiver.aof.files import LogFiles
+from quiver.aof.format.describe import describe_log_file
+from quiver.aof.format.names import stream_folder
 from quiver.errors import Damaged, ObjectsUnavailable, RecordUnknown, SettingsInvalid, WrongUse
 from quiver.objects.directory import DirectoryObjects
 from quiver.testing.clock import ManualClock
@@ -256,6 +259,58 @@ def test_a_rotten_copy_of_a_damaged_file_evicts_nothing():
         with pytest.raises(Damaged):
             manager.log("orders").tiers.evict(0)
         assert len(segment_files(files)) == len(warm_files(files)) == 3
+
+
+def test_the_manifest_tells_the_history_of_a_segment():
+    """Every step that began, ended or failed; a step that fails again and again is written once."""
+    files = disk()
+    objects = FaultObjects(DirectoryObjects(files, COLD, clock=ManualClock()))
+    with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0), objects) as manager:
+        log = manager.log("orders")
+        objects.fail_on("put_parts", 1, times=2)
+        fill(log, 2)
+        for _ in range(4):
+            manager.maintain()
+            manager._clock.advance(10)
+        (first, *_) = payloads(log)
+        log.tiers.evict(0)
+        counts = log.tiers.snapshot().counts
+        assert first
+        assert (counts.upload_failures, counts.uploads, counts.hydrations) == (2, 1, 1)
+        told = counts.as_dict()
+        assert (told["hydration_latency_samples"], told["hydration_latency_p99_ms"]) == (1, 0)
+        stream_id = log.stream_id
+    path = f"{ROOT}/orders/{stream_folder(stream_id)}"
+    chunk = f"{path}/{files.list_dir(path)[-1]}"
+    described = describe_log_file(chunk, files.map_read(chunk).view(), rows_max=99)
+    kinds = [one["kind"] for one in described.tables["records"]]
+    for kind in (
+        "SEGMENT_OPENED", "SEAL_SEGMENT", "COMPRESSION_STARTED", "COMPRESSION_DONE", "UPLOAD_STARTED", "UPLOAD_FAILED",
+        "UPLOAD_DONE", "HYDRATION_STARTED",
+    ):  # fmt: skip
+        assert kinds.count(kind) == 1, (kind, kinds)
+
+
+def test_an_object_whose_upload_was_cut_off_goes_with_its_segment():
+    """It is there, and no row says so: only the note that its upload began."""
+    files = disk()
+    keep = tiny(tiers=TierConfig(objects=COLD), compression="zstd")
+    expire = replace(keep, retention=Retention("size", max_total_bytes=1, action="expire"))
+    with open_tiered(files, keep) as manager:
+        log = manager.log("orders")
+        crashed: list[CrashFileSystem] = []
+        files.on_step = lambda op, path: crashed.append(files.clone_after_crash(0)) if ".mlog" in path else None
+        fill(log, 2)
+        manager.maintain()
+        files.on_step = None
+    after = next(one for one in crashed if objects_in(one))
+    objects = FaultObjects(DirectoryObjects(after, COLD, clock=ManualClock()))
+    objects.fail_on("put_parts", 1, times=99)  # so that no later upload tells of it
+    with open_tiered(after, expire, objects) as manager:
+        fill(manager.log("orders"), 2, start=2)
+        manager.maintain()
+        manager.maintain()
+        assert [key for key in objects_in(after) if "segment-00000000000000000000-" in key] == []
 
 
 def test_an_object_that_is_gone_needs_recovery_until_it_is_back():

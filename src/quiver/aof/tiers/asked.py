@@ -36,6 +36,14 @@ class Asked:
                 return
         raise error
 
+    @property
+    def waiting(self) -> int:
+        """
+        How many segments are wanted.
+        """
+        with self._lock:
+            return len(self._wanted)
+
     def serve(self, bring: Callable[[int], None]) -> bool:
         """
         Call *bring* with each segment that is wanted, the oldest first; say whether there were any.

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -59,7 +60,7 @@ from quiver.errors import (
     WrongUse,
 )
 from quiver.objects import ObjectTier
-from quiver.observe import Observer
+from quiver.observe import Observer, Value
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import FileSystem
@@ -136,6 +137,7 @@ class Tiers:
         self._lock = threading.RLock()
         self._turn = threading.Lock()
         self._used: dict[int, int] = {}
+        self._attempts: Counter[tuple[Event, int]] = Counter()
         self._uses = 0
         self._placement = Placement(
             catalog, self._copies, fs, config.root_dir, stream_id=stream_id, clock=clock, observer=observer
@@ -207,22 +209,33 @@ class Tiers:
                 return entry
             if self._catalog.get(sealed.segment_id) is None:
                 return None
-            view = self._catalog.view(sealed)
-            problem = records_problem(view, sealed.header, sealed.footer)
-            if problem is not None:
-                raise Damaged(sealed.path, 0, f"it is not packed: {problem}")
-            self._indexes.make(sealed, view)  # now, because later it would have to be unpacked
-            entry = self._copies.pack(sealed, view)
+            began, began_ms = self._clock.monotonic(), self._manifest.now_ms
+            attempts = self._attempt(Event.COMPRESSION_STARTED, sealed.segment_id)
+            try:
+                entry = self._pack(sealed)
+            except (OSError, Damaged) as error:
+                self.counts.compression_failures += 1
+                self._placement.failed(Event.COMPRESSION_FAILED, sealed, error)
+                raise
             self.counts.compressions += 1
-            footer = sealed.footer
-            sealing = self._event(
-                Event.SEAL_SEGMENT, entry, footer.durable_bytes, footer.checksum, footer.ext_id,
-                footer.coordinator_watermark, int(footer.flush_failure),
-            )  # fmt: skip
-            done = self._event(Event.COMPRESSION_DONE, entry, entry.warm_bytes, 0)
-            entry = self._note([sealing, done], entry)
-        self._tell("tier1_compression_success", entry)
+            entry = self._note(self._placement.packing(entry, began_ms), entry)
+            self._placement.succeeded(Event.COMPRESSION_FAILED, sealed.segment_id)
+            del self._attempts[Event.COMPRESSION_STARTED, sealed.segment_id]
+            elapsed_ms = 1000 * (self._clock.monotonic() - began)
+        self._tell("tier1_compression_success", entry, attempts=attempts, elapsed_ms=elapsed_ms)
         return entry
+
+    def _pack(self, sealed: SealedSegment) -> TierEntry:
+        view = self._catalog.view(sealed)
+        problem = records_problem(view, sealed.header, sealed.footer)
+        if problem is not None:
+            raise Damaged(sealed.path, 0, f"it is not packed: {problem}")
+        self._indexes.make(sealed, view)  # now, because later it would have to be unpacked
+        return self._copies.pack(sealed, view)
+
+    def _attempt(self, step: Event, segment_id: int) -> int:
+        self._attempts[step, segment_id] += 1
+        return self._attempts[step, segment_id]
 
     def _upload(self) -> None:
         self._unreachable = False
@@ -237,11 +250,15 @@ class Tiers:
         if entry is None or entry.remote is not None or not entry.has_warm:
             return
         key = object_key(self._stream_id, segment_id, entry.footer.sealed_at)
+        with self._lock:
+            if self._manifest.state.uploads.get(segment_id) != key:  # from now on there may be an object
+                self._manifest.write([key_record(Event.UPLOAD_STARTED, segment_id, key, self._manifest.now_ms)])
         self.counts.upload_attempts += 1
+        attempts = self._attempt(Event.UPLOAD_STARTED, segment_id)
         try:
             etag = self._copies.upload(entry, key)  # without the lock: readers need not wait for a network
-        except Damaged:
-            self._pack_again(segment_id)
+        except (OSError, QuiverError) as error:
+            self._upload_failed(segment_id, key, error)
             raise
         with self._lock:
             entry = self._entries.get(segment_id)
@@ -250,14 +267,23 @@ class Tiers:
                 return
             remote = RemoteCopy(key, etag, entry.warm_bytes, self._manifest.now_ms)
             self._note([self._event(Event.UPLOAD_DONE, entry, key, etag)], replace(entry, remote=remote))
+            self._placement.succeeded(Event.UPLOAD_FAILED, segment_id)
         self.counts.uploads += 1
-        self._tell("tier2_upload_success", entry)
+        del self._attempts[Event.UPLOAD_STARTED, segment_id]
+        self._tell(
+            "tier2_upload_success", entry, attempts=attempts, object_key=key, compressed_bytes=entry.warm_bytes,
+            original_bytes=entry.original_bytes,
+        )  # fmt: skip
 
-    def _pack_again(self, segment_id: int) -> None:
-        # The packed file is not what was written. The segment's own file is, so the next turn has something to upload.
+    def _upload_failed(self, segment_id: int, key: str, error: Exception) -> None:
+        self.counts.upload_failures += 1
         with self._lock:
             sealed, entry = self._catalog.get(segment_id), self._entries.get(segment_id)
-            if sealed is not None and entry is not None and segment_id not in self._away:
+            if sealed is None or entry is None:
+                return
+            self._placement.failed(Event.UPLOAD_FAILED, sealed, error, key)
+            if isinstance(error, Damaged) and segment_id not in self._away:
+                # The packed file is not what was written. The segment's own is: the next turn has something to upload.
                 self._sound(sealed, entry)
 
     def _evict_over(self) -> None:
@@ -273,10 +299,12 @@ class Tiers:
         for sealed in held:
             if total <= limit:
                 return
-            if sealed.segment_id != newest and self._tried(
-                partial(self.evict, sealed.segment_id), "tier0_eviction_failed"
-            ):
-                total -= sealed.header.max_size
+            if sealed.segment_id == newest:
+                continue
+            size = sealed.header.max_size
+            self._observer.event("aof.tier0_eviction_scheduled", segment=sealed.segment_id, bytes=size)
+            if self._tried(partial(self.evict, sealed.segment_id), "tier0_eviction_failed"):
+                total -= size
 
     def evict(self, segment_id: int) -> None:
         """
@@ -309,7 +337,7 @@ class Tiers:
                 raise
             self._used.pop(segment_id, None)
             self.counts.evictions += 1
-        self._tell("tier0_segment_dropped", entry)
+        self._tell("tier0_segment_dropped", entry, bytes=sealed.header.max_size, sealed=True)
 
     def _sound(self, sealed: SealedSegment, entry: TierEntry) -> TierEntry:
         """
@@ -352,11 +380,15 @@ class Tiers:
         with self._lock:
             waiting = list(self._manifest.state.deletes.items()) if self._copies.has_objects else []
         for key, segment_id in waiting:
-            self._copies.delete(key)
+            try:
+                self._copies.delete(key)
+            except (OSError, QuiverError):
+                self.counts.delete_failures += 1
+                raise
             with self._lock:
                 self._manifest.write([key_record(Event.TIER2_DELETED, segment_id, key, self._manifest.now_ms)])
             self.counts.deletes += 1
-            self._observer.event("aof.tier2_delete_success", level=logging.DEBUG, segment=segment_id, key=key)
+            self._observer.event("aof.tier2_delete_success", segment=segment_id, object_key=key)
 
     def _retire_old(self) -> None:
         if not self._config.retires:
@@ -377,8 +409,9 @@ class Tiers:
             if entry is not None:
                 now_ms = self._manifest.now_ms
                 records = [entry_record(segment_id, None, now_ms)]
-                if entry.remote is not None:
-                    records.append(key_record(Event.TIER2_DELETE_QUEUED, segment_id, entry.remote.object_key, now_ms))
+                key = entry.remote.object_key if entry.remote else self._manifest.state.uploads.get(segment_id)
+                if key is not None:
+                    records.append(key_record(Event.TIER2_DELETE_QUEUED, segment_id, key, now_ms))
                 self._manifest.write(records)
                 self._copies.remove_warm(entry)
             remove_durably(self._fs, [sealed.path])
@@ -413,6 +446,9 @@ class Tiers:
         if self._closed:
             raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
         self._asked.ask(sealed.segment_id)
+        self._observer.event(
+            "aof.tier1_hydration_retry_queued", segment=sealed.segment_id, sealed_at=sealed.footer.sealed_at
+        )
         self._again(0.0)
         raise WouldBlock("hydration", f"segment {sealed.segment_id} is being brought back to its file")
 
@@ -421,7 +457,13 @@ class Tiers:
             self._back()
 
     def _bring_one_back(self, segment_id: int) -> None:
-        self.hydrate(segment_id)
+        try:
+            self.hydrate(segment_id)
+        except (OSError, QuiverError) as error:
+            how = "unavailable" if isinstance(error, ObjectsUnavailable) else "failed"
+            name = f"aof.tier1_hydration_retry_{how}"
+            self._observer.event(name, level=logging.WARNING, segment=segment_id, problem=str(error))
+            raise
         if segment_id in self._away:
             raise AtCapacity(f"no room to bring segment {segment_id} back; who waits for it reads it from memory")
 
@@ -446,7 +488,8 @@ class Tiers:
                 return self._catalog.view(sealed)
             if entry is None:
                 return None
-            began = self._clock.monotonic()
+            began, began_ms = self._clock.monotonic(), self._manifest.now_ms
+            source_tier = 1 if entry.has_warm else 2
             try:
                 packed, entry = self._readable(entry)
                 view = self._restore(sealed, packed)
@@ -454,11 +497,13 @@ class Tiers:
                 self.counts.hydration_failures += 1
                 raise
             if view is not None:
+                started = replace(self._event(Event.HYDRATION_STARTED, entry, source_tier), timestamp_ms=began_ms)
                 with contextlib.suppress(OSError):  # the file is there, whatever the manifest says of it
-                    self._note([self._event(Event.HYDRATION_DONE, entry, entry.original_bytes)], entry)
-                self.counts.hydrations += 1
-                self._observer.record("aof_hydration_latency_seconds", self._clock.monotonic() - began)
-                self._tell("tier1_hydration_success", entry)
+                    self._note([started, self._event(Event.HYDRATION_DONE, entry, entry.original_bytes)], entry)
+                latency_s = self._clock.monotonic() - began
+                self.counts.hydrated(latency_s)
+                self._observer.record("aof_hydration_latency_seconds", latency_s)
+                self._tell("tier1_hydration_success", entry, latency_ms=1000 * latency_s)
                 self._again(0.0)
                 return view
             return memoryview(b"".join(packed.plain()))
@@ -482,6 +527,7 @@ class Tiers:
         try:
             self._copies.fetch(entry)
         except (OSError, QuiverError) as error:
+            self.counts.download_failures += 1
             self._failed("tier2_fetch_failed", entry, str(error))
             if isinstance(error, Damaged):  # readers are told, and so is who looks at the log, until a fetch succeeds
                 self._note([self._event(Event.HYDRATION_FAILED, entry, 2)], replace(entry, residency="needs_recovery"))
@@ -489,7 +535,7 @@ class Tiers:
                 raise
             return self._copies.open_object(entry), entry
         entry = replace(entry, has_warm=True)
-        self._tell("tier2_fetch_success", entry)
+        self._tell("tier2_fetch_success", entry, attempts=1, destination=f"{self._warm}/{entry.warm_name}")
         return self._copies.open_warm(entry), self._note([self._event(Event.HYDRATION_DONE, entry, 0)], entry)
 
     def _restore(self, sealed: SealedSegment, packed: PackedSegment) -> memoryview | None:
@@ -513,9 +559,10 @@ class Tiers:
     def _failed(self, event: str, entry: TierEntry, problem: str) -> None:
         self._observer.event(f"aof.{event}", level=logging.WARNING, segment=entry.segment_id, problem=problem)
 
-    def _tell(self, event: str, entry: TierEntry) -> None:
+    def _tell(self, event: str, entry: TierEntry, **fields: Value) -> None:
+        fields.setdefault("bytes", entry.warm_bytes)
         self._observer.count("aof_tier_moves_total", kind=event)
-        self._observer.event(f"aof.{event}", level=logging.DEBUG, segment=entry.segment_id, bytes=entry.warm_bytes)
+        self._observer.event(f"aof.{event}", level=logging.INFO, segment=entry.segment_id, **fields)
 
     def snapshot(self) -> TierSnapshot:
         """
@@ -535,7 +582,8 @@ class Tiers:
             counts = replace(self.counts)
         return TierSnapshot.of(
             residency, entries, resident_bytes=resident, deletes=deletes, counts=counts,
-            uploads_to=self._copies.has_objects,
+            uploads_to=self._copies.has_objects, packs_all=self._config.compression == "zstd",
+            hydrations=self._asked.waiting,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ Where the copies of a log's sealed segments are: what the manifest log says, bro
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 
@@ -62,6 +63,7 @@ class Placement:
         self._warm = f"{root}/{WARM}"
         self.manifest = ManifestLog(fs, root, stream_id, clock=clock, observer=observer)
         self.away: set[int] = set()
+        self._failing: set[tuple[Event, int]] = set()
 
     def take_over(self, below: int) -> None:
         """
@@ -164,3 +166,43 @@ class Placement:
         Return a record of what happened to a segment now.
         """
         return ManifestRecord(kind, entry.segment_id, entry.header.base_offset, self.manifest.now_ms, fields)
+
+    def packing(self, entry: TierEntry, began_ms: int) -> list[ManifestRecord]:
+        """
+        Return the history of a segment that was packed: opened, sealed, and what was done since *began_ms*.
+        """
+        header, footer = entry.header, entry.footer
+        opened_ms, sealed_ms = header.created_at // 1_000_000, footer.sealed_at // 1_000_000
+        return [
+            replace(self.event(Event.SEGMENT_OPENED, entry, header.base_offset, 0), timestamp_ms=max(0, opened_ms)),
+            replace(
+                self.event(
+                    Event.SEAL_SEGMENT, entry, footer.durable_bytes, footer.checksum, footer.ext_id,
+                    footer.coordinator_watermark, int(footer.flush_failure),
+                ),
+                timestamp_ms=max(0, sealed_ms),
+            ),
+            replace(self.event(Event.COMPRESSION_STARTED, entry, 0), timestamp_ms=began_ms),
+            self.event(Event.COMPRESSION_DONE, entry, entry.warm_bytes, 0),
+        ]  # fmt: skip
+
+    def failed(self, kind: Event, sealed: SealedSegment, error: Exception, *rest: str) -> None:
+        """
+        Write that a step failed, the first time in a row. Nothing depends on it: what the disk refuses is left out.
+        """
+        failure = (kind, sealed.segment_id)
+        if failure in self._failing:
+            return
+        self._failing.add(failure)
+        reason = (error.errno or 0) if isinstance(error, OSError) else 0
+        with contextlib.suppress(OSError):
+            record = ManifestRecord(
+                kind, sealed.segment_id, sealed.header.base_offset, self.manifest.now_ms, (reason, *rest)
+            )
+            self.manifest.write([record])
+
+    def succeeded(self, kind: Event, segment_id: int) -> None:
+        """
+        Take note that a step went well: its next failure is written again.
+        """
+        self._failing.discard((kind, segment_id))

@@ -13,22 +13,54 @@ from quiver.aof.format.tier_entry import Residency, TierEntry
 
 __all__ = ["TierCounts", "TierSnapshot"]
 
+_LATENCIES_KEPT = 1000
+
 
 @dataclass(slots=True)
 class TierCounts:
     """
-    What was done since the log was opened.
+    What was done since the log was opened, and how long the last thousand hydrations took.
     """
 
     compressions: int = 0
+    compression_failures: int = 0
     evictions: int = 0
     hydrations: int = 0
     hydration_failures: int = 0
     upload_attempts: int = 0
+    upload_failures: int = 0
     uploads: int = 0
     downloads: int = 0
+    download_failures: int = 0
     deletes: int = 0
+    delete_failures: int = 0
     failures: int = 0
+    hydration_latencies_s: tuple[float, ...] = ()
+
+    def hydrated(self, latency_s: float) -> None:
+        """
+        Count a segment that came back.
+        """
+        self.hydrations += 1
+        self.hydration_latencies_s = (*self.hydration_latencies_s, latency_s)[-_LATENCIES_KEPT:]
+
+    def hydration_latency_ms(self, share: float) -> float | None:
+        """
+        Return the latency that *share* of the hydrations did not exceed; None before the first.
+        """
+        found = sorted(self.hydration_latencies_s)
+        return found[min(len(found) - 1, int(share * len(found)))] * 1000 if found else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """
+        Return the same as plain values.
+        """
+        told = asdict(self)
+        del told["hydration_latencies_s"]
+        told["hydration_latency_samples"] = len(self.hydration_latencies_s)
+        for percent in (50, 90, 99):
+            told[f"hydration_latency_p{percent}_ms"] = self.hydration_latency_ms(percent / 100)
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +72,7 @@ class TierSnapshot:
         residency: segment → where a reader finds it.
         resident_bytes: files of sealed segments.
         warm_bytes, object_bytes: packed copies, on the disk and in the object store.
+        compression_queue_depth, hydration_queue_depth: sealed segments that are to be packed, and brought back.
         upload_queue_depth, delete_queue_depth: what the object store is still to be told.
         needs_recovery: segments that no copy is known of.
     """
@@ -53,6 +86,8 @@ class TierSnapshot:
     upload_queue_depth: int
     delete_queue_depth: int
     counts: TierCounts
+    compression_queue_depth: int = 0
+    hydration_queue_depth: int = 0
 
     @classmethod
     def of(
@@ -64,6 +99,8 @@ class TierSnapshot:
         deletes: int,
         counts: TierCounts,
         uploads_to: bool,
+        packs_all: bool = False,
+        hydrations: int = 0,
     ) -> TierSnapshot:
         """
         Add up the entries of a log.
@@ -81,6 +118,8 @@ class TierSnapshot:
             upload_queue_depth=waiting,
             delete_queue_depth=deletes,
             counts=counts,
+            compression_queue_depth=len(residency.keys() - entries.keys()) if packs_all else 0,
+            hydration_queue_depth=hydrations,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,6 +138,11 @@ class TierSnapshot:
                 "residency": {name: by_residency[name] for name in names},
             },
             "tier2": {"segments": self.object_segments, "stored_bytes": self.object_bytes},
-            "queues": {"upload": self.upload_queue_depth, "delete": self.delete_queue_depth},
-            "counts": asdict(self.counts),
+            "queues": {
+                "compression": self.compression_queue_depth,
+                "hydration": self.hydration_queue_depth,
+                "upload": self.upload_queue_depth,
+                "delete": self.delete_queue_depth,
+            },
+            "counts": self.counts.as_dict(),
         }

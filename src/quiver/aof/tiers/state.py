@@ -5,6 +5,7 @@ What the records of the manifest log add up to: the copies of each segment, and 
 
     SNAPSHOT_MARKER                     forget everything: what follows says all of it
     TIER1_SNAPSHOT       of segment n   these rows; none at all: segment n has no copies any more
+    UPLOAD_STARTED, UPLOAD_DONE         an object that may be there, and one that is
     TIER2_DELETE_QUEUED, TIER2_DELETED  an object that must go, and one that is gone
     anything else                       history, for people
 """
@@ -25,11 +26,13 @@ _ROWS_PER_RECORD = 1000
 @dataclass(slots=True)
 class TierState:
     """
-    Segments with copies, and keys of objects that must go, each with the segment that it was of.
+    Segments with copies; keys of objects that must go, each with the segment that it was of; and segments whose upload
+    began, each with the key of the object that may be there.
     """
 
     entries: dict[int, TierEntry] = field(default_factory=dict)
     deletes: dict[str, int] = field(default_factory=dict)
+    uploads: dict[int, str] = field(default_factory=dict)
 
     def apply(self, record: ManifestRecord) -> Damage | None:
         """
@@ -38,6 +41,7 @@ class TierState:
         if record.kind == Event.SNAPSHOT_MARKER:
             self.entries.clear()
             self.deletes.clear()
+            self.uploads.clear()
         elif record.kind == Event.TIER1_SNAPSHOT:
             answer = decode_entries(str(record.fields[0]))
             if not isinstance(answer, Frame):
@@ -45,7 +49,12 @@ class TierState:
             if not answer.value:
                 self.entries.pop(record.segment_id, None)
             self.entries.update({one.segment_id: one for one in answer.value})
+        elif record.kind == Event.UPLOAD_STARTED:
+            self.uploads[record.segment_id] = str(record.fields[0])
+        elif record.kind == Event.UPLOAD_DONE:
+            self.uploads.pop(record.segment_id, None)
         elif record.kind == Event.TIER2_DELETE_QUEUED:
+            self.uploads.pop(record.segment_id, None)
             self.deletes[str(record.fields[0])] = record.segment_id
         elif record.kind == Event.TIER2_DELETED:
             self.deletes.pop(str(record.fields[0]), None)
@@ -61,6 +70,7 @@ class TierState:
             piece = rows[start : start + _ROWS_PER_RECORD]
             fields: Fields = (encode_entries(piece),)
             records.append(ManifestRecord(Event.TIER1_SNAPSHOT, piece[0].segment_id, 0, now_ms, fields))
+        records += [key_record(Event.UPLOAD_STARTED, of, key, now_ms) for of, key in self.uploads.items()]
         records += [key_record(Event.TIER2_DELETE_QUEUED, of, key, now_ms) for key, of in self.deletes.items()]
         return records
 
