@@ -59,6 +59,23 @@ def _subscription_lag(figures: Figures) -> Reading:
         yield one["lag_messages"], {"topic": one["topic"], "subscription": one["subscription"]}
 
 
+def _of_log(key: str) -> Callable[[Figures], Reading]:
+    def read(figures: Figures) -> Reading:
+        for log, one in figures["logs"].items():
+            yield one.get(key), {"log": log}
+
+    return read
+
+
+def _of_log_by(key: str, attribute: str) -> Callable[[Figures], Reading]:
+    def read(figures: Figures) -> Reading:
+        for log, one in figures["logs"].items():
+            for name, value in one.get(key, {}).items():
+                yield value, {"log": log, attribute: name}
+
+    return read
+
+
 def _unsynced(figures: Figures) -> Reading:
     yield sum(one["wal_position"] - one["wal_synced_position"] for one in figures["cores"].values()), {}
 
@@ -70,7 +87,7 @@ class Metric:
 
     Attributes:
         name: as it is emitted.
-        kind: counters and histograms come from an observer, gauges from `observe_store` and `observe_topics`.
+        kind: counters and histograms come from an observer, gauges from `observe_store` and its like for other logs.
         unit: in OpenTelemetry's notation.
         meaning: one sentence.
         attributes: what it is told apart by.
@@ -336,6 +353,47 @@ LOG_METRICS: tuple[Metric, ...] = (
     Metric("aof_recovery_duration_seconds", "histogram", "s", "Seconds of bringing a log to order when it is opened."),
     Metric("aof_hydration_latency_seconds", "histogram", "s", "Seconds until a segment was back in its file."),
     Metric("aof_segment_bytes", "histogram", "By", "Bytes of a segment when it was sealed, without its unused room."),
+    _counter("aof_segment_rollovers_total", "{segment}", "Segments that were sealed."),
+    _gauge("aof_flush_backlog_bytes", "By", "Bytes that are written and not yet durable.", _of_log("backlog"), "log"),
+    _gauge("aof_records", "{record}", "Records that were ever appended.", _of_log("records"), "log"),
+    _gauge(
+        "aof_would_block",
+        "{append}",
+        "Appends that were refused since the log was opened.",
+        _of_log_by("would_block", "kind"),
+        "log",
+        "kind",
+    ),
+    _gauge(
+        "aof_tier_segments",
+        "{segment}",
+        "Sealed segments of a log with tiers.",
+        _of_log_by("residency", "residency"),
+        "log",
+        "residency",
+    ),
+    _gauge(
+        "aof_tier_queue_depth",
+        "{segment}",
+        "Segments that wait for a step between tiers.",
+        _of_log_by("queues", "queue"),
+        "log",
+        "queue",
+    ),
+    _gauge(
+        "aof_manifest_replay_chunk_count",
+        "{file}",
+        "Chunks of the manifest log when it was opened.",
+        _of_log("replay_chunks"),
+        "log",
+    ),
+    _gauge(
+        "aof_manifest_replay_journal_lag_bytes",
+        "By",
+        "Bytes behind them that were never committed.",
+        _of_log("replay_journal_lag_bytes"),
+        "log",
+    ),
     _counter("aof_durable_bytes_total", "By", "Bytes of logs that became durable."),
     _counter("aof_index_failed_total", "{file}", "Sparse indexes that could not be written; they are made again."),
     _counter("aof_sink_records_total", "{record}", "Records that Spark sinks committed and the log took over."),
@@ -343,6 +401,7 @@ LOG_METRICS: tuple[Metric, ...] = (
     _counter("aof_flush_retry_attempts_total", "{time}", "Flushes tried again."),
     _counter("aof_flush_retry_failures_total", "{time}", "Flushes that failed when tried again."),
     _counter("aof_flush_metadata_retry_attempts_total", "{time}", "Writes of the durability snapshot tried again."),
+    _counter("aof_flush_metadata_retry_failures_total", "{time}", "Writes of it that failed when tried again."),
     _counter("aof_flush_metadata_failures_total", "{time}", "Durability snapshots that could not be written."),
     _counter("aof_retention_retired_total", "{segment}", "Segments that retention took away.", "action"),
     _counter("aof_recovery_findings_total", "{file}", "What recovery found that a clean stop does not leave.", "kind"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quiver.clock import SYSTEM_CLOCK, Clock
@@ -29,9 +29,11 @@ __all__ = [
     "LOG_METRICS",
     "METRICS",
     "Metric",
+    "ObservedLogs",
     "ObservedStore",
     "ObservedTopics",
     "OpenTelemetryObserver",
+    "observe_logs",
     "observe_store",
     "observe_topics",
 ]
@@ -74,6 +76,17 @@ class ObservedTopics(Protocol):
     def stats(self) -> dict[str, Any]:
         """
         Return figures of this moment.
+        """
+
+
+class ObservedLogs(Protocol):
+    """
+    What is asked of an `AofManager`.
+    """
+
+    def snapshot(self) -> Sequence[Any]:
+        """
+        Return what each open log says of itself, with its `name` and its `figures()`.
         """
 
 
@@ -172,8 +185,25 @@ def observe_topics(topics: ObservedTopics, meter: Meter, *, clock: Clock = SYSTE
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
     look = _Look(topics, clock, lambda one: one.stats())
+    _register(look, meter, "danube_")
+
+
+def observe_logs(manager: ObservedLogs, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """
+    Register every gauge of append-only logs with *meter*, read from `manager.snapshot()` when a collection asks.
+
+    The meter does not keep the manager: when it is gone, the gauges say nothing. One `AofManager` for each meter.
+
+    Raises:
+        ModuleNotFoundError: the extra `metrics` is not installed.
+    """
+    look = _Look(manager, clock, lambda one: {"logs": {log.name: log.figures() for log in one.snapshot()}})
+    _register(look, meter, "aof_")
+
+
+def _register(look: _Look[Any], meter: Meter, prefix: str) -> None:
     for metric in LOG_METRICS:
-        if metric.read is not None:
+        if metric.read is not None and metric.name.startswith(prefix):
             meter.create_observable_gauge(metric.name, [_callback(look, metric.read)], metric.unit, metric.meaning)
 
 

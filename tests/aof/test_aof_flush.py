@@ -10,10 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, tiny
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from quiver.aof import AofConfig, AofManager, FlushConfig
 from quiver.aof.format.durability import decode_durability
 from quiver.errors import NotYetDurable, StoreFailed, WouldBlock
+from quiver.metrics import LOG_METRICS, observe_logs
 from quiver.observe import InMemoryObserver
 from quiver.primitives.scan import Frame
 from quiver.testing.clock import ManualClock
@@ -260,7 +263,8 @@ def test_a_snapshot_that_cannot_be_written_is_written_later():
             manager.maintain()
         log.flush_until(record_id)
         metrics = log.snapshot().flush
-        assert (metrics.metadata_failures, metrics.metadata_retry_attempts) == (2, 1)
+        failures = (metrics.metadata_failures, metrics.metadata_retry_attempts, metrics.metadata_retry_failures)
+        assert failures == (2, 1, 1)
         files.heal()
         clock.advance(2)
         manager.maintain()
@@ -314,3 +318,40 @@ def test_latencies_are_told():
     assert len(heard.values["aof_recovery_duration_seconds",]) == 1
     assert set(heard.values["aof_segment_bytes",]) == {64 + 10_024 + 124}
     assert heard.total("aof_durable_bytes_total") > 30_000
+
+
+def test_every_gauge_has_a_value():
+    """Of each open log; what only a log with tiers has, of that; nothing of what is closed."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
+    clock = ManualClock()
+
+    def collected():
+        clock.advance(1)
+        points = {}
+        told = reader.get_metrics_data()
+        for resource in told.resource_metrics if told is not None else ():
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    for point in metric.data.data_points:
+                        points[metric.name, *sorted(dict(point.attributes).values())] = point.value
+        return points
+
+    with open_manager(CrashFileSystem(), clock=clock) as manager:
+        observe_logs(manager, provider.get_meter("test"), clock=clock)
+        log = manager.log("orders")
+        log.append_records([b"x", b"y"])
+        room = log.append_reserve(1)
+        with pytest.raises(WouldBlock):
+            log.append_record(b"z")
+        room.cancel()
+        manager.log("packed", tiny(compression="zstd")).append_record(b"x")
+        manager.log("packed").force_rollover(timeout_s=5)
+        found = collected()
+        assert found["aof_records", "orders"] == 2
+        assert found["aof_flush_backlog_bytes", "orders"] == log.snapshot().backlog_bytes
+        assert found["aof_would_block", "orders", "tail"] == 1
+        assert found["aof_tier_segments", "packed", "resident_in_tier0"] == 1
+        gauges = {metric.name for metric in LOG_METRICS if metric.kind == "gauge" and metric.name.startswith("aof_")}
+        assert {name for name, *_ in found} == gauges
+    assert collected() == {}

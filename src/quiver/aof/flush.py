@@ -41,7 +41,8 @@ class FlushMetrics:
         synchronous_flushes, asynchronous_flushes: flushes led by a caller that waits, and by the manager's threads.
         retry_attempts, retry_failures: flushes that followed a failed one, and those of them that failed, too.
         flush_failures: how often producers began to be refused because of it.
-        metadata_retry_attempts, metadata_failures: the same for the durability snapshot.
+        metadata_retry_attempts, metadata_retry_failures, metadata_failures: the same for the durability snapshot, of
+            which the last counts every write that failed.
         backlog_bytes: written and not yet durable.
     """
 
@@ -53,6 +54,7 @@ class FlushMetrics:
     retry_failures: int = 0
     flush_failures: int = 0
     metadata_retry_attempts: int = 0
+    metadata_retry_failures: int = 0
     metadata_failures: int = 0
     backlog_bytes: int = 0
 

@@ -131,6 +131,7 @@ class ManifestLog:
         state: what it says; `write` takes every record in once it is durable.
         damaged: path of a chunk → what is wrong with it, as it was found when the log was opened.
         is_new: there was no chunk.
+        replay_chunks, replay_journal_lag_bytes: how many there were, and bytes at their end that were never committed.
     """
 
     def __init__(
@@ -157,6 +158,8 @@ class ManifestLog:
             observer.event("aof.manifest.damaged", level=logging.WARNING, path=path, reason=reason)
         self._next_index = max(replayed.indexes, default=-1) + 1
         self._records = replayed.records
+        self.replay_chunks = len(replayed.indexes)
+        self.replay_journal_lag_bytes = 0
         self._header = replayed.last
         self._limit = chunk_bytes
         if self._header is not None and not self._header.sealed:
@@ -174,7 +177,8 @@ class ManifestLog:
     def _go_on(self, header: ChunkHeader) -> None:
         path = f"{self._folder}/{chunk_name(header.chunk_index)}"
         self._file = self._fs.open_write(path)
-        if self._file.size() > header.committed_len:
+        self.replay_journal_lag_bytes = max(0, self._file.size() - header.committed_len)
+        if self.replay_journal_lag_bytes:
             self._file.truncate(header.committed_len)  # a torn end: it was never committed
         self._limit = max(self._chunk_bytes, header.committed_len)
 

@@ -5,6 +5,7 @@ What a log says of itself at a moment: for metrics, for people and for tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quiver.aof.catalog import Catalog
 from quiver.aof.flush import FlushMetrics
@@ -57,6 +58,20 @@ class LogSnapshot:
     truncated_bytes: int
     quarantined: tuple[str, ...]
     tiers: TierSnapshot | None = None
+
+    def figures(self) -> dict[str, Any]:
+        """
+        Return what its gauges show.
+        """
+        told: dict[str, Any] = {
+            "backlog": self.backlog_bytes, "records": self.record_count, "would_block": self.would_block,
+        }  # fmt: skip
+        if self.tiers is not None:
+            tiers = self.tiers.as_dict()
+            told |= {"residency": tiers["tier1"]["residency"], "queues": tiers["queues"]}
+            told |= {"replay_chunks": self.tiers.replay_chunks}
+            told |= {"replay_journal_lag_bytes": self.tiers.replay_journal_lag_bytes}
+        return told
 
 
 def segment_snapshots(catalog: Catalog, tail: Tail) -> tuple[SegmentSnapshot, ...]:

@@ -146,6 +146,7 @@ class Upkeep:
                 self._tail.finalized(segment)
                 segment.close()
                 self.seals += 1
+                self._observer.count("aof_segment_rollovers_total")
                 self._observer.record("aof_segment_bytes", sealed.end)
                 self._observer.event(
                     "aof.tiered_admit_segment", level=logging.DEBUG, segment=segment.segment_id, bytes=segment.max_size
@@ -210,13 +211,17 @@ class Upkeep:
 
     def _write_snapshot(self, snapshot: bytes) -> None:
         metrics = self._flusher.metrics
-        if self._snapshot_failed:
+        is_retry = self._snapshot_failed
+        if is_retry:
             metrics.metadata_retry_attempts += 1
             self._observer.count("aof_flush_metadata_retry_attempts_total")
         self._snapshot_failed = True
         try:
             replace_file(self._fs, self._snapshot_path, snapshot)
         except OSError:
+            if is_retry:
+                metrics.metadata_retry_failures += 1
+                self._observer.count("aof_flush_metadata_retry_failures_total")
             metrics.metadata_failures += 1
             self._observer.count("aof_flush_metadata_failures_total")
             raise

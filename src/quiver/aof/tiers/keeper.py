@@ -580,11 +580,15 @@ class Tiers:
             resident = sum(one.header.max_size for one in sealed if one.segment_id not in self._away)
             deletes = len(self._manifest.state.deletes)
             counts = replace(self.counts)
-        return TierSnapshot.of(
+        told = TierSnapshot.of(
             residency, entries, resident_bytes=resident, deletes=deletes, counts=counts,
             uploads_to=self._copies.has_objects, packs_all=self._config.compression == "zstd",
             hydrations=self._asked.waiting,
         )  # fmt: skip
+        manifest = self._manifest
+        return replace(
+            told, replay_chunks=manifest.replay_chunks, replay_journal_lag_bytes=manifest.replay_journal_lag_bytes
+        )
 
     def close(self) -> None:
         """
