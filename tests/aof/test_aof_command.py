@@ -109,6 +109,14 @@ def test_tail_from_an_id_that_no_record_has(root):
     assert "none begins at" in run("tail", root, "--log", "orders", "--from", first + 1, code=2)
 
 
+def test_a_payload_moves_no_cursor(tmp_path):
+    """One line for a record, whatever is in it."""
+    with AofManager.open(str(tmp_path), background=False) as manager:
+        manager.log("orders").append_records(["é\x1b[2J\na\tb\0\x9b".encode(), b"\xff"])
+    lines = run("tail", tmp_path, "--stream", "orders").splitlines()
+    assert [one.split("\t", 3)[3] for one in lines] == ["é\\x1b[2J\\na\\tb\\x00\\x9b", "\\xff"]
+
+
 def test_evict_and_hydrate(root):
     """A segment's file goes and comes back; what is read stays the same, and the dump says where it is."""
     before = run("tail", root, "--log", "orders")

@@ -4,6 +4,7 @@ What is known to go wrong in logs of this design, by name: each is a test that i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,11 @@ from collections.abc import Iterator
 import pytest
 from aof_as_log import ROOT, SEGMENTS, AofAsLog, open_manager, payloads, segment_files, tail_of, tiny
 
-from quiver.aof import AofManager
+from quiver.aof import Aof, AofManager, TierConfig
 from quiver.aof.format.durability import decode_durability
 from quiver.aof.format.names import SegmentName
 from quiver.aof.format.segment_file import HEADER_BYTES, decode_footer, decode_header
-from quiver.errors import RolloverFailed, WouldBlock
+from quiver.errors import RecordInvalid, RolloverFailed, WouldBlock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
@@ -346,3 +347,61 @@ def test_a_full_disk_while_segments_are_made():
             log.close()
             with open_manager(disk.clone_after_crash(0)) as again:
                 assert payloads(again.log("orders")) == expected
+
+
+def test_closing_packs_nothing_again():
+    """A log that packs each sealed segment anew whenever it is closed wears its disk out."""
+    files = CrashFileSystem()
+    packed: list[str] = []
+    files.on_step = lambda op, path: packed.append(path) if op == "create" and ".zst" in path else None
+    for _ in range(3):
+        with open_manager(files, tiny(compression="zstd")) as manager:
+            log = manager.log("orders")
+            log.append_record(b"x")
+            log.force_rollover(timeout_s=5)
+            manager.maintain()
+    assert len(packed) == len(set(packed)) == 3
+
+
+def test_a_segment_that_leaves_is_counted_once():
+    """However often it is asked for."""
+    with open_manager(CrashFileSystem(), tiny(tiers=TierConfig())) as manager:
+        log = manager.log("orders")
+        for _ in range(2):
+            log.append_record(b"x")
+            log.force_rollover(timeout_s=5)
+        for _ in range(3):
+            log.tiers.evict(0)
+            manager.maintain()
+        counts = log.tiers.snapshot().counts
+        assert (counts.evictions, counts.compressions, counts.hydrations) == (1, 1, 0)
+
+
+def test_an_async_append_of_what_no_segment_holds_ends():
+    """Waiting for a segment that is large enough, it waits for ever, and uses up segments meanwhile."""
+
+    async def append(log: Aof) -> None:
+        with pytest.raises(RecordInvalid):
+            await asyncio.wait_for(log.append_record_async(b"x" * SIZE), 30)
+
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        asyncio.run(append(log))
+        log.append_record(b"y")
+        assert [one.segment_id for one in log.segment_snapshot()] == [0]
+
+
+def test_a_pointer_to_a_segment_that_is_gone_gives_no_place_twice():
+    """It is not believed about what is there, and its id is not used again."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for _ in range(2):
+            log.append_record(b"x")
+            log.force_rollover(timeout_s=5)
+    files.remove(segment_files(files)[-1])
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == [b"x"]
+        assert log.append_record(b"y") >> 32 == 2

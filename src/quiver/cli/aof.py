@@ -31,7 +31,7 @@ Logs = Annotated[Path, typer.Argument(help="The directory of the logs, or of one
 Objects = Annotated[
     str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
 ]
-LogName = Annotated[str | None, typer.Option("--log", help="One of the logs in it; all of them without.")]
+LogName = Annotated[str | None, typer.Option("--log", "--stream", help="One of the logs in it; all of them without.")]
 
 
 def build_aof_app() -> typer.Typer:
@@ -275,7 +275,9 @@ def _print_record(record: Record, *, as_json: bool) -> None:
         moment = datetime.fromtimestamp(record.timestamp / 1e9, tz=UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
         moment = str(record.timestamp)  # no date is that far
-    typer.echo(f"{record.record_id}\t{moment}\t{record.ext_id}\t{text}")
+    # A payload is somebody else's: what would move the cursor, or end the line, is shown and not obeyed.
+    shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    typer.echo(f"{record.record_id}\t{moment}\t{record.ext_id}\t{shown}")
 
 
 _COMMANDS: dict[Callable[..., None], str] = {
