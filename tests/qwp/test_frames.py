@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.errors import WrongUse
-from quiver.qwp.tables import record_batches
+from quiver.qwp.tables import encode_slices, record_batches
 
 COLUMNS: dict[str, Any] = {
     "int": [1, 2, 3],
@@ -71,3 +71,44 @@ def test_what_arrow_does_not_take_is_refused_with_the_column(frame, reason):
     """Before anything is sent."""
     with pytest.raises(WrongUse, match=reason):
         record_batches(frame)
+
+
+STAMPS = pa.array([1], pa.timestamp("ns"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "reason"),
+    [
+        ({"": [1]}, {}, "needs a name"),
+        ({"": STAMPS, "a": [1]}, {}, "needs a name"),
+        ({"a.b": [1]}, {}, "not allowed: '.'"),
+        ({"a-b": [1]}, {}, "not allowed: '-'"),
+        ({"a": [1], "A": [2]}, {}, "column A is there twice"),
+        ({"abcdefghi": [1]}, {}, "has 9 bytes; 8 are allowed"),
+        ({"a": [1]}, {"at": "x"}, "no column x; there are a"),
+        ({"a": [1]}, {"symbols": ["x"]}, "no column x; there are a"),
+        ({"a": ["x"]}, {"symbols": "a"}, "a list of names of columns, not 'a'"),
+        ({"a": ["x"]}, {"symbols": True}, "a list of names of columns, not True"),
+    ],
+)
+def test_columns_that_a_server_would_refuse_are_refused_before(columns, options, reason):
+    """By the same rules as those of rows; a column without a name would be the designated timestamp over there."""
+    batch = pa.record_batch(columns)
+    keys: dict[str, Any] = {"symbols": (), "at": None} | options
+    with pytest.raises(WrongUse, match=reason):
+        next(encode_slices("t", [batch], message_bytes_max=1000, dialect="inline", name_bytes_max=8, **keys))
+
+
+def test_the_designated_timestamp_may_have_any_name():
+    """It is sent without."""
+    batch = pa.record_batch({"a name that is too.long": STAMPS, "a": [1]})
+    keys: dict[str, Any] = {"symbols": (), "at": "a name that is too.long"}
+    (sent,) = encode_slices("t", [batch], message_bytes_max=1000, dialect="inline", name_bytes_max=8, **keys)
+    assert sent[1] == 1
+
+
+def test_a_table_without_a_proper_name_is_refused():
+    """Also where only messages are made, as in a task of Spark."""
+    batch = pa.record_batch({"a": [1]})
+    with pytest.raises(WrongUse, match="not allowed"):
+        next(encode_slices("a/b", [batch], symbols=(), at=None, message_bytes_max=1000, dialect="inline"))

@@ -33,7 +33,7 @@ from quiver.qwp.drainers import DrainerListener, Drainers
 from quiver.qwp.environment import conf_from_env
 from quiver.qwp.failover import HostTracker
 from quiver.qwp.inbox import ErrorHandler, ErrorInbox
-from quiver.qwp.rows import At, RowTable, check_name
+from quiver.qwp.rows import At, RowTable
 from quiver.qwp.session import SenderError
 from quiver.qwp.settings import SenderSettings
 from quiver.qwp.slot import MemorySlot, Slot, memory_slot, open_slot
@@ -255,14 +255,14 @@ class Sender:
         """
         Send an Arrow table, a record batch or a pandas data frame; return how many rows it had.
 
-        *symbols* names text columns to be sent as symbols, *at* the column that is the designated timestamp.
+        *symbols* names text columns to be sent as symbols, *at* the column that is the designated timestamp. The index
+        of a data frame is not sent, and a column in which there is nothing but None is left out.
 
         Raises:
             WrongUse: a name, type or value cannot be sent. Nothing was kept.
             PartlyKept: there was no room for all rows, or one behind the first messages cannot be sent.
             SenderHalted, StoreFailed, StoreClosed: see there.
         """
-        check_name("table", name, self.settings.name_bytes_max)
         batches = record_batches(data)
         with self._guard:
             self._require_usable()
@@ -278,6 +278,7 @@ class Sender:
                     dialect=self.settings.dialect,
                     shared=self._symbol_ids,
                     into=self._buffer,
+                    name_bytes_max=self.settings.name_bytes_max,
                 ):
                     self._append(message)
                     kept += rows

@@ -12,8 +12,17 @@ import pyarrow as pa
 
 from quiver.errors import WrongUse
 from quiver.primitives.files import Buffer
+from quiver.qwp.rows import check_name
 from quiver.qwp.wire.arrow_columns import columns_of_batch
-from quiver.qwp.wire.message import ROWS_MAX, Dialect, MessageBuffer, SymbolIds, TableData, encode_message
+from quiver.qwp.wire.message import (
+    NAME_BYTES_MAX,
+    ROWS_MAX,
+    Dialect,
+    MessageBuffer,
+    SymbolIds,
+    TableData,
+    encode_message,
+)
 
 __all__ = ["encode_slices", "record_batches"]
 
@@ -63,6 +72,31 @@ def _of_frame(frame: Any) -> Any:
     return pa.Table.from_arrays(arrays, names=names)
 
 
+def _check_columns(schema: Any, *, symbols: Collection[str], at: str | None, name_bytes_max: int) -> None:
+    """
+    Refuse columns that a server would refuse: by their names, by there being none, or two of the same name. The
+    designated timestamp *at* may have any name, because it is sent without one.
+
+    Raises:
+        WrongUse: there is one, or *symbols* is no collection of names.
+    """
+    if isinstance(symbols, str) or not isinstance(symbols, Collection):
+        raise WrongUse(f"symbols is a list of names of columns, not {symbols!r}")
+    unknown = [name for name in (*symbols, *([] if at is None else [at])) if name not in schema.names]
+    if unknown:
+        raise WrongUse(f"there is no column {', '.join(unknown)}; there are {', '.join(schema.names)}")
+    if at is not None and schema.names.count(at) > 1:
+        raise WrongUse(f"column {at} is there twice")
+    seen: set[str] = set()
+    for name in schema.names:
+        if name == at:
+            continue
+        check_name("column", name, name_bytes_max)
+        if name.lower() in seen:
+            raise WrongUse(f"column {name} is there twice: case does not tell columns apart")
+        seen.add(name.lower())
+
+
 def encode_slices(
     name: str,
     batches: list[Any],
@@ -73,14 +107,18 @@ def encode_slices(
     dialect: Dialect,
     shared: SymbolIds | None = None,
     into: MessageBuffer | None = None,
+    name_bytes_max: int = NAME_BYTES_MAX,
 ) -> Iterator[tuple[Buffer, int]]:
     """
     Yield messages that together hold all rows of *batches*, in order, and how many rows each has. With *into* a message
     is valid until the next one is asked for.
 
     Raises:
-        WrongUse: a column cannot be sent, or one row is larger than a message may be.
+        WrongUse: the table or a column cannot be sent, or one row is larger than a message may be.
     """
+    check_name("table", name, name_bytes_max)
+    for schema in [batch.schema for batch in batches[:1]]:  # they are of one table
+        _check_columns(schema, symbols=symbols, at=at, name_bytes_max=name_bytes_max)
     for batch in batches:
         # The first slice tells how large a row is on the wire.
         rows_max = min(max(1, batch.num_rows), 1024)

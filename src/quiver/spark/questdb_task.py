@@ -61,6 +61,7 @@ def send_partition(
             message_bytes_max=message_bytes_max(settings),
             dialect=settings.dialect,
             shared=ids,
+            name_bytes_max=settings.name_bytes_max,
         )
     )
     return send_group(settings, Group(*group), messages)

@@ -76,15 +76,12 @@ def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | Non
     """
     Return the columns of the record batch *batch*: symbols first, then the others, the designated timestamp last.
 
-    *symbols* names text columns to be sent as symbols, *at* the column that is the designated timestamp.
+    *symbols* names text columns to be sent as symbols, *at* the column that is the designated timestamp. A column of
+    Arrow's type `null` has no type to be sent with and is left out: over there it is null, too.
 
     Raises:
-        WrongUse: a name is not there, a type has no counterpart, or a value does not fit.
+        WrongUse: a type has no counterpart, a value does not fit, or no column is left.
     """
-    names = batch.schema.names
-    unknown = [name for name in (*symbols, *([] if at is None else [at])) if name not in names]
-    if unknown:
-        raise WrongUse(f"there is no column {', '.join(unknown)}; there are {', '.join(names)}")
     first: list[ColumnData] = []
     others: list[ColumnData] = []
     last: list[ColumnData] = []
@@ -92,11 +89,15 @@ def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | Non
         if field.name == at:
             last.append(_designated(field, array))
             continue
+        if types.is_null(array.type) and field.name not in symbols:
+            continue
         try:
             column = _column(field, array, as_symbol=field.name in symbols)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError) as error:
             raise WrongUse(f"column {field.name}: {error}") from error
         (first if column.type is ColumnType.SYMBOL else others).append(column)
+    if not (first or others or last):
+        raise WrongUse("every column is of the type null, so there is nothing to send; cast one first")
     return first + others + last
 
 
@@ -272,6 +273,8 @@ def _arrays(name: str, array: Any) -> ColumnData:
             if not hasattr(values_type, "value_type"):
                 raise WrongUse(f"column {name}: {array.type} has no counterpart in QWP")
             values_type = values_type.value_type
+        if not (types.is_integer(values_type) or types.is_floating(values_type)):
+            raise WrongUse(f"column {name}: {array.type} has no counterpart in QWP; arrays hold floats or integers")
         dtype = np.int64 if types.is_integer(values_type) else np.float64
         rows = [_nested(name, one, dtype) for one in present.to_pylist()]
     kind = ColumnType.LONG_ARRAY if types.is_integer(values_type) else ColumnType.DOUBLE_ARRAY
