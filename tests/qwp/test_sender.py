@@ -352,6 +352,17 @@ def test_times_are_what_was_meant(server):
     assert [column.name for column in tables["s"].columns] == ["v"]
 
 
+def test_instants_of_pandas_keep_their_nanoseconds(server):
+    """As in a data frame: also those without a zone. NaT is refused when it comes, and takes no other row with it."""
+    instant = pd.Timestamp("2024-01-02T03:04:05.123456789", tz="UTC")
+    with Sender.from_conf(f"ws::addr={server.address};") as sender:
+        sender.row("p", columns={"v": instant, "w": instant.tz_localize(None)}, at=instant)
+        with pytest.raises(WrongUse, match="NaT is no instant"):
+            sender.row("p", columns={"v": pd.NaT}, at=instant)
+    (table,) = server.lives[0].decode(server.frames[0]).tables
+    assert [column.values() for column in table.columns] == [[instant.value]] * 3
+
+
 def test_encrypted_with_given_roots_or_loudly_without(tmp_path):
     """wss: the certificate counts, unless it is said that it does not, and then that is said."""
     authority = Authority(tmp_path, "root")

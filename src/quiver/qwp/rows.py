@@ -337,17 +337,26 @@ def _type_of(name: str, value: Any) -> ColumnType:
         if dtype.kind in "iu" and dtype != np.uint64:
             return ColumnType.LONG_ARRAY
         raise WrongUse(f"column {name}: an array of {dtype}; arrays hold floats or integers")
+    if _is_of_pandas(value):
+        if value != value:  # noqa: PLR0124 - NaT
+            raise WrongUse(f"column {name}: NaT is no instant; None is a value that is missing")
+        return ColumnType.TIMESTAMP_NANOS
     for base, found in _TYPES.items():
         if isinstance(value, base):
             return found
     raise WrongUse(f"column {name}: {type(value).__name__} has no counterpart in QWP")
 
 
+def _is_of_pandas(value: Any) -> bool:
+    # A datetime that has nanoseconds, too. Without a zone it is UTC, as in a column of a data frame.
+    return isinstance(value, datetime.datetime) and hasattr(value, "nanosecond")
+
+
 def _type_of_at(at: Any) -> ColumnType:
     if isinstance(at, datetime.datetime):
         if at.tzinfo is None:
             raise WrongUse(_NO_ZONE)
-        return ColumnType.TIMESTAMP
+        return ColumnType.TIMESTAMP_NANOS if _is_of_pandas(at) else ColumnType.TIMESTAMP
     if isinstance(at, TimestampMicros):
         return ColumnType.TIMESTAMP
     if isinstance(at, TimestampNanos) or (isinstance(at, int | np.integer) and not isinstance(at, bool)):
@@ -370,7 +379,7 @@ def _millis(value: Any) -> int:
 
 
 def _nanos(value: Any) -> int:
-    return int(value.value) if isinstance(value, TimestampNanos) else int(value)
+    return int(value) if isinstance(value, int | np.integer) else int(value.value)
 
 
 _NUMBERS: dict[ColumnType, tuple[str, Callable[[Any], Any] | None]] = {
