@@ -3,8 +3,12 @@
 """
 
 import json
+import math
 import os
 import time
+from decimal import Decimal
+from ipaddress import IPv4Address
+from uuid import UUID
 
 import pytest
 from qwp_server import QwpServer
@@ -13,6 +17,7 @@ from typer.testing import CliRunner
 from quiver.cli.main import build_app
 from quiver.observe import InMemoryObserver
 from quiver.primitives.real_files import REAL_FILES
+from quiver.qwp import Char, Geohash, Long256, Sender
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable
@@ -75,6 +80,7 @@ def test_list_says_what_waits_and_for_whom(sf_dir):
     assert (one["slot"], one["backlog_frames"], one["confirmed"], one["dead_letters"]) == ("edge-1", 2, 0, 1)
     assert one["last_holder"] == str(os.getpid())
     assert 0 <= one["waits_s"] < 3600
+    assert (one["held"], two["held"]) == (False, False)
     assert (two["slot"], two["failed"], two["backlog_frames"]) == ("edge-2", "no server in time", 1)
     text = run("sf", "list", sf_dir)
     assert "edge-1" in text
@@ -95,6 +101,29 @@ def test_tail_prints_the_newest_rows(sf_dir):
     assert [(one["frame"], one["table"], one["row"]["v"]) for one in rows] == [(0, "t", 2), (1, "t", 3), (2, "u", 4)]
     (row,) = [json.loads(line) for line in run("sf", "tail", sf_dir, "edge-1", "--table", "u").splitlines()]
     assert row["row"]["s"] == "S4"
+
+
+def test_tail_writes_values_as_people_do(tmp_path):
+    """Every line is JSON, whatever is in an array."""
+    keys = {"sf_dir": str(tmp_path), "initial_connect_retry": "async", "close_flush_timeout_millis": 0}
+    columns = {
+        "u": UUID("11111111-2222-3333-4444-555555555555"), "l": Long256(2**200), "i": IPv4Address("10.0.0.1"),
+        "c": Char("z"), "b": b"\x00\xff", "g": Geohash(0b11010_00011, 10), "h": Geohash(5, 8), "d": Decimal("1.50"),
+        "f": [[1.5, math.nan], [2.0, 3.0]], "n": [1, 2], "x": math.nan,
+    }  # fmt: skip
+    with Sender.connect(addr="127.0.0.1:1", **keys) as sender:
+        sender.row("t", columns=columns, at=1_700_000_000_000_000_001)
+        sender.row("t", columns={"x": 1.0})
+
+    first, second = [json.loads(line, parse_constant=pytest.fail)["row"]
+                     for line in run("sf", "tail", tmp_path, "default").splitlines()]  # fmt: skip
+
+    assert first == {
+        "u": "11111111-2222-3333-4444-555555555555", "l": hex(2**200), "i": "10.0.0.1", "c": "z", "b": "00ff",
+        "g": "u3", "h": "00000101", "d": "1.50", "f": [[1.5, None], [2.0, 3.0]], "n": [1, 2], "x": None,
+        "timestamp": "2023-11-14 22:13:20.000000001+00:00",
+    }  # fmt: skip
+    assert (second["x"], second["c"], second["u"], second["f"]) == (1.0, None, None, None)
 
 
 def test_dead_letters_say_why(sf_dir):
@@ -136,9 +165,11 @@ def test_a_slot_that_somebody_holds_is_passed_over(sf_dir):
     slot = open_slot(REAL_FILES, str(sf_dir), "edge-1", settings, observer=InMemoryObserver())
     try:
         (outcome,) = run_json("sf", "drain", sf_dir, "edge-1", "--conf", "ws::addr=127.0.0.1:1;", code=1)
+        held = {one["slot"]: one["held"] for one in run_json("sf", "list", sf_dir)}
     finally:
         slot.close()
     assert (outcome["outcome"], str(os.getpid()) in outcome["reason"]) == ("skipped", True)
+    assert held == {"edge-1": True, "edge-2": False}
 
 
 def test_clear_failed_takes_the_mark(sf_dir):

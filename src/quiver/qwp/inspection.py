@@ -4,21 +4,27 @@ What lies in slots, for people. Reads only; safe beside a sender.
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from quiver.errors import Damaged
 from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import is_held
 from quiver.primitives.scan import Frame
-from quiver.qwp.format.names import FAILED_NAME, SYMBOLS_NAME, is_segment_name
+from quiver.qwp.format.names import FAILED_NAME, LOCK_NAME, SYMBOLS_NAME, is_segment_name
 from quiver.qwp.format.newer import decode_symbol_file
 from quiver.qwp.recovery import Scanned, read_watermark, scan_slot
 from quiver.qwp.slot import holder_of_slot, read_dead_letters
-from quiver.qwp.wire.decoded import Table
+from quiver.qwp.wire.column_types import ColumnType
+from quiver.qwp.wire.decoded import SCALE_KEY, TYPE_KEY, Table
 from quiver.qwp.wire.decoder import SymbolDictionary, decode_message
 
 __all__ = [
@@ -50,6 +56,7 @@ class SlotReport:
         backlog_bytes: of the messages that are not confirmed.
         oldest_us: when the oldest segment with unconfirmed frames was made, microseconds since the epoch.
         holder: the pid that last held it; it may have let go.
+        is_held: whether somebody holds it at this moment; None where the system does not tell.
         failed: why nobody adopts it; None when somebody may.
         dead_letters: messages that were given up.
         problem: why it cannot be read, or not all of it; None when it can.
@@ -65,6 +72,7 @@ class SlotReport:
     backlog_bytes: int = 0
     oldest_us: int | None = None
     holder: str | None = None
+    is_held: bool | None = None
     failed: str | None = None
     dead_letters: int = 0
     problem: str | None = None
@@ -101,7 +109,7 @@ def slots_below(fs: FileSystem, sf_dir: str) -> list[str]:
     for name in fs.list_dir(sf_dir):
         with suppress(NotADirectoryError):
             names = fs.list_dir(f"{sf_dir}/{name}")
-            if FAILED_NAME in names or ".lock" in names or any(is_segment_name(one) for one in names):
+            if FAILED_NAME in names or LOCK_NAME in names or any(is_segment_name(one) for one in names):
                 found.append(name)
     return found
 
@@ -115,6 +123,7 @@ def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     """
     directory = f"{sf_dir}/{sender_id}"
     report = SlotReport(sender_id, holder=holder_of_slot(fs, directory))
+    report.is_held = is_held(fs, f"{directory}/{LOCK_NAME}")
     with suppress(FileNotFoundError):
         failed = fs.read_all(f"{directory}/{FAILED_NAME}", size_max=_FAILED_BYTES_MAX)
         report.failed = failed.decode("utf-8", "replace").strip() or "no reason given"
@@ -210,7 +219,49 @@ def rows_by_table(frames: Iterator[FrameReport]) -> dict[str, int]:
 
 def rows_of(table: Table) -> list[dict[str, Any]]:
     """
-    Return the rows of *table* as plain values.
+    Return the rows of *table* as people write them: UUIDs, addresses and geohashes as texts, bytes in hexadecimal
+    digits, arrays as nested lists.
     """
     batch = table.to_arrow()
-    return [] if not batch.num_columns else list(batch.to_pylist())
+    columns = {
+        field.name: [_written(field, value) for value in column.to_pylist()]
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _written(field: Any, value: Any) -> Any:
+    kind = ColumnType[field.metadata[TYPE_KEY].decode()]
+    if value is None:
+        return None
+    if kind is ColumnType.GEOHASH:
+        return _geohash(value, int(field.metadata[SCALE_KEY]))
+    write = _WRITTEN.get(kind)
+    return value if write is None else write(value)
+
+
+def _geohash(value: int, bits: int) -> str:
+    """
+    Return what the server shows: a letter for five bits where that comes out even, digits of 0 and 1 otherwise.
+    """
+    if bits % 5:
+        return f"{value:0{bits}b}"
+    return "".join(_BASE32[value >> shift & 31] for shift in range(bits - 5, -1, -5))
+
+
+def _array(value: dict[str, Any]) -> Any:
+    # JSON has no NaN.
+    nested = np.array([None if one != one else one for one in value["values"]], object)  # noqa: PLR0124
+    return nested.reshape(value["shape"]).tolist()
+
+
+_BASE32 = "0123456789bcdefghjkmnpqrstuvwxyz"
+_WRITTEN: dict[ColumnType, Callable[[Any], Any]] = {
+    ColumnType.UUID: lambda value: str(uuid.UUID(bytes=value)),
+    ColumnType.LONG256: lambda value: hex(int.from_bytes(value, "little")),
+    ColumnType.IPV4: lambda value: str(ipaddress.IPv4Address(value)),
+    ColumnType.CHAR: lambda value: chr(value) if value else None,
+    ColumnType.BINARY: lambda value: value.hex(),
+    ColumnType.DOUBLE_ARRAY: _array,
+    ColumnType.LONG_ARRAY: _array,
+}

@@ -4,7 +4,7 @@ The names of a slot's files, made and parsed. A name that this code would not wr
 ::
 
     <sf_dir>/<sender_id>/
-    ├── .lock                     held by the one owner; empty
+    ├── .lock                     held by the one owner; what it says is for people
     ├── .lock.pid                 who that is: "<pid>\n"
     ├── .failed                   why nobody should adopt this slot any more
     ├── .ack-watermark            how far the server has confirmed
