@@ -133,6 +133,11 @@ def test_wrong_options_are_refused_before_anything_is_written(frame):
         QuestdbDataSource({**good, "conf": "ws::addr=h:1;"}).writer(frame.schema, overwrite=False)
     with pytest.raises(WrongUse, match="no column nope; there are sym, price, ts"):
         QuestdbDataSource({**good, "at": "nope"}).writer(frame.schema, overwrite=False)
+    with pytest.raises(WrongUse, match="table name 'a/b'"):
+        QuestdbDataSource({**good, "table": "a/b"}).writer(frame.schema, overwrite=False)
+    dotted = frame.withColumnRenamed("price", "price.usd").schema
+    with pytest.raises(WrongUse, match="column name 'price.usd'"):
+        QuestdbDataSource(good).streamWriter(dotted, overwrite=False)
     with pytest.raises(WrongUse, match="only ever added"):
         QuestdbDataSource(good).writer(frame.schema, overwrite=True)
     with pytest.raises(SettingsInvalid):

@@ -4,7 +4,7 @@ Arrow tables and data frames, cut into messages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from quiver.qwp.wire.message import (
     encode_message,
 )
 
-__all__ = ["encode_slices", "record_batches"]
+__all__ = ["check_columns", "encode_slices", "record_batches"]
 
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 _MESSAGE_BYTES = 960 * 1024
@@ -72,9 +72,9 @@ def _of_frame(frame: Any) -> Any:
     return pa.Table.from_arrays(arrays, names=names)
 
 
-def _check_columns(schema: Any, *, symbols: Collection[str], at: str | None, name_bytes_max: int) -> None:
+def check_columns(names: Sequence[str], *, symbols: Collection[str], at: str | None, name_bytes_max: int) -> None:
     """
-    Refuse columns that a server would refuse: by their names, by there being none, or two of the same name. The
+    Refuse columns that a server would refuse: by their *names*, by there being none, or two of the same name. The
     designated timestamp *at* may have any name, because it is sent without one.
 
     Raises:
@@ -82,13 +82,13 @@ def _check_columns(schema: Any, *, symbols: Collection[str], at: str | None, nam
     """
     if isinstance(symbols, str) or not isinstance(symbols, Collection):
         raise WrongUse(f"symbols is a list of names of columns, not {symbols!r}")
-    unknown = [name for name in (*symbols, *([] if at is None else [at])) if name not in schema.names]
+    unknown = [name for name in (*symbols, *([] if at is None else [at])) if name not in names]
     if unknown:
-        raise WrongUse(f"there is no column {', '.join(unknown)}; there are {', '.join(schema.names)}")
-    if at is not None and schema.names.count(at) > 1:
+        raise WrongUse(f"there is no column {', '.join(unknown)}; there are {', '.join(names)}")
+    if at is not None and names.count(at) > 1:
         raise WrongUse(f"column {at} is there twice")
     seen: set[str] = set()
-    for name in schema.names:
+    for name in names:
         if name == at:
             continue
         check_name("column", name, name_bytes_max)
@@ -118,7 +118,7 @@ def encode_slices(
     """
     check_name("table", name, name_bytes_max)
     for schema in [batch.schema for batch in batches[:1]]:  # they are of one table
-        _check_columns(schema, symbols=symbols, at=at, name_bytes_max=name_bytes_max)
+        check_columns(schema.names, symbols=symbols, at=at, name_bytes_max=name_bytes_max)
     for batch in batches:
         # The first slice tells how large a row is on the wire.
         rows_max = min(max(1, batch.num_rows), 1024)

@@ -79,11 +79,8 @@ class QuestdbDataSource(DataSource):
         if overwrite:
             raise WrongUse('rows are only ever added: write with mode("append"), a stream with outputMode("append")')
         options = parse_questdb_options(self._given)
-        for name in (*options.symbols, *([] if options.at is None else [options.at])):
-            if name not in schema.names:
-                raise WrongUse(f"there is no column {name}; there are {', '.join(schema.names)}")
-        checked = _task().settings_of(options, "check", 0)
-        return replace(options, sf_dir=os.path.abspath(checked.sf_dir))  # noqa: PTH100 - kept as text
+        sf_dir = _task().check_write(options, schema.names)
+        return replace(options, sf_dir=os.path.abspath(sf_dir))  # noqa: PTH100 - kept as text
 
 
 class _Sent(WriterCommitMessage):

@@ -4,21 +4,37 @@ In a task: the rows of a partition into its slot, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quiver.errors import WrongUse
+from quiver.qwp.conf import parse_conf
 from quiver.qwp.groups import Group, GroupSent, message_bytes_max, send_group
+from quiver.qwp.rows import check_name
 from quiver.qwp.settings import SenderSettings
-from quiver.qwp.tables import encode_slices
+from quiver.qwp.tables import check_columns, encode_slices
 from quiver.qwp.wire.message import SymbolIds
 from quiver.spark.questdb_options import QuestdbOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["send_partition", "settings_of"]
+__all__ = ["check_write", "send_partition", "settings_of"]
+
+
+def check_write(options: QuestdbOptions, names: Sequence[str]) -> str:
+    """
+    Refuse, before there is any task, what each task would refuse; return where slots lie, as the connect string says.
+
+    Raises:
+        WrongUse: there is no ``sf_dir``; the table or one of the columns *names* cannot be called so.
+        SettingsInvalid: the connect string is wrong.
+    """
+    settings = settings_of(options, "check", 0)
+    check_name("table", options.table, settings.name_bytes_max)
+    check_columns(names, symbols=options.symbols, at=options.at, name_bytes_max=settings.name_bytes_max)
+    return settings.sf_dir or ""
 
 
 def settings_of(options: QuestdbOptions, slots: str, partition: int) -> SenderSettings:
@@ -32,7 +48,7 @@ def settings_of(options: QuestdbOptions, slots: str, partition: int) -> SenderSe
     settings = SenderSettings.from_conf(options.conf)
     if settings.sf_dir is None:
         raise WrongUse("conf: sf_dir is missing; what the server has not confirmed is kept below it")
-    keys = {pair.partition("=")[0].strip() for pair in options.conf.partition("::")[2].split(";")}
+    keys = {key for key, _ in parse_conf(options.conf)[1]}
     base = settings.sender_id if "sender_id" in keys else "spark"
     return replace(
         settings,
