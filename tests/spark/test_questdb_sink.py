@@ -163,8 +163,19 @@ def test_telemetry_becomes_tables_each_batch_once(spark, store, far_side, tmp_pa
 
 def test_settings_of_the_exporter_are_checked():
     """The connect string above all; it is not shown."""
-    good = QuestdbSinkSettings("ws::addr=h:1;sf_dir=sf;password=secret;")
+    good = QuestdbSinkSettings("ws::addr=h:1;sf_dir=sf;username=u;password=secret;")
     assert (good.table_of("logs"), "secret" in repr(good)) == ("logs", False)
-    for wrong in ({"conf": "http::addr=h;"}, {"conf": "ws::addr=h;"}, {"table": ""}, {"table": "{tabel}"}):
-        with pytest.raises(SettingsInvalid):
+    several = replace(good, conf="wss::addr=a,b:1;addr=c;sf_dir=sf;")
+    assert several.addresses == ("a:9000", "b:1", "c:9000")
+    for wrong, reason in (
+        ({"conf": "http::addr=h;sf_dir=sf;"}, "conf: http"),
+        ({"conf": "ws::addr=h;"}, "conf: sf_dir is missing"),
+        ({"conf": "ws::sf_dir=sf;"}, "conf: addr is missing"),
+        ({"conf": "ws::addr=h;sf_dir=sf;sender_idd=a;"}, "conf: unknown key sender_idd; did you mean sender_id"),
+        ({"conf": "ws::addr=h:99999;sf_dir=sf;"}, "conf: addr"),
+        ({"table": ""}, "may stand for"),
+        ({"table": "{tabel}"}, "may stand for"),
+        ({"table": "a/{table}"}, "table: table name 'a/logs'"),
+    ):
+        with pytest.raises(SettingsInvalid, match=reason):
             replace(good, **wrong)

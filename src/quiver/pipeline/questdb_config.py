@@ -35,7 +35,7 @@ class QuestdbExporterConfig(QueryExporterConfig):
 
     def model_post_init(self, context: Any, /) -> None:
         """
-        Refuse a connect string that cannot be one.
+        Refuse a connect string or a name that would be refused once rows come.
         """
         super().model_post_init(context)
         try:
@@ -48,8 +48,7 @@ class QuestdbExporterConfig(QueryExporterConfig):
         """
         Where it writes; no password is in it.
         """
-        pairs = dict(pair.strip().partition("=")[::2] for pair in self.conf.partition("::")[2].split(";"))
-        return f"QuestDB at {pairs.get('addr', '?')}"
+        return f"QuestDB at {', '.join(self.settings().addresses)}"
 
     def settings(self) -> QuestdbSinkSettings:
         """

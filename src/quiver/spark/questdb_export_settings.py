@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from importlib import import_module
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsInvalid, WrongUse
 
 __all__ = ["SYMBOL_COLUMNS", "QuestdbSinkSettings"]
 
@@ -33,9 +34,11 @@ class QuestdbSinkSettings:
         tables: which are sent; all when empty.
         symbols: text columns that are sent as symbols; those of a table that has them.
         at: the designated timestamp of tables that are none of the three views.
+        addresses: of the servers, as `conf` says.
 
     Raises:
-        SettingsInvalid: no connect string or one without ``sf_dir``, or no name of a table.
+        SettingsInvalid: the connect string is wrong or without ``sf_dir``, or a table cannot be called so.
+        ModuleNotFoundError: the extra `qwp` is not installed.
     """
 
     conf: str = field(repr=False)  # may hold a password
@@ -43,16 +46,26 @@ class QuestdbSinkSettings:
     tables: tuple[str, ...] = ()
     symbols: tuple[str, ...] = SYMBOL_COLUMNS
     at: str | None = None
+    addresses: tuple[str, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        scheme, colons, keys = self.conf.partition("::")
-        if not colons or scheme not in {"ws", "wss"}:
-            raise SettingsInvalid("conf: a connect string begins with ws:: or wss::")
-        if not any(pair.strip().startswith("sf_dir=") for pair in keys.split(";")):
+        # By name: only who uses this exporter needs the extra `qwp`.
+        check_name = import_module("quiver.qwp.rows").check_name
+        from_conf = import_module("quiver.qwp.settings").SenderSettings.from_conf
+        try:
+            sender = from_conf(self.conf)
+        except SettingsInvalid as error:
+            raise SettingsInvalid(f"conf: {error}") from error
+        if sender.sf_dir is None:
             raise SettingsInvalid("conf: sf_dir is missing; what the server has not confirmed is kept below it")
+        object.__setattr__(self, "addresses", tuple(map(str, sender.addresses)))
         unknown = [word for word in _PLACEHOLDER.findall(self.table) if word != "table"]
         if not self.table or unknown:
             raise SettingsInvalid("table: a name, in which {table} may stand for the name here")
+        try:
+            check_name("table", self.table_of("logs"), sender.name_bytes_max)
+        except WrongUse as error:
+            raise SettingsInvalid(f"table: {error}") from error
 
     def table_of(self, name: str) -> str:
         """
