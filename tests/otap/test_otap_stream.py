@@ -357,3 +357,15 @@ def test_tables_of_another_signal_are_refused():
 
 def test_a_request_parses_as_sent():
     assert parsed(logs("a").SerializeToString(), "logs") == logs("a")
+
+
+def test_integers_of_exemplars_travel_plain():
+    """One reader takes no dictionary there, though its own schema names one, and refuses the whole batch."""
+    request = REQUESTS["metrics"]()
+    gauge = request.resource_metrics.add().scope_metrics.add().metrics.add(name="g").gauge
+    for number in (7, 7, 8):
+        gauge.data_points.add(as_int=number).exemplars.add(as_int=number, time_unix_nano=1)
+    (batch,) = StreamEncoder("metrics").encode(tables_of(request.SerializeToString(), "metrics"))
+
+    (sent,) = [one for one in decode_records(batch.message).payloads if one.payload == 19]
+    assert pa.ipc.open_stream(sent.record).schema.field("int_value").type == pa.int64()

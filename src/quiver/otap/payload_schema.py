@@ -247,7 +247,7 @@ _EXP_HISTOGRAMS = (
 )  # fmt: skip
 _EXEMPLARS = (
     _CHILD_ID, _parent(_U32, "quasidelta"), _TAKEN,
-    Column("int_value", pa.int64(), 8, optional=True), Column("double_value", _F64, optional=True),
+    Column("int_value", pa.int64(), optional=True), Column("double_value", _F64, optional=True),
     Column("span_id", _ID8, 8), Column("trace_id", _ID16, 8),
 )  # fmt: skip
 
