@@ -19,7 +19,7 @@ DELIVERY_SECONDS ?= 300
 STRACE_STRIDE ?= 1
 FUZZ_INPUTS ?= 1000000
 
-.PHONY: help setup demo test test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench rival-rust rival-collector test-collector fuzz wheel lock clean
+.PHONY: help setup demo test test-slow test-kill test-crash-states test-strace test-soak test-cluster test-etcd test-versity lint format bench rival-rust rival-otap test-otap rival-collector test-collector fuzz wheel lock clean
 
 help: ## print this
 	@echo "Targets:"
@@ -78,6 +78,9 @@ build/bin/versitygw:
 test-collector: $(READY) build/bin/otelcol-rival ## a real Collector between our exporters and receivers, with kills (needs Go)
 	$(BIN)/python -m pytest -m collector
 
+test-otap: $(READY) rival-otap ## OTAP to and from the Rust crates, as messages and as streams (needs cargo)
+	$(BIN)/python -m pytest -m slow tests/otap/test_otap_driver.py
+
 fuzz: $(READY) ## a million broken inputs for each decoder of the wire (FUZZ_INPUTS=10000 for fewer)
 	$(BIN)/python -m pytest -m slow tests/otap/test_decoder_fuzz.py tests/receivers/test_receiver_fuzz.py \
 		--fuzz-inputs $(FUZZ_INPUTS)
@@ -111,6 +114,9 @@ bench: $(READY) ## measure beside rivals: ratios, with the noise (make rival-rus
 
 rival-rust: ## build the Rust engine's driver for bench and interoperability tests; needs cargo, takes minutes
 	cd bench/rivals/rust_engine && cargo build --release
+
+rival-otap: ## build the driver of the Rust OTAP crates for interoperability tests; needs cargo, takes minutes
+	cd bench/rivals/otap_driver && cargo build --release
 
 rival-collector: build/bin/otelcol-rival ## build the Collector for bench and interoperability tests; needs Go, takes minutes
 
