@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from quiver.delivery.policy import RetryPolicy
-from quiver.pipeline.exporter_config import ExporterConfig, OtapExporterConfig, OtlpExporterConfig
 from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
 from quiver.pipeline.otap_config import OtapReceiverConfig
 from quiver.pipeline.plugins import OtlpReceiverConfig
@@ -267,7 +266,7 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
         "of": buffer.name,
         "through": [node.name for node in route.processors],
         "runs_in": "spark" if route.is_query else "ingest",
-        "sends": _sends(route.config),
+        "sends": route.config.sends,
         "retry": _retry(route),
     }
 
@@ -280,19 +279,6 @@ def _retry(route: Route) -> str:
     if not route.processors:
         return words
     return f"{words}; what a processor fails on is tried by itself, {retry_words(policy.for_processors())}"
-
-
-def _sends(config: ExporterConfig) -> str:
-    if isinstance(config, OtapExporterConfig):
-        whole = ", messages gzip" if config.request_compression == "gzip" else ""
-        tables = config.table_compression
-        return f"OTAP over gRPC, tables {'zstd' if tables == 'zstd' else 'not compressed'}{whole}"
-    if isinstance(config, OtlpExporterConfig):
-        protocol = "gRPC" if config.grpc_endpoint else "HTTP"
-        packed = "gzip" if config.request_compression == "gzip" else "not compressed"
-        return f"OTLP over {protocol}, {packed}, up to {config.max_in_flight} at once"
-    trigger = getattr(config, "trigger", 0.0)
-    return f"a batch every {duration_words(trigger)}" if trigger else "batches without a pause"
 
 
 def retry_words(policy: RetryPolicy) -> str:

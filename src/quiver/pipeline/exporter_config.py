@@ -13,6 +13,7 @@ from quiver.delivery.policy import OnExhausted, RetryPolicy
 from quiver.errors import SettingsInvalid
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, shown
 from quiver.pipeline.config_values import Config, Duration, Size, settings_config
+from quiver.pipeline.words import duration_words
 from quiver.settings import MIB
 from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
 
@@ -120,6 +121,13 @@ class ExporterConfig(Config):
         """
         return ""
 
+    @property
+    def sends(self) -> str:
+        """
+        How, for people.
+        """
+        return ""
+
 
 def _first(one: float | None, other: float | None) -> float | None:
     return other if one is None else one
@@ -177,6 +185,15 @@ class OtlpExporterConfig(ExporterConfig):
         Where it sends.
         """
         return self.grpc_endpoint or self.http_endpoint or ""
+
+    @property
+    def sends(self) -> str:
+        """
+        How.
+        """
+        protocol = "gRPC" if self.grpc_endpoint else "HTTP"
+        packed = "gzip" if self.request_compression == "gzip" else "not compressed"
+        return f"OTLP over {protocol}, {packed}, up to {self.max_in_flight} at once"
 
     @property
     def request_compression(self) -> Literal["none", "gzip"]:
@@ -263,6 +280,15 @@ class OtapExporterConfig(OtlpExporterConfig):
             return "zstd"
         return self.arrow.payload_compression or self.payload_compression or "zstd"
 
+    @property
+    def sends(self) -> str:
+        """
+        How.
+        """
+        whole = ", messages gzip" if self.request_compression == "gzip" else ""
+        tables = "zstd" if self.table_compression == "zstd" else "not compressed"
+        return f"OTAP over gRPC, tables {tables}{whole}"
+
     def otap(self) -> OtapSenderSettings:
         """
         Return what only OTAP has.
@@ -292,6 +318,13 @@ class QueryExporterConfig(ExporterConfig):
 
     trigger: Duration = 1.0
     checkpoint: str | None = None
+
+    @property
+    def sends(self) -> str:
+        """
+        How often.
+        """
+        return f"a batch every {duration_words(self.trigger)}" if self.trigger else "batches without a pause"
 
 
 class ParquetExporterConfig(QueryExporterConfig):

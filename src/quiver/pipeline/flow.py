@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quiver.pipeline.parse import Document, Path
-from quiver.pipeline.plugins import ROW_EXPORTERS
 from quiver.pipeline.shapes import RawNode
 
 __all__ = ["BufferKind", "BufferPlan", "RoutePlan", "plan_buffers"]
@@ -202,7 +201,7 @@ def _lead_out(
         node = nodes[end]
         if _is_store(node):
             plan.routes.append(RoutePlan(end, between, end, strategy))
-        elif between and node.plugin.model not in ROW_EXPORTERS:
+        elif between and not node.plugin.takes_rows:
             staged = BufferPlan(f"staged-{end}"[:64], "memory" if plan.kind == "memory" else "staged", plan.beside)
             staged.routes.append(RoutePlan(end, (), None, strategy))
             plan.routes.append(RoutePlan(staged.name, between, staged.name, strategy))

@@ -23,6 +23,7 @@ from quiver.pipeline.exporter_config import (
     OtapExporterConfig,
     OtlpExporterConfig,
     ParquetExporterConfig,
+    QueryExporterConfig,
     QuiverExporterConfig,
     SparkExporterConfig,
 )
@@ -45,7 +46,6 @@ from quiver.settings import Settings
 
 __all__ = [
     "PLUGINS",
-    "ROW_EXPORTERS",
     "Kind",
     "MetricsConfig",
     "OtapExporterConfig",
@@ -93,6 +93,13 @@ class Plugin:
         Whether it is a persistence node.
         """
         return self.urn == PERSISTENCE or self.model is DurableBufferConfig
+
+    @property
+    def takes_rows(self) -> bool:
+        """
+        Whether it is an exporter of rows, so that processors may stand right before it; others take whole bundles.
+        """
+        return self.model is not None and issubclass(self.model, QueryExporterConfig)
 
     def config(self, document: Document, path: Path, value: Mapping[str, Any]) -> Any:
         """
@@ -167,14 +174,6 @@ _OTHER_NAMES = {
     "urn:otel:console:exporter": "urn:quiver:console:exporter",
 }
 """What other versions of the same file call them."""
-
-ROW_EXPORTERS = frozenset(
-    {
-        ConsoleExporterConfig, FileExporterConfig, ParquetExporterConfig, SparkExporterConfig, QuiverExporterConfig,
-        TopicExporterConfig, QuestdbExporterConfig,
-    }
-)  # fmt: skip
-"""The exporters that take rows, so that processors may stand right before them; others take bundles."""
 
 
 def _parts(urn: str) -> tuple[str, str, str]:

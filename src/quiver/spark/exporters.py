@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,17 +118,7 @@ def exporter_of(settings: SparkExporterSettings | ParquetTables, *, subscriber: 
     """
     Return the exporter that *settings* describe, for the query that reads as *subscriber*.
     """
-    if isinstance(settings, ConsoleSettings):
-        return ConsoleExporter(settings)
-    if isinstance(settings, SparkSinkSettings):
-        return FormatExporter(settings)
-    if isinstance(settings, QuiverSinkSettings):
-        return QuiverExporter(settings)
-    if isinstance(settings, TopicSinkSettings):
-        return TopicExporter(settings)
-    if isinstance(settings, QuestdbSinkSettings):
-        return QuestdbExporter(settings)
-    return FileExporter(settings, subscriber=subscriber)
+    return _MAKERS[type(settings)](settings, subscriber)
 
 
 class _Forgetful:
@@ -449,3 +439,15 @@ def _lines(frame: DataFrame) -> DataFrame:
 
 def _cut(text: str, length: int) -> str:
     return text if not length or len(text) <= length else f"{text[: length - 1]}…"
+
+
+_MAKERS: Mapping[type[Any], Callable[[Any, str], TableExporter]] = {
+    ConsoleSettings: lambda settings, _: ConsoleExporter(settings),
+    SparkSinkSettings: lambda settings, _: FormatExporter(settings),
+    QuiverSinkSettings: lambda settings, _: QuiverExporter(settings),
+    TopicSinkSettings: lambda settings, _: TopicExporter(settings),
+    QuestdbSinkSettings: lambda settings, _: QuestdbExporter(settings),
+    FileSettings: lambda settings, subscriber: FileExporter(settings, subscriber=subscriber),
+    ParquetTables: lambda settings, subscriber: FileExporter(settings, subscriber=subscriber),
+}
+"""Settings → what exports as they say, for a subscriber."""
