@@ -213,6 +213,18 @@ def test_credentials_are_proved_when_the_topics_are_opened(tmp_path, s3_server: 
     TopicStore.open(tmp_path / "t", background=False).close()
 
 
+def test_objects_in_memory_cost_no_local_file(tmp_path):
+    """They end with the process: the next one has every message all the same, and uploads them anew."""
+    for first in (0, 20):
+        with TopicStore.open(tmp_path, objects="memory://", settings=settings(rotate=300), background=False) as store:
+            log = store.topic(NAME)
+            append(log, 20)
+            log.flush()
+            store.maintain()
+            assert log.wal.start_offset == 0
+            assert read(log) == expected(first + 20)
+
+
 def test_no_place_for_objects_is_an_error():
     """A tier is asked for, and nothing says where it is."""
     disk = CrashFileSystem()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os.path
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quiver.clock import Clock
 from quiver.errors import SettingsInvalid
@@ -98,8 +99,17 @@ def open_cold_tier(
         cloud = settings.cloud
         given = {} if cloud is None else {"backend": cloud.backend, "root": cloud.root, "options": dict(cloud.options)}
         objects = ObjectLocation.from_mapping(given, environment=environment)
+    elif isinstance(objects, str):
+        objects = ObjectLocation.from_url(objects, environment=environment)
+    elif not isinstance(objects, ObjectLocation):
+        objects = ObjectLocation.from_mapping(objects, environment=environment)
+    beside = f"sqlite://{os.path.abspath(root)}/{METADATA_FILE}"  # noqa: PTH100
+    if objects.backend == "memory":
+        # These objects end with the process: no local file may go for them, and nothing may speak of them later.
+        keep = replace(settings.deleter, retention_time_minutes=None, retention_size_mb=None)
+        settings, beside = replace(settings, deleter=keep), "memory://"
     tier = open_objects(objects, environment=environment, fs=files, clock=clock, observer=observer)
-    url = metadata or settings.metadata.endpoint or f"sqlite://{os.path.abspath(root)}/{METADATA_FILE}"  # noqa: PTH100
+    url = metadata or settings.metadata.endpoint or beside
     try:
         return ObjectColdTier(
             tier, open_metadata(url), settings=settings, owner=owner_of(files, root), files=files, clock=clock,
