@@ -101,7 +101,7 @@ def test_slots_can_be_named(files: CrashFileSystem) -> None:
         assert handle is not None
         assert handle.bundle["events"].equals(batch)
         assert handle.bundle.slots == (7,)
-    with pytest.raises(FormatUnsupported, match=r"otap.*adapter that wrote it"):
+    with pytest.raises(FormatUnsupported, match=r"otap.*adapter that wrote it, or let `quiver migrate"):
         opened(files)
 
 

@@ -443,7 +443,8 @@ def _check_adapter(file: WalFileFound, adapter: Adapter) -> None:
         file.path,
         14,
         f"the log was written under an adapter with hash {found.hex()}, this one is {adapter.name!r} with hash "
-        f"{adapter.config_hash.hex()}; open it with the adapter that wrote it",
+        f"{adapter.config_hash.hex()}; open it with the adapter that wrote it, or let `quiver migrate --adapter` "
+        "bring it under this one",
     )
 
 
