@@ -21,7 +21,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.observe import Observer
 from quiver.receivers.inflate import GZIP_MAGIC
 from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
-from quiver.receivers.port import PortReceiver
+from quiver.receivers.port import PortReceiver, try_to_bind
 from quiver.receivers.rpc_status import encode_partial_success, encode_retry_info, encode_status
 from quiver.receivers.security import grpc_credentials
 from quiver.receivers.settings import OtlpSettings
@@ -129,10 +129,15 @@ class OtlpGrpcReceiver(PortReceiver):
         self._server = server = aio.server(options=server_options(self.settings))
         server.add_generic_rpc_handlers(self._handlers())
         address = self.settings.listening_addr
-        if self._credentials is None:
-            port: int = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, self._credentials)
+        try:
+            if self._credentials is None:
+                port: int = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._credentials)
+        except RuntimeError:
+            # gRPC says that it failed, and keeps the reason to itself.
+            try_to_bind(address)
+            raise
         await server.start()
         return port
 

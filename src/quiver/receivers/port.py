@@ -4,6 +4,7 @@ What every receiver is besides its protocol: an address, an event loop on a thre
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -15,7 +16,7 @@ from quiver.receivers.loop_thread import LoopThread
 from quiver.receivers.security import Authenticator, SecuritySettings, warn_of_exposure
 from quiver.receivers.settings import split_address
 
-__all__ = ["PortReceiver"]
+__all__ = ["PortReceiver", "try_to_bind"]
 
 
 class _Where(Protocol):
@@ -27,6 +28,22 @@ class _Where(Protocol):
 
     @property
     def workers(self) -> int: ...
+
+
+def try_to_bind(address: str) -> None:
+    """
+    Bind a socket to *address* and let it go.
+
+    Raises:
+        OSError: why nobody can listen there: the address is taken, not this machine's, or not this user's to have.
+    """
+    host, port = split_address(address)
+    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.bind(where)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror) from None
 
 
 class PortReceiver(ABC):
