@@ -126,6 +126,7 @@ class QwpServer:
         life.socket = socket
         with self.changed:
             self.lives.append(life)
+            self.changed.notify_all()
         pong = socket.protocol.recv_frame
 
         def count_pings(frame: Any) -> None:

@@ -652,6 +652,7 @@ def test_h1_path_and_headers():
     with QwpServer() as server:
         keys = "client_id=quiver/1;username=u;password=p;;w;"
         Sender.from_conf(f"ws::addr={server.address};{keys}").close()
+        server.wait_for(lambda: len(server.lives) == 1)  # its thread may be behind the client's
         headers = server.lives[0].headers
         assert headers["path"] == "/write/v4"
         assert headers["X-Qwp-Max-Version"] == "1"
@@ -659,6 +660,7 @@ def test_h1_path_and_headers():
         assert headers["Authorization"] == "Basic " + base64.b64encode(b"u:p;w").decode()
         assert "X-Qwp-Request-Durable-Ack" not in headers
         Sender.from_conf(f"ws::addr={server.address};token=t;").close()
+        server.wait_for(lambda: len(server.lives) == 2)
         assert server.lives[1].headers["Authorization"] == "Bearer t"
 
 
