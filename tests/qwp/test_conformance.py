@@ -1122,8 +1122,24 @@ def test_b1_b2_a_full_slot_tells_why():
         server.refuse = (503, {})
         server.lives[0].drop()
         server.wait_for(lambda: server.requests >= 3)
-        with pytest.raises(AtCapacity, match=r"reconnecting: attempt \d+, the outage began"):
+        with pytest.raises(AtCapacity, match=r"reconnecting: attempt [1-9]\d*, the outage began"):
             sender.flush()
+        with pytest.raises(AtCapacity):
+            sender.close()
+
+
+def test_b2_an_outage_that_began_before_the_first_connection_is_counted():
+    """Nothing was reconnected yet, but attempts there were."""
+    keys = "initial_connect_retry=async;sf_max_bytes=4096;sf_max_total_bytes=8192;sf_append_deadline_millis=20;"
+    with QwpServer() as server:
+        server.refuse = (503, {})
+        sender = Sender.from_conf(f"ws::addr={server.address};{keys}close_flush_timeout_millis=0;{QUICK}")
+        server.wait_for(lambda: server.requests >= 2)
+        with pytest.raises(AtCapacity, match=r"reconnecting: attempt [1-9]\d*, the outage began"):
+            for number in range(100):
+                sender.row("t", columns={"v": "x" * 500, "n": number}, at=number)
+                sender.flush()
+        assert sender.total_reconnect_attempts == 0
         with pytest.raises(AtCapacity):
             sender.close()
 

@@ -131,6 +131,7 @@ class WireLoop:
         self._previous: int | None = None  # the host of the connection that broke; never shared between loops
         self._connection: Connection | None = None
         self._attempt_s: float | None = None  # since when this outage lasts
+        self._attempts = 0  # of it
         self._highest_sent = -1
         self._is_first = True
         self._stopping = False
@@ -181,8 +182,7 @@ class WireLoop:
         if since is None:
             return "the wire is publishing, but the server confirms too slowly"
         lasted = self._clock.monotonic() - since
-        attempts = self._counters.reconnect_attempts
-        return f"the wire is reconnecting: attempt {attempts}, the outage began {lasted:.1f} s ago"
+        return f"the wire is reconnecting: attempt {self._attempts}, the outage began {lasted:.1f} s ago"
 
     # ---- the loop
 
@@ -248,6 +248,7 @@ class WireLoop:
         now = self._clock.monotonic()
         self._backoff.start(now)
         self._attempt_s = now
+        self._attempts = 0
         if self._previous is not None:
             # Before any host is picked, or the broken one would be the healthiest of all.
             self._tracker.record_mid_stream_failure(self._previous)
@@ -261,6 +262,7 @@ class WireLoop:
                 if not self._next_round(only_one_round=only_one_round, role_reject=role_reject):
                     return
                 continue
+            self._attempts += 1
             self._counters.reconnect_attempts += 0 if self._is_first else 1
             self._observer.count("quiver.qwp.connect_attempts_total")
             try:
