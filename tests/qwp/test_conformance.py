@@ -161,6 +161,21 @@ def test_c2_sizes(said, value):
             conf(f"init_buf_size={bad};")
 
 
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ("sf_max_bytes=2T;sf_max_total_bytes=8T;", "256 bytes to 1 TiB"),
+        ("sf_max_bytes=255;", "256 bytes to 1 TiB"),
+        ("auto_flush_interval=-5;", "at least 1"),
+        ("username=a:b;password=c;", "no colon"),
+    ],
+)
+def test_c1_values_that_no_sender_could_use_are_refused(keys, reason):
+    """When they are read, and not by whatever they would break later."""
+    with pytest.raises(SettingsInvalid, match=reason):
+        conf(keys)
+
+
 def test_c3_an_unknown_key_is_refused_with_the_nearest_one():
     """Nothing is ignored in silence."""
     with pytest.raises(SettingsInvalid, match="did you mean sf_max_bytes"):

@@ -31,6 +31,7 @@ InitialConnect = Literal["off", "on", "async"]
 _MIB = 1 << 20
 _MEMORY_BYTES_MAX = 128 * _MIB
 _DISK_BYTES_MAX = 10 << 30
+_SEGMENT_BYTES_MAX = 1 << 40
 _SERVICES = {"ws": False, "wss": True}
 
 IGNORED_KEYS = frozenset({
@@ -123,7 +124,7 @@ class SenderSettings:
     def __post_init__(self) -> None:
         check_sender_id(self.sender_id)
         _require(bool(self.addresses), "addr is missing: ws::addr=host:9000;")
-        _require(self.segment_bytes >= 256, "sf_max_bytes must be at least 256")
+        _require(256 <= self.segment_bytes <= _SEGMENT_BYTES_MAX, "sf_max_bytes must be 256 bytes to 1 TiB")
         _require(self.ring.bytes_max >= 2 * self.segment_bytes, "sf_max_total_bytes must hold two of sf_max_bytes")
         _require(self.inbox_capacity >= 16, "error_inbox_capacity must be at least 16")
         _require(self.rejections_max >= 1, "max_frame_rejections must be at least 1")
@@ -136,6 +137,7 @@ class SenderSettings:
         _require(self.handshake_s > 0, "auth_timeout_ms must be above 0")
         _require(self.append_deadline_s >= 0, "sf_append_deadline_millis must not be negative")
         _require(self.username is None or self.token is None, "username and token exclude each other")
+        _require(":" not in (self.username or ""), "username must have no colon: the password begins behind it")
         _require((self.username is None) == (self.password is None), "username and password belong together")
         _require(self.tls or (self.tls_verify and self.tls_roots is None), "tls_verify and tls_roots need wss, not ws")
         _require(self.tls_roots_password is None or self.tls_roots is not None, "tls_roots_password needs tls_roots")
@@ -317,7 +319,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "auto_flush": ("auto_flush", parse_bool),
     "auto_flush_rows": ("auto_flush_rows", _or_off(_count(1))),
     "auto_flush_bytes": ("auto_flush_bytes", _or_off(parse_size)),
-    "auto_flush_interval": ("auto_flush_s", _or_off(parse_millis)),
+    "auto_flush_interval": ("auto_flush_s", _or_off(lambda key, value: parse_whole(key, value, least=1) / 1000)),
     "init_buf_size": ("buffer_bytes", parse_size),
     "max_buf_size": ("message_bytes_max", parse_size),
     "max_name_len": ("name_bytes_max", _count(1)),
