@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import re
 import ssl
 import struct
 import subprocess
@@ -117,7 +118,7 @@ def test_a_server_is_believed_because_of_it(tmp_path):
             assert sender.wait_until_confirmed(sender.flush(), 20)
         with pytest.raises(SettingsInvalid, match="another password"):
             Sender.from_conf(f"{keys}tls_roots_password=wrong;")
-        with pytest.raises(ssl.SSLError):
+        with pytest.raises(SettingsInvalid, match="a trust store needs tls_roots_password"):
             Sender.from_conf(keys)
 
 
@@ -158,3 +159,13 @@ def test_what_is_no_trust_store_is_refused(tmp_path):
         trusted_certificates(str(empty), PASSWORD)
     with pytest.raises(SettingsInvalid, match="tls_roots_password needs tls_roots"):
         SenderSettings.from_conf("wss::addr=h:1;tls_roots_password=x;")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_roots_that_are_none_are_named(tmp_path, content):
+    """The system's own error does not say which file it means."""
+    roots = tmp_path / "roots.pem"
+    if content is not None:
+        roots.write_text(content)
+    with pytest.raises(SettingsInvalid, match=f"tls_roots: {re.escape(str(roots))} holds no certificates"):
+        Sender.from_conf(f"wss::addr=127.0.0.1:1;tls_roots={roots};")

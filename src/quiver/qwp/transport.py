@@ -25,7 +25,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from quiver.clock import Clock
-from quiver.errors import QuiverError
+from quiver.errors import QuiverError, SettingsInvalid
 from quiver.primitives.files import Buffer
 from quiver.qwp.conf import Address
 from quiver.qwp.session import WRITE_PATH, Accepted, Refused, judge_answer
@@ -114,13 +114,18 @@ def tls_context(*, verify: bool, roots: str | None, roots_password: str | None =
     those in the trust store *roots*.
 
     Raises:
-        SettingsInvalid: the trust store cannot be opened with this password.
-        OSError: the file cannot be read, or is none.
+        SettingsInvalid: the trust store cannot be opened with this password, or the PEM file is none or not there.
+        OSError: the trust store cannot be read.
     """
     if roots is not None and roots_password is not None:
         context = ssl.create_default_context(cadata=trusted_certificates(roots, roots_password))
     else:
-        context = ssl.create_default_context(cafile=roots)
+        try:
+            context = ssl.create_default_context(cafile=roots)
+        except OSError as error:  # which does not say of which file
+            raise SettingsInvalid(
+                f"tls_roots: {roots} holds no certificates in PEM: {error} (a trust store needs tls_roots_password)"
+            ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not verify:
         context.check_hostname = False
