@@ -149,7 +149,10 @@ class RowTable:
         if plan.needs_zone and at.tzinfo is None:  # type: ignore[union-attr]
             raise WrongUse(_NO_ZONE)
         if size > bytes_max:
-            raise WrongUse(f"table {self.name}: a row of about {size} bytes; a segment has room for {bytes_max}")
+            raise WrongUse(
+                f"table {self.name}: a row of about {size} bytes; {bytes_max} fit into a segment, or the server takes "
+                "so many"
+            )
         if new is not None:
             self._follow(plan, new)
         self._runs[-1].rows.append(values)

@@ -203,7 +203,8 @@ class Sender:
         *at* is when it happened: nanoseconds since the epoch, a datetime with a zone, or None for the server's clock.
 
         Raises:
-            WrongUse: a name or value cannot be sent. Nothing of the row was kept.
+            WrongUse: a name or value cannot be sent. Nothing of the row was kept. Or it was time to flush, and the
+                message says how many buffered rows cannot be sent and are gone; all others are published.
             AtCapacity: earlier rows found no room, so this one was not kept.
             SenderHalted, StoreFailed, StoreClosed: see there.
         """

@@ -133,7 +133,8 @@ def encode_slices(
             if len(message) > message_bytes_max:
                 if piece.num_rows == 1:
                     raise WrongUse(
-                        f"table {name}: row {start} has {len(message)} bytes; {message_bytes_max} fit into a segment"
+                        f"table {name}: row {start} has {len(message)} bytes; {message_bytes_max} fit into a segment, "
+                        "or the server takes so many"
                     )
                 rows_max = max(1, piece.num_rows // 2)
                 continue
