@@ -244,6 +244,14 @@ def test_a_store_that_nobody_feeds_is_refused():
     assert refused(behind) == (20, "persistence and more are both persistence nodes; one is enough here")
 
 
+def test_a_file_is_no_place_for_a_store(tmp_path):
+    """It is said when the file is checked, not by an ingest process that starts again and again."""
+    (tmp_path / "taken").touch()
+    line, reason = refused(changed("./quiver_data", f"{tmp_path}/taken"))
+
+    assert (line, reason) == (21, f"{tmp_path}/taken is a file, and the place of a store is a directory")
+
+
 def test_two_exporters_cannot_share_a_directory():
     """Each would take the other's files for leftovers of its own."""
     text = changed("          - parquet\n", "          - parquet\n          - second\n")

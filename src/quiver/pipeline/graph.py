@@ -458,6 +458,8 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
             where: Path = (*raw[node.name].path, "config", key)
             path = posixpath.abspath(directory)
             own = path if node.plugin.is_store else None
+            if own is not None and FilePath(path).exists() and not FilePath(path).is_dir():
+                raise document.invalid(where, f"{directory} is a file, and the place of a store is a directory")
             around = next((root for root in stores if root != own and f"{path}/".startswith(f"{root}/")), None)
             if around is not None:
                 reason = f"{node.name} and {stores[around]} cannot both write to {directory}"

@@ -8,6 +8,7 @@ mark.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -175,30 +176,30 @@ class Drainers:
         except Damaged as error:
             is_unmarked = any(name == sender_id for name in find_orphans(self._fs, settings.sf_dir or "", ""))
             return DrainerEvent(sender_id, "skipped" if is_unmarked else "failed", str(error))
-        self._tell(DrainerEvent(sender_id, "started"))
-        loop = WireLoop(
-            slot,
-            dataclasses.replace(settings, sender_id=sender_id, initial_connect="async"),
-            self._tracker,
-            counters=Counters(),
-            on_error=self._on_error,
-            clock=self._clock,
-            observer=self._observer,
-            random=self._random,
-            until_drained=True,
-        )
-        with self._guard:
-            self._loops.add(loop)
-            if self._stopping:
-                loop.stop(0)
-        try:
-            loop.run()
-            return self._finish(sender_id, slot, loop, mark=mark)
-        finally:
+        with contextlib.closing(slot):
+            self._tell(DrainerEvent(sender_id, "started"))
+            loop = WireLoop(
+                slot,
+                dataclasses.replace(settings, sender_id=sender_id, initial_connect="async"),
+                self._tracker,
+                counters=Counters(),
+                on_error=self._on_error,
+                clock=self._clock,
+                observer=self._observer,
+                random=self._random,
+                until_drained=True,
+            )
             with self._guard:
-                self._loops.discard(loop)
-            loop.release()
-            slot.close()
+                self._loops.add(loop)
+                if self._stopping:
+                    loop.stop(0)
+            try:
+                loop.run()
+                return self._finish(sender_id, slot, loop, mark=mark)
+            finally:
+                with self._guard:
+                    self._loops.discard(loop)
+                loop.release()
 
     def _finish(self, sender_id: str, slot: Slot, loop: WireLoop, *, mark: bool) -> DrainerEvent:
         if loop.halted is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quiver.errors import SettingsInvalid
-from quiver.receivers.security import AuthSettings, SecuritySettings, check_exposure, is_loopback
+from quiver.receivers.security import SecuritySettings, check_exposure
 from quiver.settings import MIB
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Handling",
     "KeepaliveSettings",
     "OtlpSettings",
-    "describe",
     "split_address",
 ]
 
@@ -174,34 +173,3 @@ def _check_captured(names: tuple[str, ...]) -> None:
             raise SettingsInvalid(f"capture_headers: {name!r} is not the name of a header")
         if name.lower() in _NEVER_CAPTURED:
             raise SettingsInvalid(f"capture_headers: {name} carries credentials, which are not to be stored")
-
-
-def describe(settings: OtlpSettings) -> list[str]:
-    """
-    Return in a few lines who can reach a receiver, and what becomes of a request. No credential is in them.
-    """
-    security = settings.security
-    host = split_address(settings.listening_addr)[0]
-    reach = "this machine only" if is_loopback(host) else "every machine that can reach it"
-    tls = security.tls
-    private = "in plain text" if tls is None else f"with TLS (certificate {tls.cert_file})"
-    lines = [f"listens on {settings.listening_addr} {private}, for {reach}"]
-    if tls is not None and tls.client_ca_file is not None:
-        lines.append(f"clients show a certificate signed by {tls.client_ca_file}")
-    if security.auth is not None:
-        lines.append(f"requests show {_credentials(security.auth)}")
-    if not is_loopback(host) and security.missing():
-        lines.append(f"INSECURE: it listens without {security.missing()}, as insecure: true allows")
-    kept = "as they came" if settings.otlp_handling == "pass_through" else "as OTAP tables (otlp_handling)"
-    safe = "on the disk" if settings.ack == "synced" else "in the log, which a power loss may cut"
-    lines.append(f"keeps requests {kept}, and confirms them when they are {safe}")
-    return lines
-
-
-def _credentials(auth: AuthSettings) -> str:
-    kinds = []
-    if auth.tokens or auth.token_file:
-        kinds.append("a bearer token" + (f" (also of {auth.token_file})" if auth.token_file else ""))
-    if auth.users or auth.user_file:
-        kinds.append("a name and a password" + (f" (also of {auth.user_file})" if auth.user_file else ""))
-    return " or ".join(kinds)
