@@ -35,6 +35,7 @@ Several stores under one cap:
 `shard_opening.py`         `quiver.open`: one store, or one for each core
 `shards.py`                several cores as one store
 `shard_subscriber.py`      a subscriber of several cores
+`shard_calls.py`           what a store of several cores tells of all its subscribers, and does for one by name
 `shard_capacity.py`        one cap over stores in many processes: claims, read by the others
 `shard_claims.py`          deleting segments that somebody else owns
 `shard_removal.py`         the directory of a core that is no more

@@ -19,7 +19,7 @@ from quiver.errors import BundleUnavailable, StoreClosed, SubscriberUnknown, Wro
 from quiver.store.subscribers.handle import BundleHandle, Subscriber
 from quiver.store.subscribers.rewinding import Rewound
 
-__all__ = ["CoreHandle", "ShardedSubscriber"]
+__all__ = ["CoreHandle", "ShardedSubscriber", "require_no_place"]
 
 _MOMENT_S = 1e-6
 _WAIT_S = 0.02
@@ -277,8 +277,7 @@ class ShardedSubscriber:
             StoreClosed: the store was closed.
             OSError: as for `Subscriber.rewind`; those before it are rewound.
         """
-        if to != "earliest" and not isinstance(to, datetime):
-            raise WrongUse(f'{to!r} names a place in one core; part(core).rewind does that. Here: "earliest" or a time')
+        require_no_place(to)
         done: dict[int, Rewound] = {}
         for core, part in sorted(self._parts.items()):
             with self._unless_gone(core, part):
@@ -321,3 +320,14 @@ class ShardedSubscriber:
 
     def __repr__(self) -> str:
         return f"ShardedSubscriber({self.id!r}, cores {sorted(self._parts)})"
+
+
+def require_no_place(to: object) -> None:
+    """
+    Return when *to* means something in every core: "earliest" or a time.
+
+    Raises:
+        WrongUse: it does not.
+    """
+    if to != "earliest" and not isinstance(to, datetime):
+        raise WrongUse(f'{to!r} names a place in one core; part(core).rewind does that. Here: "earliest" or a time')

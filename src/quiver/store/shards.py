@@ -28,6 +28,7 @@ from quiver.store.background import Background
 from quiver.store.query import By, Moment, Scan
 from quiver.store.read import StoreReader
 from quiver.store.receipts import MaintenanceReport
+from quiver.store.shard_calls import ShardedSubscriberCalls
 from quiver.store.shard_capacity import STALE_S, SharedCapacity, find_cores
 from quiver.store.shard_claims import Evictor, forget_record, read_record, take_claim, was_evicted
 from quiver.store.shard_removal import remove_drained
@@ -94,7 +95,7 @@ class _Registered:
     order: Order = "oldest"
 
 
-class ShardedStore:
+class ShardedStore(ShardedSubscriberCalls):
     """
     The cores of one directory that this process has open. Thread-safe. Made by `quiver.open` with ``cores``.
 

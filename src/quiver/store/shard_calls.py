@@ -1,0 +1,141 @@
+"""
+What a store of several cores offers about its subscribers: what `Store` offers, over the cores that are open here.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Literal, TypeVar
+
+from quiver.errors import SubscriberUnknown
+from quiver.store.shard_subscriber import require_no_place
+from quiver.store.store import Store
+from quiver.store.subscribers.membership import SubscriberStatus
+from quiver.store.subscribers.rewinding import Rewound
+
+__all__ = ["ShardedSubscriberCalls"]
+
+_Told = TypeVar("_Told")
+
+
+class ShardedSubscriberCalls(abc.ABC):
+    """
+    A base of `ShardedStore`. Everything counts sealed bundles, of the cores that this process has open.
+    """
+
+    path: str
+
+    @abc.abstractmethod
+    def open_stores(self) -> dict[int, Store]:
+        """
+        Return the store of each core that this process has open now.
+        """
+
+    @abc.abstractmethod
+    def _require_open(self) -> None: ...
+
+    def subscribers(self) -> list[SubscriberStatus]:
+        """
+        Return how every subscriber stands, by name: bundles and bytes are sums, of ages the longest counts.
+
+        It is registered, owned or an orphan where it is so in one of the cores. `oldest_incomplete` is the lowest of
+        the cores' numbers; each core counts its own segments.
+        """
+        return _together(status for store in self._stores() for status in store.subscribers())
+
+    def orphans(self) -> list[SubscriberStatus]:
+        """
+        Return those that have progress in some core, hold data for it, and were not registered there; as `subscribers`.
+        """
+        return _together(status for store in self._stores() for status in store.orphans())
+
+    def drop_orphan(self, subscriber_id: str) -> int:
+        """
+        Remove an orphan for good from every core, durably; return how many bundles it had not resolved.
+
+        Raises:
+            WrongUse: it is registered, or the registration phase has not ended.
+            SubscriberUnknown: there is no such subscriber.
+            DirectoryInUse: another process works for it in a core; those before it are done.
+            StoreClosed: the store was closed.
+        """
+        return sum(self._of_each(subscriber_id, lambda store: store.drop_orphan(subscriber_id)).values())
+
+    def rewind(self, subscriber_id: str, to: Literal["earliest"] | datetime) -> dict[int, Rewound]:
+        """
+        Deliver again what a subscriber resolved from *to* on; see `ShardedSubscriber.rewind`. Durable on return.
+
+        Returns:
+            Per core what came back.
+
+        Raises:
+            WrongUse: *to* is neither "earliest" nor an aware datetime.
+            SubscriberUnknown: there is no such subscriber.
+            DirectoryInUse: another process works for it in a core; those before it are rewound.
+            StoreClosed: the store was closed.
+            OSError: it could not be written; those before it are rewound.
+        """
+        require_no_place(to)
+        return self._of_each(subscriber_id, lambda store: store.rewind(subscriber_id, to))
+
+    def pending_bundle_count(self, subscriber_id: str) -> int:
+        """
+        Return how many bundles a subscriber has not resolved.
+
+        Raises:
+            SubscriberUnknown: there is no such subscriber.
+            StoreClosed: the store was closed.
+        """
+        return sum(self._of_each(subscriber_id, lambda store: store.pending_bundle_count(subscriber_id)).values())
+
+    def all_subscribers_drained(self) -> bool:
+        """
+        Say whether every subscriber, orphans included, has resolved all bundles.
+
+        Raises:
+            StoreClosed: the store was closed.
+        """
+        return all(store.all_subscribers_drained() for store in self._stores())
+
+    def _stores(self) -> list[Store]:
+        self._require_open()
+        return list(self.open_stores().values())
+
+    def _of_each(self, subscriber_id: str, ask: Callable[[Store], _Told]) -> dict[int, _Told]:
+        self._require_open()
+        found: dict[int, _Told] = {}
+        for core, store in self.open_stores().items():
+            with contextlib.suppress(SubscriberUnknown):
+                found[core] = ask(store)
+        if not found:
+            raise SubscriberUnknown(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
+        return found
+
+
+def _together(statuses: Iterable[SubscriberStatus]) -> list[SubscriberStatus]:
+    found: dict[str, SubscriberStatus] = {}
+    for one in statuses:
+        other = found.get(one.id)
+        found[one.id] = one if other is None else _sum(one, other)
+    return [found[name] for name in sorted(found)]
+
+
+def _sum(one: SubscriberStatus, other: SubscriberStatus) -> SubscriberStatus:
+    return replace(
+        one,
+        is_registered=one.is_registered or other.is_registered,
+        is_owned=one.is_owned or other.is_owned,
+        is_orphan=one.is_orphan or other.is_orphan,
+        oldest_incomplete=min(one.oldest_incomplete, other.oldest_incomplete),
+        pending_bundles=one.pending_bundles + other.pending_bundles,
+        claimed_bundles=one.claimed_bundles + other.claimed_bundles,
+        deferred_bundles=one.deferred_bundles + other.deferred_bundles,
+        lag_bytes=one.lag_bytes + other.lag_bytes,
+        lag_seconds=max(one.lag_seconds, other.lag_seconds),
+        idle_seconds=max(one.idle_seconds, other.idle_seconds),
+        progress_age_seconds=max(one.progress_age_seconds, other.progress_age_seconds),
+    )

@@ -1,0 +1,81 @@
+"""
+Subscribers of several cores by name: how they stand, who did not come back, and going back.
+"""
+
+from __future__ import annotations
+
+import pytest
+from shard_rig import Rig, drain, fill
+
+from quiver import BundleRef, StoreClosed, SubscriberUnknown, WrongUse
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_how_all_stand_is_the_sum_of_the_cores(rig: Rig) -> None:
+    """Bundles and bytes add up, of ages the longest counts; a store is drained when every core of it is."""
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        store.register("two", start="earliest")
+        fill(store, 0, 3)
+        rig.clock.advance(5.0)
+        fill(store, 2, 4)
+        one, two = store.subscribers()
+        assert (one.id, two.id) == ("one", "two")
+        assert one.pending_bundles == store.pending_bundle_count("one") == 7
+        parts = [part.subscribers()[0] for part in store.open_stores().values()]
+        assert one.lag_bytes == sum(part.lag_bytes for part in parts) > 0
+        assert one.lag_seconds == max(part.lag_seconds for part in parts) >= 5.0
+        assert not store.all_subscribers_drained()
+        drain(store, "one")
+        assert not store.all_subscribers_drained()
+        drain(store, "two")
+        assert store.all_subscribers_drained()
+        with pytest.raises(SubscriberUnknown, match="'nobody' in any core"):
+            store.pending_bundle_count("nobody")
+    for ask in (store.subscribers, store.orphans, store.all_subscribers_drained, lambda: store.drop_orphan("one")):
+        with pytest.raises(StoreClosed):
+            ask()
+
+
+def test_who_does_not_come_back_is_listed_once_and_dropped(rig: Rig) -> None:
+    """An orphan of all cores is one; dropped, it holds nothing in any of them."""
+    with rig.open() as store:
+        store.register("here", start="earliest")
+        store.register("gone", start="earliest")
+        fill(store, 0, 3)
+        fill(store, 1, 2)
+    with rig.open() as store:
+        store.register("here")
+        assert store.orphans() == []
+        with pytest.raises(WrongUse, match="registration phase"):
+            store.drop_orphan("gone")
+        store.activate()
+        (orphan,) = store.orphans()
+        assert (orphan.id, orphan.pending_bundles, orphan.is_orphan) == ("gone", 5, True)
+        with pytest.raises(WrongUse, match="no orphan"):
+            store.drop_orphan("here")
+        with pytest.raises(SubscriberUnknown):
+            store.drop_orphan("nobody")
+        assert store.drop_orphan("gone") == 5
+        assert store.orphans() == []
+        assert [status.id for status in store.subscribers()] == ["here"]
+        assert len(drain(store, "here")) == 5
+
+
+def test_going_back_by_name(rig: Rig) -> None:
+    """In every core; a place in one core is refused before anything is rewound."""
+    with rig.open() as store:
+        fill(store, 0, 3)
+        fill(store, 1, 2)
+        assert len(drain(store, "one")) == 5
+        with pytest.raises(WrongUse, match="names a place in one core"):
+            store.rewind("one", BundleRef(0, 0))
+        with pytest.raises(SubscriberUnknown):
+            store.rewind("nobody", "earliest")
+        back = store.rewind("one", "earliest")
+        assert sum(one.bundles for one in back.values()) == 5
+        assert len(drain(store, "one")) == 5
