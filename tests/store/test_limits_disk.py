@@ -320,3 +320,29 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
         assert got[name] == sorted(set(got[name])), name
         assert len(got[name]) + lost[name] == number, (name, policy)
         assert policy == "drop_oldest" or lost[name] == 0
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_closing_on_a_full_disk_writes_what_was_acknowledged(everything: bool) -> None:
+    """The open segment cannot be sealed at first; acknowledgements are on disk all the same, and free room for it."""
+    disk = SmallDisk(400_000)
+    rows = Bundle({30: pa.record_batch({"pad": ["x" * 500]})})
+    with opened(disk) as store:
+        subscriber = store.register("s", start="earliest")
+        for _ in range(90):
+            store.ingest(rows)
+        store.flush()
+        for _ in range(40):
+            store.ingest(rows)
+        sealed = subscriber.pending_bundle_count()
+        assert sealed >= 90
+        disk.capacity = disk.used()  # others took the rest
+        acked = sealed if everything else 5
+        for handle in subscriber.next_bundles(acked, timeout=0):
+            handle.ack()
+    after = [name for name in disk.list_dir(ROOT) if name.endswith(".tmp")]
+    assert after == []
+    disk.capacity = 10**7
+    with opened(disk) as store:
+        store.flush()
+        assert store.pending_bundle_count("s") == 130 - acked

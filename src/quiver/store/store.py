@@ -561,14 +561,25 @@ class Store(SubscriberCalls, StoreViews):
 
     def _close_cleanly(self) -> None:
         try:
-            self._sealer.seal_everything()
+            try:
+                self._sealer.seal_everything()
+            except AtCapacity:
+                # What was acknowledged is written all the same, and what that frees may be room enough.
+                self._leave_in_order()
+                self._sealer.seal_everything()
+            self._leave_in_order()
+        except AtCapacity:
+            if not self._logging:
+                raise
+        except OSError as error:
+            self._observer.event("quiver.engine.stop", level=logging.WARNING, problem=str(error))
+
+    def _leave_in_order(self) -> None:
+        try:
             self._cleanup.write_progress()
             self._cleanup.continue_drops()
             self._cleanup.free_finished()
             self._cold.register.keep()
-        except AtCapacity:
-            if not self._logging:
-                raise
         except OSError as error:
             self._observer.event("quiver.engine.stop", level=logging.WARNING, problem=str(error))
 
