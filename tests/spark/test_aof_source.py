@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 import quiver
 from quiver.aof import AofConfig, AofManager, Retention, TierConfig
-from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.errors import Damaged, DataLoss, RecordUnknown, WrongUse
 from quiver.spark.aof_source import AofDataSource, register_aof
 
 FIELDS = ["record_id", "timestamp", "ext_id", "payload"]
@@ -121,6 +121,23 @@ def test_bounds(log):
     assert len(late) >= 6
     assert payloads(log.source(startingTimestamp=when + 10_000_000)) == []
     assert payloads(log.source(startingTimestamp="1970-01-01T00:00:00Z")) == data
+
+
+@pytest.mark.parametrize("away", ["here", "warm", "cold"])
+def test_a_bound_inside_a_record_is_refused(log, tmp_path, away):
+    """It would be damage, or, with `failOnDataLoss` off, a segment without the rest of its records."""
+    objects = str(tmp_path / "cold")
+    tiers = TierConfig(tier0_max_bytes=0, warm_max_bytes=0 if away == "cold" else None, objects=objects)
+    log.fill(3, config=None if away == "here" else AofConfig(tiers=tiers))
+    ids = list(log.written)
+    for wrong in (ids[1] + 1, ids[0] + 30, ids[2] + 3):
+        for which in ("startingOffsets", "endingOffsets"):
+            for fails in ("true", "false"):
+                with pytest.raises(RecordUnknown, match="none begins at"):
+                    read(log.source(objects=objects, failOnDataLoss=fails, **{which: wrong}))
+    for lawful in (0, ids[0], ids[1], ids[2] + 40, ids[2] + 5000, ids[-1] + 40, 9 << 32):
+        expected = [data for record_id, data in log.written.items() if record_id >= lawful]
+        assert payloads(log.source(objects=objects, startingOffsets=lawful)) == expected
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from quiver.primitives.checksum import crc64_nvme_function
 if TYPE_CHECKING:
     from quiver.aof.batch import RecordRun
 
-__all__ = ["OnDamage", "Reader", "Record", "Sources", "TailFollower", "first_at", "heads", "read_one"]
+__all__ = ["OnDamage", "Reader", "Record", "Sources", "TailFollower", "first_at", "heads", "read_one", "require_place"]
 
 OnDamage = Literal["raise", "skip"]
 
@@ -252,6 +252,29 @@ def _begins_at(sources: Sources, source: Source, offset: int) -> bool:
     known = [one.offset for one in sources.marks(source.segment_id) if one.offset <= offset]
     walk = heads(source, max(known, default=HEADER_BYTES))
     return next((found == offset for found, _ in walk if found >= offset), False)
+
+
+def require_place(sources: Sources, record_id: int) -> None:
+    """
+    Return when a record begins at that id, or when none lies across it: before the first one, or behind the last.
+
+    Raises:
+        RecordUnknown: it is inside a record.
+        Damaged, ObjectsUnavailable, WrongUse, OSError: the segment cannot be read.
+    """
+    segment_id, offset = split_record_id(record_id)
+    if offset <= HEADER_BYTES:
+        return
+    start = max((one.offset for one in sources.marks(segment_id) if one.offset <= offset), default=HEADER_BYTES)
+    source = sources.stretch(segment_id, start, offset + RECORD_HEAD_BYTES)
+    if source is None:
+        return
+    for found, _ in heads(source, start):
+        if found >= offset:
+            return
+        length: int = RECORD_HEAD.unpack_from(source.view, found)[0]
+        if found + RECORD_HEAD_BYTES + length > offset:
+            raise _unknown(source, offset)
 
 
 def first_at(sources: Sources, timestamp: int) -> int | None:

@@ -18,9 +18,9 @@ from quiver.aof.batch import RecordRun, behind_record, read_run
 from quiver.aof.files import LogFiles
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record_id, split_record_id
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
-from quiver.aof.reader import first_at
+from quiver.aof.reader import first_at, require_place
 from quiver.aof.source import Source
-from quiver.errors import Damaged, DataLoss
+from quiver.errors import Damaged, DataLoss, QuiverError, RecordUnknown
 from quiver.spark.aof_options import AofBound, AofPosition
 from quiver.spark.offsets import IngestedAt
 
@@ -132,11 +132,20 @@ class LogView:
     def resolve(self, bound: AofBound) -> AofPosition:
         """
         Return the position that *bound* stands for now.
+
+        Raises:
+            RecordUnknown: it is an id inside a record.
         """
         if isinstance(bound, IngestedAt):
             found = first_at(self._files, bound.time_ns)
             return self.end() if found is None else AofPosition(found)
         if isinstance(bound, int):
+            try:
+                require_place(self._files, bound)
+            except RecordUnknown:
+                raise
+            except (QuiverError, OSError) as error:
+                _log.info("quiver.spark.aof_unread position=%d problem=%s", bound, error)  # reading it will tell
             return AofPosition(bound)
         return AofPosition(0) if bound == "earliest" else self.end()
 
