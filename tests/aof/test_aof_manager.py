@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aof_as_log import ROOT, open_manager, payloads
 
-from quiver.aof import AofManager
+from quiver.aof import AofManager, replay_upstream
 from quiver.errors import Damaged, DirectoryInUse, RecordInvalid, StoreClosed, WrongUse
 from quiver.settings import MIB
 from quiver.testing.crashfs import CrashFileSystem
@@ -157,6 +157,42 @@ def test_a_seal_says_nothing_of_what_came_behind_its_segment():
         assert manager.log("orders").coordinator_watermark == 2
 
 
+def test_an_upstream_log_is_taken_over_once_over_any_crash():
+    """From the watermark on, or from the last record where a crash kept more."""
+    upstream = {number: b"%d" % number * 900 for number in range(1, 25)}
+    asked: list[int] = []
+
+    def entries(first):
+        asked.append(first)
+        return ((number, upstream[number]) for number in sorted(upstream) if number >= first)
+
+    files = CrashFileSystem()
+    crashed: list[CrashFileSystem] = []
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        files.on_step = lambda op, path: crashed.append(files.clone_after_crash(len(crashed)))
+        assert replay_upstream(log, entries) == 24
+        files.on_step = None
+        killed = files.clone_after_kill()
+    assert asked == [1]
+    for disk in (*crashed[::5], killed, files):
+        with open_manager(disk) as manager:
+            log = manager.log("orders")
+            assert replay_upstream(log, entries, timeout_s=5) == log.coordinator_watermark == log.last_ext_id() == 24
+            assert payloads(log) == list(upstream.values())
+    assert asked[-2:] == [25, 25]
+
+
+def test_upstream_numbers_grow():
+    """What is given twice or backwards is refused, and what came before it is kept."""
+    with open_manager(CrashFileSystem()) as manager:
+        log = manager.log("orders")
+        for entries in ([(3, b"c"), (3, b"c")], [(4, b"d"), (2, b"b")], [("5", b"e")], [(0, b"z")], [(1 << 64, b"z")]):
+            with pytest.raises(WrongUse, match="numbers grow"):
+                replay_upstream(log, lambda _, entries=entries: iter(entries))
+        assert payloads(log) == [b"c", b"d"]
+
+
 @pytest.mark.parametrize("watermark", [-1, 1 << 64, "77", None, 1.5])
 def test_a_watermark_that_no_footer_holds_is_refused(watermark):
     """Taken, it would keep every segment from being sealed."""
@@ -168,16 +204,16 @@ def test_a_watermark_that_no_footer_holds_is_refused(watermark):
         assert log.force_rollover(timeout_s=5) == 0
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
     """Every example of the page, one behind the other in one directory."""
     page = (Path(__file__).parents[2] / "docs" / "howto" / "aof.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n(.*?)```", page, re.MULTILINE | re.DOTALL)
     examples = [source for source in examples if "quiver.spark" not in source]
-    assert len(examples) == 6
+    assert len(examples) == 7
     monkeypatch.chdir(tmp_path)
     exec(examples[number], {})
-    assert ("payload" in capsys.readouterr().out) == (number in {0, 5})
+    assert ("payload" in capsys.readouterr().out) == (number in {0, 6})
 
 
 def test_what_is_given_wrongly_is_told(tmp_path):

@@ -25,13 +25,14 @@ file               purpose
 `source.py`        a segment as a reader sees it
 `recovery.py`      opening what a crash left, in a listed order of steps
 `retention.py`     which segments leave                                              (pure)
-`compaction.py`        which cold segments nobody needs any more
+`compaction.py`    which cold segments nobody needs any more
 `sizing.py`        how large the next segment is                                     (pure)
 `config.py`        the settings
 `tiers/`           sealed segments packed, uploaded, evicted, brought back
 `manifest.py`      what happened to them, in a log of its own
 `files.py`         a log read from beside it, by another process
 `check.py`         a log's directory told to people
+`upstream.py`      an operation log taken over, each entry once
 `snapshots.py`     what a log says of itself
 `format/`          the bytes                                                         (pure)
 =================  ==========================================================================
@@ -46,6 +47,7 @@ from quiver.aof.manager import AofManager
 from quiver.aof.reader import Reader, Record, TailFollower
 from quiver.aof.reservation import Reservation
 from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
+from quiver.aof.upstream import replay_upstream
 
 __all__ = [
     "Aof",
@@ -61,4 +63,5 @@ __all__ = [
     "SegmentSnapshot",
     "TailFollower",
     "TierConfig",
+    "replay_upstream",
 ]

@@ -464,6 +464,13 @@ class Aof:
         with self._tail.lock:
             self._tail.coordinator_watermark = max(self._tail.coordinator_watermark, watermark)
 
+    def last_ext_id(self) -> int:
+        """
+        Return the `ext_id` of the newest record that is here; 0 when there is none.
+        """
+        last = self.find_record_number(self._tail.record_total - 1)
+        return 0 if last is None else self.read_record(last).ext_id
+
     def set_current_ext_id(self, ext_id: int) -> None:
         """
         Give the records to come, and the segments to come, this id of an external cohort: a number of 64 bits.
