@@ -5,13 +5,12 @@ What a store of several cores offers about its subscribers: what `Store` offers,
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal, TypeVar
 
-from quiver.errors import SubscriberUnknown
+from quiver.errors import StoreClosed, SubscriberUnknown
 from quiver.store.shard_subscriber import require_no_place
 from quiver.store.store import Store
 from quiver.store.subscribers.membership import SubscriberStatus
@@ -109,8 +108,12 @@ class ShardedSubscriberCalls(abc.ABC):
         self._require_open()
         found: dict[int, _Told] = {}
         for core, store in self.open_stores().items():
-            with contextlib.suppress(SubscriberUnknown):
+            try:
                 found[core] = ask(store)
+            except SubscriberUnknown:
+                continue
+            except StoreClosed:
+                self._require_open()  # else the core was drained and is gone
         if not found:
             raise SubscriberUnknown(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
         return found
