@@ -256,7 +256,8 @@ LEFT_OUT = {
     "STORE_LOCK": "who has it open",
     "WAL_NEXT": "a leftover",
     "SEGMENT_FLOOR": "written for the snapshot",
-    "COLD_LIST": "written for the snapshot, by what is in it",
+    "COLD_LIST": "not needed: a snapshot has what is in it",
+    "COLD_MARK": "says that there is a cold list, which a snapshot has not",
 }
 
 

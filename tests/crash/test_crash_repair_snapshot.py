@@ -138,8 +138,12 @@ def check_restored(files: CrashFileSystem, root: str, promised: int, acked: dict
 
 
 def claims(files: CrashFileSystem, root: str) -> None:
-    """No progress in the copy speaks of a segment above those in it, and what is missing below them is resolved."""
+    """
+    No progress in the copy speaks of a segment above those in it, but of one that everybody had while it was made; and
+    what is missing below them is resolved.
+    """
     seqs = {parse_segment_name(name) for name in files.list_dir(f"{root}/segments")} - {None}
+    living = {parse_segment_name(name) for name in files.list_dir(f"{SOURCE}/segments")}
     highest = max((seq for seq in seqs if seq is not None), default=None)
     for name in NAMES:
         data = files.read_all(f"{root}/quiver.sub.{name}", size_max=1 << 20)
@@ -147,7 +151,7 @@ def claims(files: CrashFileSystem, root: str) -> None:
         assert isinstance(answer, Frame)
         if highest is not None:
             assert max(answer.value.entries, default=-1) <= highest
-            assert answer.value.oldest_incomplete <= highest + 1
+            assert living.isdisjoint(range(highest + 1, answer.value.oldest_incomplete))
             for seq in set(range(answer.value.oldest_incomplete, highest)) - seqs:
                 entry = answer.value.entries.get(seq)
                 assert entry is not None

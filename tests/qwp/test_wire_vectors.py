@@ -373,7 +373,7 @@ def test_a_row_is_refused_whole():
         ({}, {"": 1}, 5, "needs a name"),
         ({}, {"w": 1}, "now", "nanoseconds"),
         ({}, {"w": "\ud800"}, 5, "surrogate"),
-        ({}, {"w": "x" * 2000}, 5, "room for 1000"),
+        ({}, {"w": "x" * 2000}, 5, "1000 fit into a segment"),
     ):
         with pytest.raises(WrongUse, match=words):
             table.append(symbols, columns, at, bytes_max=1000)
