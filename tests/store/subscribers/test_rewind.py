@@ -169,6 +169,26 @@ def test_a_subscriber_that_nobody_works_for_can_be_rewound_and_one_of_another_pr
         again.registry.rewind("a", 2)
 
 
+@pytest.mark.parametrize("asked", ["rewind", "register"])
+def test_a_closed_store_takes_no_lock_in_its_directory(asked):
+    """By then the directory may be gone, or another process may have it open."""
+    taken: list[str] = []
+
+    class Deleting:
+        def __enter__(self):
+            taken.append("lock")
+
+        def __exit__(self, *_):
+            pass
+
+    bench, _ = _finished(deleting=Deleting())
+    bench.registry.close()
+    taken.clear()
+    with pytest.raises(StoreClosed):
+        bench.registry.rewind("a", 3) if asked == "rewind" else bench.registry.register("new", "earliest")
+    assert taken == []
+
+
 def test_a_disk_that_refuses_leaves_it_to_the_next_pass():
     """It holds in this process at once, and is written with the next progress."""
     faulty = FaultFileSystem(CrashFileSystem())

@@ -384,6 +384,8 @@ class Registry:
             StoreClosed: the store was closed.
             OSError: the progress file could not be written.
         """
+        with self._condition:
+            self.members.require_open()  # the locks below lie in the directory, which may be gone or another's by now
         # What it starts with may not be going at this moment for what the others have resolved.
         with self._deleting:
             return Subscriber(self, self.members.register(subscriber_id, start, order))
