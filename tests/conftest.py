@@ -1,8 +1,12 @@
 """
-How long the marked lanes run, and what may not be spread over processes.
+How long the marked lanes run, which quiver the programs that tests start import, and what may not be spread over
+processes.
 
 The default of each lane is what the lane promises; a smaller number is for a quick look.
 """
+
+import os
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -16,6 +20,12 @@ from s3_server import (
 settings.register_profile("quiver", deadline=None)
 """A loaded machine is slow; that says nothing about what is tested."""
 settings.load_profile("quiver")
+
+_QUIVER = find_spec("quiver")
+if _QUIVER is not None and _QUIVER.origin is not None:
+    # Programs that tests start import the quiver that is tested, not one that happens to be installed.
+    _PATHS = [os.path.dirname(os.path.dirname(_QUIVER.origin)), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _PATHS))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
