@@ -43,6 +43,7 @@ from quiver.store.format.retry_set import decode_retry_set
 from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.reader import SegmentReader
+from quiver.store.subscribers.missing import find_missing
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
 from quiver.store.wal.scan import WalFileScan
 from quiver.store.written_by import as_written
@@ -154,12 +155,19 @@ def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None]
         for name in _names(fs, f"{root}/{INCOMING_DIR}/{writer}"):
             if parse_commit_name(name) is not None:
                 _check_small(fs, report, f"{root}/{INCOMING_DIR}/{writer}/{name}", decode_commit)
+    _check_missing(fs, report)
     _note_leftovers(fs, report)
     return report
 
 
 def _names(fs: FileSystem, directory: str) -> list[str]:
     return fs.list_dir(directory) if fs.exists(directory) else []
+
+
+def _check_missing(fs: FileSystem, report: StoreReport) -> None:
+    for one in find_missing(fs, report.root):
+        reason = f"the file is gone, and nothing says why: {one.subscriber} had {one.bundles} of its bundles to come"
+        report.findings.append(Finding(one.path, 0, "damaged", reason))
 
 
 def _check_cold_list(fs: FileSystem, report: StoreReport) -> None:

@@ -14,7 +14,8 @@ What happens at open, in order. `Store._recover` calls the steps; those without 
 11. `take_back`           `cleanup`: drops that never took effect are forgotten
 12. `replay`              `store`: kept entries go to the open segment, in order
 13. `continue_drops`      `cleanup`: a drop that was cut short is finished
-14. `reserve`             `side_files`: room for acknowledgements on a full disk
+14. `missing`             `subscribers/missing`: segments that were removed by hand are told and counted
+15. `reserve`             `side_files`: room for acknowledgements on a full disk
 
 Each is told when it is done, as the event `quiver.recovery.step`, under its name in this list.
 

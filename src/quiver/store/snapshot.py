@@ -63,6 +63,7 @@ from quiver.store.format.snapshot_list import (
 )
 from quiver.store.instances import instance_roots
 from quiver.store.segment.reader import SegmentReader
+from quiver.store.subscribers.missing import without_missing
 from quiver.store.subscribers.progress_store import find_subscribers
 from quiver.store.subscribers.state import SubscriberState
 from quiver.store.wal.replay import FILE_BYTES_MAX
@@ -427,7 +428,7 @@ class _Copy:
             return
         progress = answer.value
         self._floor = max(self._floor, SubscriberState.from_progress(progress).named_max + 1)
-        taken_back = _within(progress, self._next_seq)
+        taken_back = without_missing(self._fs, self._into, _within(progress, self._next_seq))
         if taken_back != progress:
             profile: Profile = "otap" if progress_checksum(view) == "crc32" else "spec"
             data = encode_progress(taken_back, profile=profile)

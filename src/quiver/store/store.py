@@ -187,6 +187,7 @@ class Store(SubscriberCalls, StoreViews):
         with contextlib.suppress(OSError):  # maintenance goes on with it, and says so
             self._cleanup.continue_drops()
         steps.done("continue_drops")
+        steps.done("missing", segments=self._registry.count_missing())
         self._cleanup.side.measure()
         self._cleanup.reserve.keep()
         self._cleanup.side.measure(now=True)

@@ -16,6 +16,7 @@ module              purpose
 `members`           who they are: found at open, registered, orphaned, removed
 `claims`            what is handed out: take, wait, decide
 `dropping`          what policy gave up, resolved for everybody whom it takes something from
+`missing`           segments that were removed by hand, as far as progress files show it
 `callbacks`         a consumer's function, called when bundles become available
 `audit_trail`       the trail of outcomes on disk
 `registry`          all subscribers of an open store: what it tells them and asks of them

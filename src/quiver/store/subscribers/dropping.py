@@ -118,8 +118,10 @@ class Drops:
             return True
         if is_new:
             return False  # it may never have been a segment, and yet be a loss
+        if member.durable is None or member.durable.has_begun(segment.seq):
+            return False  # taken over from another process, which had not taken note: nobody has counted it
         # To this process a number without a segment is one that is gone: its file need not say more.
-        return member.file is not None and member.durable is not None and segment.seq not in self._shared.segments
+        return member.file is not None and segment.seq not in self._shared.segments
 
 
 def _segment_of(entry: DroppedSegment) -> SegmentRef:

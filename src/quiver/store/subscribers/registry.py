@@ -31,6 +31,7 @@ from quiver.store.subscribers.dropping import Drops
 from quiver.store.subscribers.handle import Subscriber
 from quiver.store.subscribers.members import Members
 from quiver.store.subscribers.membership import Membership, Shared, SubscriberStatus
+from quiver.store.subscribers.missing import find_missing
 from quiver.store.subscribers.rewinding import RewindTo, Rewound, rewind_position
 from quiver.store.subscribers.state import SegmentRef, Segments, Start, SubscriberState
 
@@ -161,6 +162,28 @@ class Registry:
         """
         with self._condition:
             self._drops.forget(seqs)
+
+    def count_missing(self) -> int:
+        """
+        At open: tell and count the segments that were removed by hand, for each subscriber that had begun one; return
+        how many. Nothing is resolved: until a subscriber goes on the file can be put back while the store is closed.
+
+        Raises:
+            OSError: a file could not be read.
+        """
+        shared = self._shared
+        missing = find_missing(shared.fs, shared.root, [member.id for member in self.members.listed()])
+        with self._files_lock:
+            for one in missing:
+                shared.count_dropped(one.subscriber, one.bundles, reason="missing")
+                self._observer.event(
+                    "quiver.segment.missing",
+                    level=logging.ERROR,
+                    path=one.path,
+                    subscriber=one.subscriber,
+                    bundles=one.bundles,
+                )
+        return len(missing)
 
     def flush(self) -> int:
         """

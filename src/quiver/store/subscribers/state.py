@@ -326,6 +326,13 @@ class SubscriberState:
             return segment.seq < self.oldest_incomplete or segment.bundle_count == 0
         return marks.is_full and marks.bundle_count == segment.bundle_count
 
+    def has_begun(self, seq: int) -> bool:
+        """
+        Say whether there is an entry of segment *seq*, known or not, with bundles to come.
+        """
+        marks = self._entries.get(seq)
+        return marks is not None and not marks.is_full
+
     def pending_count(self, segments: Segments) -> int:
         """
         Return how many bundles of *segments* are not resolved.
