@@ -83,7 +83,7 @@ def test_a_segment_that_cannot_be_read_hides_no_other(store_dir):
     path.mkdir()
     report = check_store(REAL_FILES, str(store_dir))
     assert [finding.path for finding in report.findings if finding.damaged] == [str(path)]
-    assert "cannot be read" in report.findings[0].reason
+    assert "a directory lies where a file belongs" in report.findings[0].reason
     assert (report.files, report.log_entries) == (before.files, before.log_entries)
 
 

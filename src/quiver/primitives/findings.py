@@ -12,10 +12,14 @@ from typing import Any, Literal
 
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
-__all__ = ["Description", "Finding", "Kind", "Problem"]
+__all__ = ["A_DIRECTORY", "Description", "Finding", "Kind", "Problem"]
 
 Kind = Literal["damaged", "torn tail", "quarantined", "left over", "other adapter", "not reached", "in objects"]
 """What a finding is. Only `damaged` is bad."""
+
+
+A_DIRECTORY = "a directory lies where a file belongs: move it away; what is in it is none of this"
+"""What is said of a name that is a directory's. Nobody but a person knows what that is, so nothing is done about it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import shutil
+import stat
 import sys
 import threading
 import warnings
@@ -176,6 +177,8 @@ class RealFile:
         try:
             return map_descriptor(self._fd, os.fstat(self._fd).st_size)
         except OSError as error:
+            if error.errno == errno.ENODEV and stat.S_ISDIR(os.fstat(self._fd).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path) from error
             error.filename = self.path
             raise
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
 from quiver.primitives.files import FileSystem
-from quiver.primitives.findings import Finding, Kind
+from quiver.primitives.findings import A_DIRECTORY, Finding, Kind
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.cold_files import ColdFiles
 from quiver.store.format.cold_list import decode_cold_list
@@ -165,7 +165,11 @@ def _names(fs: FileSystem, directory: str) -> list[str]:
 
 
 def _check_missing(fs: FileSystem, report: StoreReport) -> None:
-    for one in find_missing(fs, report.root):
+    try:
+        missing = find_missing(fs, report.root)
+    except IsADirectoryError:
+        return  # said already; where the segments are is not known then
+    for one in missing:
         reason = f"the file is gone, and nothing says why: {one.subscriber} had {one.bundles} of its bundles to come"
         report.findings.append(Finding(one.path, 0, "damaged", reason))
 
@@ -185,6 +189,9 @@ def _check_small(
     try:
         data = fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)
     except FileNotFoundError:
+        return None
+    except IsADirectoryError:
+        report.findings.append(Finding(path, 0, "damaged", A_DIRECTORY))
         return None
     report.files += 1
     report.bytes_read += len(data)
@@ -212,7 +219,7 @@ class _Span(NamedTuple):
 def _cursor_now(fs: FileSystem, path: str) -> int:
     try:
         answer = decode_cursor(memoryview(fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return 0
     return answer.value if isinstance(answer, Frame) else 0
 
@@ -248,7 +255,11 @@ def _check_log(fs: FileSystem, report: StoreReport) -> list[_Span]:
         return []
     for _ in range(LOOKS_MAX):
         look = StoreReport(report.root)
-        spans = _look_at_log(fs, look, directory)
+        try:
+            spans = _look_at_log(fs, look, directory)
+        except IsADirectoryError as error:
+            report.findings.append(Finding(error.filename or directory, 0, "damaged", A_DIRECTORY))
+            return []
         if spans is not None:
             break
     report.files += look.files
@@ -337,7 +348,9 @@ def _check_segments(fs: FileSystem, report: StoreReport, on_progress: Callable[[
             continue
         except OSError as error:  # of this one file: the others are looked at all the same
             report.files += 1
-            report.findings.append(Finding(path, 0, "damaged", f"it cannot be read: {error.strerror}"))
+            is_directory = isinstance(error, IsADirectoryError)
+            reason = A_DIRECTORY if is_directory else f"it cannot be read: {error.strerror}"
+            report.findings.append(Finding(path, 0, "damaged", reason))
             continue
         report.files += 1
         report.bytes_read += reader.info.size_bytes

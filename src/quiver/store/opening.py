@@ -9,10 +9,12 @@ import uuid
 
 from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import Damaged
 from quiver.objects.port import ObjectTier
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem, directory_name
+from quiver.primitives.findings import A_DIRECTORY
 from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
@@ -54,7 +56,7 @@ def open_store(
         objects: the object tier, open; by default it is opened when `cold.objects` is needed.
 
     Raises:
-        Damaged: the list of what the object tier has cannot be read.
+        Damaged: the list of what the object tier has cannot be read, or a directory lies where a file belongs.
         DirectoryInUse: another process, or this one, has it open.
         FormatUnsupported: it was written by a newer version or under another adapter.
         WrongUse: it is a snapshot: make a store of it first.
@@ -62,7 +64,10 @@ def open_store(
     root = directory_name(path)
     refuse_snapshot(files, root)
     files.make_dirs(root)
-    lock = hold(files, f"{root}/{STORE_LOCK}", owner="quiver store")
+    try:
+        lock = hold(files, f"{root}/{STORE_LOCK}", owner="quiver store")
+    except IsADirectoryError as error:
+        raise Damaged(f"{root}/{STORE_LOCK}", 0, A_DIRECTORY) from error
     try:
         files.make_dirs(f"{root}/{WAL_DIR}")
         files.make_dirs(f"{root}/{SEGMENTS_DIR}")
@@ -81,8 +86,10 @@ def open_store(
             capacity=capacity,
             objects=objects,
         )
-    except BaseException:
+    except BaseException as error:
         lock.release()
+        if isinstance(error, IsADirectoryError):
+            raise Damaged(error.filename or root, 0, A_DIRECTORY) from error
         raise
     refuse_in_children(store, f"the store {root}")
     return store

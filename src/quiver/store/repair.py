@@ -23,11 +23,11 @@ from typing import Any
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH, BundleRef
 from quiver.clock import Clock
-from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported
+from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, WrongUse
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.copying import damaged_copy, keep_damaged, link_or_copy
 from quiver.primitives.files import FileSystem
-from quiver.primitives.findings import Finding
+from quiver.primitives.findings import A_DIRECTORY, Finding
 from quiver.primitives.lock import hold
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
@@ -62,6 +62,7 @@ from quiver.store.format.retry_set import (
 from quiver.store.format.wal_file import WAL_HEADER, WAL_HEADER_BYTES, WAL_MAGIC, WAL_VERSION, decode_wal_header
 from quiver.store.salvage import DamagedSegment, entries_of, examine, export_streams, is_whole, rewrite
 from quiver.store.segment.info import SegmentInfo
+from quiver.store.subscribers.missing import find_missing, give_up
 from quiver.store.subscribers.progress_store import (
     backup_path,
     find_subscribers,
@@ -142,7 +143,7 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
     Raises:
         DirectoryInUse: a process has the store open.
         FormatUnsupported: a newer version wrote the log or a progress file: nothing was done to it.
-        WrongUse: *root* is not a store, or is a snapshot.
+        WrongUse: *root* is not a store, or is a snapshot, or a directory lies where a file belongs.
         OSError: the disk refused; run it again.
     """
     require_store(fs, root)
@@ -150,6 +151,9 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
     report = RepairReport(root, dry_run)
     with held_closed(fs, root, owner="quiver repair"):
         before = check_store(fs, root).findings
+        for finding in before:
+            if finding.reason == A_DIRECTORY:
+                raise WrongUse(f"{finding.path}: {A_DIRECTORY}; then repair again")
         work = _Work(fs, root, dry_run=dry_run)
         for step in _STEPS:
             report.mends.extend(step(work))
@@ -368,6 +372,15 @@ def _segments(work: _Work) -> Iterator[Mend]:
         yield _mend_segment(work, one)
 
 
+def _missing(work: _Work) -> Iterator[Mend]:
+    for one in find_missing(work.fs, work.root):
+        problem = "gone, and nothing says why; if you have it, put it back before you repair"
+        if not work.dry_run:
+            give_up(work.fs, work.root, one)
+        lost = f"{one.bundles} of its bundles, which {one.subscriber} had to come"
+        yield Mend(one.path, problem, f"passed over for {one.subscriber}", lost)
+
+
 def _mend_segment(work: _Work, damaged: DamagedSegment) -> Mend:
     entries = entries_of(work.fs, work.root, damaged, work.sound)
     whole = is_whole(damaged, entries, work.sound)
@@ -580,4 +593,6 @@ def _lost_between(scan: WalFileScan, offset: int, held: list[tuple[int, int]]) -
     return f"{len(lost)} bundles, with sequence numbers {lost[0]} to {lost[-1]}"
 
 
-_STEPS: tuple[Callable[[_Work], Iterator[Mend]], ...] = (_leftovers, _small_files, _segments, _retry_sets, _log)
+_STEPS: tuple[Callable[[_Work], Iterator[Mend]], ...] = (
+    *(_leftovers, _small_files, _segments, _missing, _retry_sets, _log),
+)

@@ -128,7 +128,12 @@ class Store(SubscriberCalls, StoreViews):
         self._reader = StoreReader(root, fs=files, adapter=adapter, verified=verified, open_tier=tier)
         self._sequence = 0
         self._background: Background | None = None
-        self._recover()
+        try:
+            self._recover()
+        except BaseException:
+            with contextlib.suppress(AttributeError):  # it had not come to the log
+                self._wal.abandon()
+            raise
         if background:
             self._background = Background(
                 name=root,

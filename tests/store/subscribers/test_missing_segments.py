@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 
 import quiver
+from quiver.clock import SYSTEM_CLOCK
 from quiver.observe import InMemoryObserver
 from quiver.primitives.real_files import REAL_FILES
 from quiver.store.check import check_store
+from quiver.store.repair import repair
 from quiver.store.snapshot import restore, snapshot
 from quiver.store.subscribers.missing import find_missing
 
@@ -81,6 +83,20 @@ def test_a_subscriber_that_went_on_ends_the_report(begun):
     with quiver.open(begun, SETTINGS, background=False, observer=observer):
         assert observer.total(COUNTED) == 0
     assert damaged(begun) == []
+
+
+def test_repair_gives_it_up_once(begun):
+    """For the subscriber that was inside it; a dry run changes nothing."""
+    segment(begun, 0).unlink()
+    repair(REAL_FILES, str(begun), clock=SYSTEM_CLOCK, dry_run=True)
+    assert damaged(begun)
+    report = repair(REAL_FILES, str(begun), clock=SYSTEM_CLOCK)
+    (mend,) = report.mends
+    assert mend.path == str(segment(begun, 0))
+    assert mend.gave_up == "3 of its bundles, which slow had to come"
+    assert not report.damaged
+    with quiver.open(begun, SETTINGS, background=False) as store:
+        assert store.register("slow").pending_bundle_count() == 8
 
 
 @pytest.mark.parametrize("how", ["finished", "dropped", "quarantined", "unregistered", "rewound", "late"])

@@ -27,10 +27,10 @@ from quiver.store.format.names import (
     progress_name,
     segment_name,
 )
-from quiver.store.format.progress import Progress
-from quiver.store.subscribers.progress_store import find_subscribers, load_progress
+from quiver.store.format.progress import Progress, SegmentProgress
+from quiver.store.subscribers.progress_store import SubscriberFile, find_subscribers, load_progress
 
-__all__ = ["MissingSegment", "explained", "find_missing", "without_missing"]
+__all__ = ["MissingSegment", "explained", "find_missing", "give_up", "without_missing"]
 
 _NAME_CHARS = len(segment_name(0))
 
@@ -93,6 +93,22 @@ def _begun(fs: FileSystem, root: str, subscriber: str, progress: Progress) -> It
         left = _left(progress, seq)
         if left and not fs.exists(path):
             yield MissingSegment(seq, subscriber, left, path)
+
+
+def give_up(fs: FileSystem, root: str, one: MissingSegment) -> None:
+    """
+    Resolve what *one* subscriber had still to get of a segment that is gone. Durable on return.
+
+    Raises:
+        DirectoryInUse: somebody works for the subscriber.
+        OSError: the disk refused; nothing changed.
+    """
+    with SubscriberFile(fs, root, one.subscriber) as file:
+        progress = file.written
+        entry = None if progress is None else progress.entries.get(one.seq)
+        if progress is not None and entry is not None:
+            full = SegmentProgress(entry.bundle_count, (1 << entry.bundle_count) - 1)
+            file.put(Progress(progress.oldest_incomplete, {**progress.entries, one.seq: full}))
 
 
 def without_missing(fs: FileSystem, root: str, progress: Progress) -> Progress:

@@ -521,5 +521,13 @@ class WalWriter:
             file.close()
             self._follow()
 
+    def abandon(self) -> None:
+        """
+        Release the file as it is: the opening of the store failed, and the next one reads it again.
+        """
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
