@@ -132,3 +132,12 @@ def test_subscribers_shows_attempts_and_the_next_retry(directory, call):
     assert 3000 < one["next_retry_s"] <= 3600
     assert one["last_failure"] == "UNAVAILABLE: down"
     assert "in 59 m" in call("subscribers", directory).output
+
+
+def test_subscribers_says_who_halted(directory, call):
+    """Nothing is due before the exporter is started again, whatever waits beside the bundle that it halted at."""
+    with RetrySet.open(REAL_FILES, str(directory), "out") as retries:
+        retries.failed(BundleRef(0, 4), delay_s=0.0, reason="HTTP 400: no", is_halted=True)
+    (one,) = json.loads(call("subscribers", directory, "--json").output)
+    assert (one["halted"], one["next_retry_s"], one["last_failure"]) == (True, None, "HTTP 400: no")
+    assert "halted" in call("subscribers", directory).output

@@ -103,7 +103,7 @@ def test_it_may_be_asked_from_within_the_store(served, call, monkeypatch):
 
 
 def test_backoff_is_shown(served, call):
-    """How many bundles wait, how often the worst was tried, when the next is due, and why; one damaged set is told."""
+    """How many wait, how often the worst was tried, when the next is due, and why; who halted; a damaged set."""
     directory, address = served
     with RetrySet.open(REAL_FILES, str(directory), "lake") as retries:
         retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="HTTP 503")
@@ -116,6 +116,9 @@ def test_backoff_is_shown(served, call):
     assert 3500 < waiting["next_retry_s"] <= 3600
     shown = call(*arguments).output
     assert all(word in shown for word in ("retrying", "attempts", "next retry", "in 59 m", "! lake waits: HTTP 503"))
+    with RetrySet.open(REAL_FILES, str(directory), "lake") as retries:
+        retries.failed(BundleRef(0, 1), delay_s=0.0, reason="HTTP 400", is_halted=True)
+    assert "! lake halted, and waits to be started again: HTTP 400" in call(*arguments).output
 
     (directory / "quiver.retry.lake").write_bytes(b"no retry set")
     assert "quiver.retry.lake" in json.loads(call(*arguments, "--json").output)["problem"]

@@ -26,14 +26,14 @@ from quiver.store.format.retry_set import (
 
 ENTRIES = (
     RetryEntry(BundleRef(7, 3), 2, 1_700_000_000_000_000_000, 1_700_000_004_000_000_000, "UNAVAILABLE"),
-    RetryEntry(BundleRef(7, 4), 1, 5, 6, ""),
+    RetryEntry(BundleRef(7, 4), 1, 5, 6, "", is_halted=True),
 )
 GOLDEN = bytes.fromhex(
     "5155495645520052 0100 1800 2800 0000 02000000 00000000"
     "0700000000000000 03000000 02000000 00002a36fe9c9717 00289524ff9c9717 0b00 000000000000"
     "554e415641494c41424c45"
-    "0700000000000000 04000000 01000000 0500000000000000 0600000000000000 0000 000000000000"
-    "d9700077"
+    "0700000000000000 04000000 01000000 0500000000000000 0600000000000000 0000 010000000000"
+    "7ca35cbc"
 )
 ENTRY = st.builds(
     RetryEntry,
@@ -42,6 +42,7 @@ ENTRY = st.builds(
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**64 - 1),
     st.text(max_size=40),
+    st.booleans(),
 )
 
 
@@ -74,9 +75,9 @@ def test_cut_and_flipped():
 
 
 def test_a_later_version_with_more_fields():
-    """What this version does not know is skipped."""
+    """What this version does not know, fields or flags, is skipped."""
     head = struct.pack("<8sHHH2xI4x", RETRY_MAGIC, 1, 28, 44, 1) + b"more"
-    entry = RETRY_ENTRY.pack(7, 3, 2, 5, 6, 2) + b"more" + b"no"
+    entry = RETRY_ENTRY.pack(7, 3, 2, 5, 6, 2, 0xFE) + b"more" + b"no"
     assert decode(sealed(head + entry)) == Frame((RetryEntry(BundleRef(7, 3), 2, 5, 6, "no"),), 28 + 46 + 4)
 
 
@@ -89,9 +90,9 @@ def test_a_later_version_with_more_fields():
         ((RETRY_MAGIC, 1, 24, 39, 0), [], 12, "entry_size"),
         ((RETRY_MAGIC, 1, 24, 513, 0), [], 12, "entry_size"),
         ((RETRY_MAGIC, 1, 24, 40, RETRY_ENTRIES_MAX + 1), [], 16, "entry_count"),
-        ((RETRY_MAGIC, 1, 24, 40, 1), [(1, 65_536, 1, 0, 0, 0)], 24, "bundle_index"),
-        ((RETRY_MAGIC, 1, 24, 40, 1), [(1, 1, 1, 0, 0, REASON_BYTES_MAX + 1)], 24, "reason_size"),
-        ((RETRY_MAGIC, 1, 24, 40, 2), [(1, 1, 1, 0, 0, 0), (1, 1, 1, 0, 0, 0)], 64, "comes after"),
+        ((RETRY_MAGIC, 1, 24, 40, 1), [(1, 65_536, 1, 0, 0, 0, 0)], 24, "bundle_index"),
+        ((RETRY_MAGIC, 1, 24, 40, 1), [(1, 1, 1, 0, 0, REASON_BYTES_MAX + 1, 0)], 24, "reason_size"),
+        ((RETRY_MAGIC, 1, 24, 40, 2), [(1, 1, 1, 0, 0, 0, 0), (1, 1, 1, 0, 0, 0, 0)], 64, "comes after"),
     ],
 )
 def test_damage_has_a_place(head, entries, offset, reason):
@@ -139,6 +140,7 @@ def test_it_is_told_to_a_person():
             "attempts": 2,
             "first_failed_at_ns": 1_700_000_000_000_000_000,
             "next_try_at_ns": 1_700_000_004_000_000_000,
+            "halted": False,
             "reason": "UNAVAILABLE",
         }
     assert describe("quiver.retry.otlp", memoryview(GOLDEN[:-1])).sound is False

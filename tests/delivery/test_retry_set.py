@@ -155,6 +155,17 @@ def test_who_acknowledges_in_order_sees_what_is_held(disk, clock):
     assert (held.look(), held.look()) == (True, False)
 
 
+def test_a_halt_lasts_until_the_set_is_opened_again(disk, clock):
+    """Who opens it is the exporter that was started again: the bundle is due, and the file says so when it is saved."""
+    with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
+        retries.failed(A, delay_s=0.0, reason="HTTP 400", is_halted=True)
+    assert [entry.is_halted for entry in load_retry_set(disk, ROOT, "out")] == [True]
+    with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
+        assert [(entry.attempts, entry.is_halted) for entry in retries.due()] == [(1, False)]
+        assert retries.save()
+        assert [entry.is_halted for entry in load_retry_set(disk, ROOT, "out")] == [False]
+
+
 def test_a_clock_that_was_set_back_makes_nobody_wait(disk, clock):
     """What failed in the future is due now."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:

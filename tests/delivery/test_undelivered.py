@@ -192,6 +192,7 @@ def test_halt_stops_the_batch():
     with pytest.raises(DeliveryHalted, match=r"out stopped at bundle 0:1: HTTP 400: no"):
         try_batch(rig, 0, 1, 2)
     assert (rig.waiting(), rig.letters(), rig.given_up()) == ({1: 1}, [], {"halt": 1})
+    assert [entry.is_halted for entry in load_retry_set(rig.disk, ROOT, "out")] == [True], "for whoever looks"
 
 
 def test_halt_needs_no_room_in_the_set():

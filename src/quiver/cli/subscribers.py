@@ -131,7 +131,7 @@ def _retry_row(one: Standing, retries: dict[str, Any]) -> dict[str, Any]:
         "problem": one.problem or retries["retry_problem"],
         "retrying": retries["retrying"],
         "attempts": retries["attempts"],
-        "next_retry": when(retries["next_retry_s"]),
+        "next_retry": when(retries["next_retry_s"], halted=retries["halted"]),
         "dead_letters": retries["dead_letters"],
     }
 

@@ -119,7 +119,8 @@ def _show(directory: str, found: Showing) -> None:
     print_table("subscribers", rows)
     for name, waits in found.waiting.items():
         if waits.last_failure is not None:
-            typer.echo(f"! {name} waits: {waits.last_failure}")
+            does = "halted, and waits to be started again" if waits.halted else "waits"
+            typer.echo(f"! {name} {does}: {waits.last_failure}")
     for line in found.errors:
         typer.echo(f"! {line}")
     if found.problem:
@@ -134,4 +135,8 @@ def _backoff(waits: Waiting | None) -> dict[str, Any]:
 
     if waits is None:
         return {"retrying": 0, "attempts": None, "next retry": None}
-    return {"retrying": waits.retrying, "attempts": waits.attempts or None, "next retry": when(waits.next_retry_s)}
+    return {
+        "retrying": waits.retrying,
+        "attempts": waits.attempts or None,
+        "next retry": when(waits.next_retry_s, halted=waits.halted),
+    }

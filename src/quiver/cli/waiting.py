@@ -24,14 +24,16 @@ class Waiting:
     Attributes:
         retrying: how many bundles.
         attempts: the most that one of them has had.
-        next_retry_s: until the first of them is due; None when none waits.
-        last_failure: why that one failed.
+        next_retry_s: until the first of them is due; None when none waits, or nothing is tried.
+        halted: the exporter stopped at one of them, and tries nothing before it is started again.
+        last_failure: why that one failed, or the one that it stopped at.
         retry_problem: which retry set cannot be read, and what to do.
     """
 
     retrying: int = 0
     attempts: int = 0
     next_retry_s: float | None = None
+    halted: bool = False
     last_failure: str | None = None
     retry_problem: str | None = None
 
@@ -53,18 +55,21 @@ def waiting_of(fs: FileSystem, roots: Sequence[str], subscriber: str, *, now_ns:
     problem = "; ".join(problems) or None
     if not entries:
         return Waiting(retry_problem=problem)
-    due = min(entries, key=lambda entry: entry.next_try_at_ns)
+    due = min(entries, key=lambda entry: (not entry.is_halted, entry.next_try_at_ns))
     return Waiting(
         retrying=len(entries),
         attempts=max(entry.attempts for entry in entries),
-        next_retry_s=max(0.0, (due.next_try_at_ns - now_ns) / 1e9),
+        next_retry_s=None if due.is_halted else max(0.0, (due.next_try_at_ns - now_ns) / 1e9),
+        halted=due.is_halted,
         last_failure=due.reason,
         retry_problem=problem,
     )
 
 
-def when(seconds: float | None) -> str | None:
+def when(seconds: float | None, *, halted: bool = False) -> str | None:
     """
     Return in words when something is due; None when it never is.
     """
+    if halted:
+        return "halted"
     return None if seconds is None else f"in {human_age(seconds)}" if seconds else "now"

@@ -157,7 +157,9 @@ class RetrySet:
             # The wall clock was set back: by what it says now this bundle might wait for days.
             is_ahead = entry.first_failed_at_ns > now_ns
             kept = replace(entry, first_failed_at_ns=now_ns, next_try_at_ns=now_ns) if is_ahead else entry
-            self._entries[entry.ref] = kept
+            # Whoever opens the set is the new start that a halted exporter waited for.
+            self._entries[entry.ref] = replace(kept, is_halted=False)
+            self._is_dirty = self._is_dirty or kept.is_halted
 
     def _begin_anew(self, root: str, subscriber_id: str, refs: Iterable[BundleRef]) -> None:
         if self._fs is None or self.path is None:
@@ -175,9 +177,10 @@ class RetrySet:
 
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────
 
-    def failed(self, ref: BundleRef, *, delay_s: float, reason: str) -> RetryEntry:
+    def failed(self, ref: BundleRef, *, delay_s: float, reason: str, is_halted: bool = False) -> RetryEntry:
         """
-        Take note that *ref* failed once more, and that it is to be tried after *delay_s* seconds.
+        Take note that *ref* failed once more, and that it is to be tried after *delay_s* seconds; or, where its
+        exporter halts at it, when the set is opened again.
 
         Raises:
             AtCapacity: it is new, and there is no room for it.
@@ -189,7 +192,7 @@ class RetrySet:
                 raise AtCapacity(f"{len(self._entries)} bundles wait to be tried again", retry_after_s=delay_s)
             first_ns = now_ns if known is None else known.first_failed_at_ns
             attempts = 1 if known is None else known.attempts + 1
-            entry = RetryEntry(ref, attempts, first_ns, now_ns + round(delay_s * _NANOS), reason)
+            entry = RetryEntry(ref, attempts, first_ns, now_ns + round(delay_s * _NANOS), reason, is_halted)
             self._entries[ref] = entry
             self._is_dirty = True
         return entry

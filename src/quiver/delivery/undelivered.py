@@ -122,7 +122,7 @@ class Undelivered:
             self.retries.failed(ref, delay_s=verdict.delay_s, reason=str(outcome))
         else:
             with contextlib.suppress(AtCapacity):  # all stops here, whether that can be noted or not
-                self.retries.failed(ref, delay_s=0.0, reason=str(outcome))
+                self.retries.failed(ref, delay_s=0.0, reason=str(outcome), is_halted=True)
         if save:
             self.save()
         return verdict

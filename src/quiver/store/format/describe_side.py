@@ -130,6 +130,7 @@ def _describe_retries(to: Description, view: memoryview, rows_max: int) -> None:
             "attempts": entry.attempts,
             "first_failed_at_ns": entry.first_failed_at_ns,
             "next_try_at_ns": entry.next_try_at_ns,
+            "halted": entry.is_halted,
             "reason": entry.reason,
         }
         for entry in entries[:rows_max]

@@ -17,7 +17,8 @@ The retry set of a subscriber: bundles that its far side could not take yet. Byt
         u64 first_failed_at    nanoseconds since the epoch
         u64 next_try_at        nanoseconds since the epoch; not before this
         u16 reason_size        at most 512
-        6   reserved           zeros
+        u8  flags              bit 0: the exporter halted at it; others are zero, and ignored
+        5   reserved           zeros
         ... reason             UTF-8, why the last attempt failed
     the last four bytes of the file:
         u32 crc32              IEEE, over all bytes before it
@@ -56,7 +57,7 @@ __all__ = [
 RETRY_MAGIC = b"QUIVER\0R"
 RETRY_VERSION = 1
 RETRY_HEADER = struct.Struct("<8sHHH2xI4x")
-RETRY_ENTRY = struct.Struct("<QIIQQH6x")
+RETRY_ENTRY = struct.Struct("<QIIQQHB5x")
 RETRY_ENTRIES_MAX = 65_536
 BUNDLE_INDEX_MAX = 65_535
 REASON_BYTES_MAX = 512
@@ -66,6 +67,7 @@ RETRY_SET_BYTES_MAX = 64 * 1024 * 1024
 _PREFIX = struct.Struct("<8sHH")
 _CRC = struct.Struct("<I")
 _ENTRY_SIZE_MAX = 512
+_HALTED = 1
 _U64_MAX = 2**64 - 1
 _U32_MAX = 2**32 - 1
 
@@ -81,6 +83,7 @@ class RetryEntry:
         first_failed_at_ns: when the first of them did, on the wall clock.
         next_try_at_ns: not before this, on the wall clock.
         reason: why the last attempt failed, for people.
+        is_halted: its exporter stopped at it, and tries nothing before it is started again.
     """
 
     ref: BundleRef
@@ -88,6 +91,7 @@ class RetryEntry:
     first_failed_at_ns: int
     next_try_at_ns: int
     reason: str = ""
+    is_halted: bool = False
 
 
 def encode_retry_set(entries: Iterable[RetryEntry]) -> bytes:
@@ -110,6 +114,7 @@ def encode_retry_set(entries: Iterable[RetryEntry]) -> bytes:
             min(max(entry.first_failed_at_ns, 0), _U64_MAX),
             min(max(entry.next_try_at_ns, 0), _U64_MAX),
             len(reason),
+            _HALTED if entry.is_halted else 0,
         )
         body += reason
     return bytes(body) + _CRC.pack(crc32(body))
@@ -158,7 +163,7 @@ def _decode_entries(cursor: Cursor, entry_size: int, count: int) -> tuple[RetryE
     entries: list[RetryEntry] = []
     for _ in range(count):
         at = cursor.offset
-        segment, index, attempts, first_ns, next_ns, reason_size = cursor.take(RETRY_ENTRY)
+        segment, index, attempts, first_ns, next_ns, reason_size, flags = cursor.take(RETRY_ENTRY)
         if index > BUNDLE_INDEX_MAX:
             return Damage(at, f"bundle_index {index} is above the limit of {BUNDLE_INDEX_MAX}")
         if reason_size > REASON_BYTES_MAX:
@@ -168,5 +173,5 @@ def _decode_entries(cursor: Cursor, entry_size: int, count: int) -> tuple[RetryE
         if entries and ref <= entries[-1].ref:
             return Damage(at, f"bundle {ref} comes after {entries[-1].ref}")
         reason = bytes(cursor.view(reason_size)).decode("utf-8", "replace")
-        entries.append(RetryEntry(ref, attempts, first_ns, next_ns, reason))
+        entries.append(RetryEntry(ref, attempts, first_ns, next_ns, reason, bool(flags & _HALTED)))
     return tuple(entries)
