@@ -9,6 +9,7 @@ from quiver.bundle import Bundle, BundleRef
 from quiver.delivery.dead_letters import (
     LETTER_SETTINGS,
     DeadLetters,
+    count_letters,
     exporters_with_letters,
     letters_root,
     open_letters,
@@ -116,6 +117,22 @@ def test_dropped_letters_are_gone_from_the_disk(disk, letters):
     assert (drop(disk), refs_of(disk)) == (0, [])
     names = disk.list_dir(f"{letters.path}/segments")
     assert [name for name in names if parse_segment_name(name) is not None] == []
+
+
+def test_they_are_counted_where_they_lie(disk, letters):
+    """In the log, in segments, some of them dropped: as many as are listed, and sealed ones are not read for it."""
+    assert count_letters(disk, ROOT, "out") == 0
+    fill(letters, 0, 1, 2)
+    assert count_letters(disk, ROOT, "out") == 3
+    letters.close()
+    assert count_letters(disk, ROOT, "out") == 3
+    drop(disk, {BundleRef(3, 1)})
+    fill(letters, 4, 5)
+    assert count_letters(disk, ROOT, "out") == len(refs_of(disk)) == 4
+    assert count_letters(disk.clone_after_crash(0), ROOT, "out") == 4
+    letters.close()
+    drop(disk)
+    assert count_letters(disk, ROOT, "out") == len(refs_of(disk)) == 0
 
 
 def test_letters_are_dropped_beside_the_exporter(tmp_path):

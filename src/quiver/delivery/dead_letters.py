@@ -30,7 +30,9 @@ from quiver.errors import BundleInvalid, BundleUnavailable, DirectoryInUse
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
+from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import SEGMENTS_DIR, check_subscriber_id
+from quiver.store.log_tail import snapshot_log, uncovered
 from quiver.store.opening import open_store
 from quiver.store.read import StoreReader
 from quiver.store.roster import find_segments
@@ -46,6 +48,7 @@ __all__ = [
     "DeadLetters",
     "LetterBox",
     "Replayed",
+    "count_letters",
     "exporters_with_letters",
     "letters_root",
     "open_letters",
@@ -271,6 +274,35 @@ def read_letters(fs: FileSystem, root: str, subscriber_id: str, *, adapter: Adap
     return _each_once(_all_letters(fs, letters_root(root, subscriber_id), adapter))
 
 
+def count_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
+    """
+    Return how many letters of an exporter were neither replayed nor dropped, without reading those that are sealed.
+
+    Takes no lock. What is damaged counts, too: it was given up.
+
+    Raises:
+        WrongUse: not a valid subscriber id.
+        OSError: they cannot be read.
+    """
+    path = letters_root(root, subscriber_id)
+    if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
+        return 0
+    directory = StoreDirectory(path, fs=fs, strict=False)
+    # The log first: what is sealed in between is in both, and known by its sequence.
+    log = snapshot_log(directory, sequence_sealed=-1)
+    cursor = directory.cursor()
+    infos = find_segments(fs, path).infos
+    state = _state_of_letters(fs, path)
+    sealed = sum(state.unresolved(SegmentRef.of(info)).bit_count() for info in infos)
+    sequence_sealed = max((info.sequence_last for info in infos if info.sequence_last is not None), default=-1)
+    return sealed + sum(scanned.sequence > sequence_sealed for _, scanned in uncovered(log, cursor))
+
+
+def _state_of_letters(fs: FileSystem, path: str) -> SubscriberState:
+    progress = load_progress(fs, path, LETTERS) if LETTERS in find_subscribers(fs, path) else None
+    return SubscriberState() if progress is None else SubscriberState.from_progress(progress)
+
+
 def _each_once(found: Iterable[_Found]) -> list[DeadLetter]:
     known: dict[BundleRef, DeadLetter] = {}
     for one in found:
@@ -281,8 +313,7 @@ def _each_once(found: Iterable[_Found]) -> list[DeadLetter]:
 def _all_letters(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[_Found]:
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         return
-    progress = load_progress(fs, path, LETTERS) if LETTERS in find_subscribers(fs, path) else None
-    state = SubscriberState() if progress is None else SubscriberState.from_progress(progress)
+    state = _state_of_letters(fs, path)
     for place, bundle in StoreReader(path, fs=fs, adapter=adapter).bundles():
         if state.is_resolved(place):
             continue
