@@ -119,8 +119,26 @@ def test_a_directory_with_a_tier_is_not_opened_without(cold):
     done = run("topic", "produce", cold / "t", NAME, "x")
     assert done.exit_code != 0
     assert "open them with objects" in done.stderr
-    (cold / "t" / "owner.id").unlink()
-    with TopicStore.open(cold / "t", background=False) as store:
+
+
+@pytest.mark.parametrize("lost", [("owner.id",), ("owner.id", "metadata.db"), ("metadata.db", f"{NAME}/uploader.ckpt")])
+def test_a_lost_name_does_not_hide_the_tier(tmp_path, lost):
+    """Whatever one sign is left, "earliest" never begins behind what only objects have; without any it may."""
+    root = tmp_path / "t"
+    chosen = settings(rotate=600)
+    with TopicStore.open(root, objects=str(tmp_path / "cold"), settings=chosen, background=False) as store:
+        append(store.topic(NAME), 40)
+        store.flush()
+        store.maintain()
+        assert store.topic(NAME).wal.start_offset > 0
+    for name in lost:
+        (root / name).unlink()
+    with pytest.raises(SettingsInvalid, match="move away") as refused:
+        TopicStore.open(root, background=False)
+    for sign in str(refused.value).partition("move away ")[2].split(", "):
+        for path in root.glob(sign.removeprefix(f"{root}/")):
+            path.unlink()
+    with TopicStore.open(root, background=False) as store:
         assert store.topics() == [NAME]
 
 

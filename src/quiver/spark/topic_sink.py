@@ -39,7 +39,7 @@ from quiver.topics.format.sink_batch import (
     encode_staged,
     part_name,
 )
-from quiver.topics.object_opening import OWNER_FILE
+from quiver.topics.object_opening import tier_signs
 from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, TopicSettings, UploaderSettings, WalSettings
 from quiver.topics.store import TopicStore
 
@@ -266,7 +266,7 @@ def _take_over(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
     root = place.root or ""
     if not files.exists(f"{root}/{INCOMING_DIR}"):
         return
-    if place.objects is None and files.exists(f"{root}/{OWNER_FILE}"):
+    if place.objects is None and tier_signs(files, root):
         # It has a cold tier, which knows whether this directory still owns the topic. Without it nobody may append.
         return
     lock = _hold_sink_lock(files, f"{root}/{INCOMING_DIR}/{_SINK_LOCK}", clock)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os.path
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from quiver.clock import Clock
@@ -17,11 +17,11 @@ from quiver.objects.opening import open_objects
 from quiver.observe import Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
-from quiver.topics.format.names import METADATA_FILE
+from quiver.topics.format.names import METADATA_FILE, UPLOADER_CHECKPOINT
 from quiver.topics.object_tier import ObjectColdTier
 from quiver.topics.settings import TopicSettings
 
-__all__ = ["OWNER_FILE", "open_cold_tier", "owner_of", "refuse_without_tier"]
+__all__ = ["OWNER_FILE", "open_cold_tier", "owner_of", "refuse_without_tier", "tier_signs"]
 
 OWNER_FILE = "owner.id"
 _OWNER_BYTES_MAX = 64
@@ -47,6 +47,35 @@ def owner_of(files: FileSystem, root: str) -> str:
     return name
 
 
+def tier_signs(files: FileSystem, root: str) -> list[str]:
+    """
+    Return what says that the topics below *root* had a tier, as paths; nothing where they never had one.
+
+    The owner's name alone may be lost. So may the metadata, or they are elsewhere: what was uploaded stays noted beside
+    each topic. Those notes come as one path, with stars for the topics.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = [f"{root}/{name}" for name in (OWNER_FILE, METADATA_FILE) if files.exists(f"{root}/{name}")]
+    if any(files.exists(f"{directory}/{UPLOADER_CHECKPOINT}") for directory in _directories_below(files, root)):
+        found.append(f"{root}/*/*/{UPLOADER_CHECKPOINT}")
+    return found
+
+
+def _directories_below(files: FileSystem, root: str) -> Iterator[str]:
+    for namespace in _names_in(files, root):
+        for name in _names_in(files, f"{root}/{namespace}"):
+            yield f"{root}/{namespace}/{name}"
+
+
+def _names_in(files: FileSystem, directory: str) -> list[str]:
+    try:
+        return files.list_dir(directory)
+    except (NotADirectoryError, FileNotFoundError):
+        return []
+
+
 def refuse_without_tier(files: FileSystem, root: str) -> None:
     """
     Raise when the topics below *root* had a tier: only that one knows what is in objects, and who owns a topic by now.
@@ -54,10 +83,10 @@ def refuse_without_tier(files: FileSystem, root: str) -> None:
     Raises:
         SettingsInvalid: they had.
     """
-    if files.exists(f"{root}/{OWNER_FILE}"):
+    if signs := tier_signs(files, root):
         raise SettingsInvalid(
             f"the topics below {root} have objects: open them with objects (and metadata) as before. To go on without "
-            f"what only the objects have, once no other process owns these topics, remove {root}/{OWNER_FILE}"
+            f"what only the objects have, once no other process owns these topics, move away {', '.join(signs)}"
         )
 
 
