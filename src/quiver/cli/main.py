@@ -37,6 +37,8 @@ def build_app() -> typer.Typer:
     import typer  # noqa: PLC0415 - an extra; `main` says so when it is missing
     from typer.core import TyperGroup  # noqa: PLC0415
 
+    from quiver.cli.paths import refuse_empty_paths  # noqa: PLC0415
+
     class Commands(TyperGroup):
         """
         Turns errors raised on purpose into one sentence and an exit code.
@@ -62,6 +64,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     _add_commands(app)
+    refuse_empty_paths(app)
     return app
 
 

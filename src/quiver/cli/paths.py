@@ -1,0 +1,52 @@
+"""
+Paths on the command line. An empty one is refused: typer would take it for the directory that the program runs in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["refuse_empty_paths"]
+
+
+def refuse_empty_paths(app: typer.Typer) -> None:
+    """
+    Make every command of *app*, and of what is below it, refuse an empty path. Call it when all commands are there.
+
+    ``quiver topic produce "$TOPICS" …`` with a variable that is not set must not write where the shell happens to be.
+    """
+    for command in app.registered_commands:
+        if command.callback is not None:
+            hints = get_type_hints(command.callback, include_extras=True)
+            for hint in hints.values():
+                _refuse_empty(hint)
+            command.callback.__annotations__ = hints  # as texts, typer would read them anew, without what was added
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            refuse_empty_paths(group.typer_instance)
+
+
+def _refuse_empty(hint: Any) -> None:
+    kind, *said = get_args(hint) if get_origin(hint) is not None else (hint,)
+    if kind is Path or Path in get_args(kind):
+        for one in said:
+            if hasattr(one, "parser"):
+                one.parser = path
+
+
+def path(text: str | Path) -> Path:
+    """
+    Return *text* as a path. Its name is what help texts show.
+
+    Raises:
+        WrongUse: it is empty.
+    """
+    if text == "":
+        raise WrongUse("an empty path names nothing; write . for the directory that this runs in")
+    return Path(text)

@@ -1,0 +1,53 @@
+"""
+An empty path on the command line, as an unset variable of a shell makes it, never means the working directory.
+"""
+
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from quiver.cli.main import build_app
+
+COMMANDS = [
+    ["topic", "produce", "", "default/x", "x"],
+    ["topic", "list", ""],
+    ["aof", "tail", ""],
+    ["sf", "list", ""],
+    ["repair", ""],
+    ["doctor", ""],
+    ["bench", ""],
+    ["demo", ""],
+    ["run", ""],
+    ["top", ".", "--run-dir", ""],
+    ["snapshot", ".", ""],
+    ["export", ".", "--slot", "logs", "--to", ""],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_an_empty_path_is_refused(tmp_path, monkeypatch, call, arguments):
+    """In one sentence, before anything is made."""
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.output == "quiver: an empty path names nothing; write . for the directory that this runs in\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def paths_of(app, before=()):
+    """Every path that any command takes: the words of the command, the parameter, what typer was told of it."""
+    for group in app.registered_groups:
+        yield from paths_of(group.typer_instance, (*before, group.name))
+    for command in app.registered_commands:
+        for parameter, hint in get_type_hints(command.callback, include_extras=True).items():
+            kind, *said = get_args(hint) or (hint,)
+            if Path in (kind, *get_args(kind)):
+                yield (*before, command.name, parameter), said
+
+
+def test_no_command_is_forgotten():
+    """Whatever takes a path refuses an empty one."""
+    found = dict(paths_of(build_app()))
+    assert len(found) > 30
+    assert [words for words, said in found.items() if not any(getattr(one, "parser", None) for one in said)] == []
