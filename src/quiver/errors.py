@@ -103,12 +103,17 @@ class AtCapacity(RetryLater):
 class DirectoryInUse(RetryLater):
     """
     Another process holds the lock: stop it, or use another directory or subscriber.
+
+    `retry_after_s` is None, or says after how many more seconds of silence the holder has lost it.
     """
 
-    def __init__(self, path: str, holder: str) -> None:
-        super().__init__(f"{path} is in use by {holder}; stop it first")
+    def __init__(
+        self, path: str, holder: str, *, remedy: str = "stop it first", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(f"{path} is in use by {holder}; {remedy}")
         self.path = path
         self.holder = holder
+        self.retry_after_s = retry_after_s
 
 
 class WouldBlock(RetryLater):

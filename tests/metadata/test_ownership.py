@@ -78,10 +78,11 @@ def test_who_asks_again_and_again_has_watched_all_the_while():
         clock.advance(9.0)
     first.renew()
     for _ in range(4):
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUse, match="silent for another") as refused:
             owner_of(store, "two", clock, watch=watch)
         clock.advance(9.0)
 
+    assert refused.value.retry_after_s == pytest.approx(3.0)
     assert owner_of(store, "two", clock, watch=watch).epoch == 2
 
 

@@ -72,6 +72,8 @@ def test_damage_is_told_and_owners_are_left_alone(cold):
         done = run(*arguments)
         assert done.exit_code == 1
         assert "in use" in done.stderr
+    done = run(*arguments)  # closed, not unloaded: until when, and how to take it
+    assert "take it with --wait 301, its lease" in done.stderr
 
 
 def test_wrong_options_are_wrong_use(cold):

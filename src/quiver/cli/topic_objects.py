@@ -6,6 +6,7 @@ other commands ask of objects.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.output import JsonFlag, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.errors import DirectoryInUse, WrongUse
 
 if TYPE_CHECKING:
     from quiver.metadata.port import MetadataStore
@@ -179,10 +180,18 @@ def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait
     from quiver.topics.catalogue_rebuild import rebuild_catalogue as rebuild  # noqa: PLC0415
     from quiver.topics.format.descriptor import owner_key  # noqa: PLC0415
 
-    ownership = acquire(
-        store, owner_key(root, topic), owner=f"rebuild {secrets.token_hex(4)}", ttl_s=_TTL_S, clock=SYSTEM_CLOCK,
-        patience_s=wait_s,
-    )  # fmt: skip
+    try:
+        ownership = acquire(
+            store, owner_key(root, topic), owner=f"rebuild {secrets.token_hex(4)}", ttl_s=_TTL_S, clock=SYSTEM_CLOCK,
+            patience_s=wait_s,
+        )  # fmt: skip
+    except DirectoryInUse as error:
+        if error.retry_after_s is None:
+            raise
+        # Each call of this command sees the owner for the first time: it has to watch for the whole of the lease.
+        wait = math.ceil(error.retry_after_s + wait_s) + 1
+        remedy = f"unload it there, or, when nobody has it open any more, take it with --wait {wait}, its lease"
+        raise DirectoryInUse(error.path, error.holder, remedy=remedy, retry_after_s=error.retry_after_s) from None
     try:
         return rebuild(tier, ObjectCatalogue(store, root=root, topic=topic, commits=ownership))
     finally:

@@ -16,6 +16,7 @@ stands for a directory that one process at a time can hold.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -114,9 +115,19 @@ def acquire(
             if revision is not None:
                 return Ownership(store, key, mine, revision, now, clock)
         elif now - started >= patience_s:
-            raise DirectoryInUse(key, record.owner if record else "another process")
+            raise _in_use(key, record, 0.0 if record is None else watch.since_s + record.ttl_s - now)
         with sleeping:
             clock.wait(sleeping, min(ttl_s, 1.0) / 4)
+
+
+def _in_use(key: str, record: _Record | None, left_s: float) -> DirectoryInUse:
+    if record is None:
+        return DirectoryInUse(key, "another process")
+    remedy = (
+        f"unload it there, or ask again: it is free once it was seen to be silent for another {math.ceil(left_s)} s"
+        " (its lease; closing alone does not end that)"
+    )
+    return DirectoryInUse(key, f"owner {record.owner}", remedy=remedy, retry_after_s=left_s)
 
 
 class Ownership:
