@@ -4,6 +4,7 @@ What a store needs of the object tier before it reads its first segment: the lis
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os.path
@@ -172,6 +173,9 @@ def open_cold_side(
             "quiver.cold.rebuilt", level=logging.ERROR, path=damage.path, reason=damage.reason, segments=len(register)
         )
         return ColdSide(register, tier, is_set=True)
+    with contextlib.suppress(OSError):
+        # A full disk is no reason not to open; the next change of the list makes it.
+        register.mark()
     if location is None and len(register):
         location = location_from_list(register.location)[0]
     tier = TierWhenNeeded(location, objects, files=files, clock=clock, observer=observer)

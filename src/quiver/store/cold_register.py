@@ -143,6 +143,17 @@ class ColdRegister:
                 )
         return cls(files, directory, location or found.location, found.entries)
 
+    def mark(self) -> None:
+        """
+        Make the mark where there is a list and no mark: it is older than marks are, or a crash came between the two.
+
+        Raises:
+            OSError: the disk refused; nothing is the worse for it.
+        """
+        with self._lock:
+            if self._entries:
+                self._make_mark()
+
     def get(self, seq: int) -> ColdSegment | None:
         """
         Return the entry of segment *seq*, or None.
@@ -231,11 +242,7 @@ class ColdRegister:
         if entries:
             data = encode_cold_list(ColdList(self.location, tuple(entries.values())))
             replace_file(self._files, self._path, data)
-            if self._is_marked is None:
-                self._is_marked = self._files.exists(self._mark)
-            if not self._is_marked:
-                replace_file(self._files, self._mark, COLD_LIST.encode() + b"\n")
-                self._is_marked = True
+            self._make_mark()
         else:
             # The mark first: alone it says that the list was lost.
             remove_durably(self._files, [self._mark])
@@ -244,3 +251,10 @@ class ColdRegister:
         self._entries = entries
         self._unverified = {seq for seq, entry in entries.items() if entry.state != "verified"}
         self._is_dirty = False
+
+    def _make_mark(self) -> None:
+        if self._is_marked is None:
+            self._is_marked = self._files.exists(self._mark)
+        if not self._is_marked:
+            replace_file(self._files, self._mark, COLD_LIST.encode() + b"\n")
+            self._is_marked = True

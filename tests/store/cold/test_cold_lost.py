@@ -105,3 +105,27 @@ def test_the_mark_is_there_as_long_as_the_list_is() -> None:
             assert disk.exists(LIST)
         elif disk.exists(f"{COLD}/stores"):
             assert not Rig(disk).objects()
+
+
+def test_a_list_without_a_mark_gets_one_at_open() -> None:
+    """It is older than marks are. A disk that refuses is no reason not to open; no list, no mark."""
+    rig = Rig(cold_local_bytes=0)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        assert not rig.files.exists(MARK)
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+    with rig.open():
+        pass
+    rig.files.remove(MARK)
+    rig.files.sync_dir(ROOT)
+
+    rename = rig.files.rename
+    rig.files.rename = lambda old, new: rename(old, new if new != MARK else f"{ROOT}/no/such/place")
+    with rig.open():
+        assert not rig.files.exists(MARK)
+    del rig.files.rename
+    with rig.open():
+        assert rig.files.exists(MARK)
+    assert rig.files.clone_after_crash(0).exists(MARK)
