@@ -231,3 +231,28 @@ def test_objects_expire_by_their_own_policy():
         with log.reader(start=0, follow=False, on_lost="skip") as reader:
             assert [message.payload for message in reader] == expected(20, start)
             assert reader.lost == [(0, start)]
+
+
+def test_what_was_uploaded_and_what_went_is_told_with_its_fields(monkeypatch):
+    """Topic, object, number of the file, offsets: no message leaves a place without a line in the log."""
+    told = []
+    rig = Rig(chosen=settings(retention=ObjectRetention(retention_time_minutes=60)))
+    monkeypatch.setattr(rig.observer, "event", lambda name, **fields: told.append((name, fields)))
+    with rig.opened() as log:
+        append(log, 10)
+        log.flush()
+        rig.tier.maintain()
+        rig.clock.advance(3601.0)
+        rig.tier.maintain()
+
+    def fields_of(name):
+        return [fields for one, fields in told if one == name]
+
+    uploaded = fields_of("danube.uploader.object")
+    assert {one["topic"] for one in uploaded} == {TOPIC}
+    offsets = [(one["first_offset"], one["next_offset"]) for one in uploaded]
+    assert (offsets[0][0], offsets[-1][1]) == (0, 10)
+    for behind in (fields_of("danube.deleter.file"), fields_of("danube.deleter.object")):
+        assert [(one["first_offset"], one["next_offset"]) for one in behind] == offsets[: len(behind)] != []
+    assert [one["file_seq"] for one in fields_of("danube.deleter.file")] == [one["file_seq"] for one in uploaded][:-1]
+    assert fields_of("danube.deleter.object")[0]["object_id"] == uploaded[0]["object_id"]

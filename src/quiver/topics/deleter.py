@@ -136,7 +136,12 @@ class Deleter:
         # Also without any: what could not be removed the last time is tried again.
         gone = self._wal.release_below(below)
         for file in gone:
-            self._observer.count("danube_wal_delete_total", 1, reason=why.get(file.path, "time"))
+            reason = why.get(file.path, "time")
+            self._observer.count("danube_wal_delete_total", 1, reason=reason)
+            self._observer.event(
+                "danube.deleter.file", topic=self._catalogue.topic, path=file.path, file_seq=file.seq, reason=reason,
+                first_offset=file.first_offset, next_offset=file.next_offset,
+            )  # fmt: skip
         return gone
 
     def _is_safe(self, file: WalFile) -> bool:
@@ -193,3 +198,7 @@ class Deleter:
             self._catalogue.withdraw([one])
             self._objects.delete([object_key(self._catalogue.topic, one.object_id)])
             self._observer.count("danube_cloud_objects_expired_total", 1)
+            self._observer.event(
+                "danube.deleter.object", topic=self._catalogue.topic, object_id=one.object_id,
+                first_offset=one.start_offset, next_offset=one.end_offset + 1,
+            )  # fmt: skip

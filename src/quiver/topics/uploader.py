@@ -277,9 +277,13 @@ class Uploader:
         self._observer.count("danube_etcd_descriptor_write_total", 1)
         self._observer.count("danube_uploader_objects_created_total", 1)
         self._observer.count("danube_uploader_bytes_uploaded_total", source.size_bytes)
+        seq = parse_wal_file_name(wanted.span.path.rpartition("/")[2], self._file_name) or 0
+        self._observer.event(
+            "danube.uploader.object", topic=self._topic, object_id=descriptor.object_id, file_seq=seq,
+            first_offset=wanted.first_offset, next_offset=source.next_offset, size_bytes=source.size_bytes,
+        )  # fmt: skip
         self._objects.delete([pending])
-        seq = parse_wal_file_name(wanted.span.path.rpartition("/")[2], self._file_name)
-        return _Uploaded(descriptor, seq or 0, source.next_position)
+        return _Uploaded(descriptor, seq, source.next_position)
 
     def _verified(self, key: str, source: ObjectSource) -> ObjectInfo:
         """
