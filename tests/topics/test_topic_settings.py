@@ -105,7 +105,8 @@ def test_defaults_are_the_documents():
     ({"metadata": {"lease_seconds": 0}}, "at least 1"),
     ({"subscriptions": {"ack_timeout_seconds": 0}}, "positive"),
     ({"subscriptions": {"progress_min_offset_delta": 0}}, "at least 1"),
-    ({"storage": {"wal": {"dir": "${HOME_OF_NOBODY}"}}}, "the environment has no HOME_OF_NOBODY"),
+    ({"storage": {"wal": {"dir": "${HOME_OF_NOBODY}"}}}, "no HOME_OF_NOBODY .*environment=os.environ"),
+    ("broker.yaml", "a mapping, not str: parse the broker's file first"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(mapping, words):
     """By the name of the key, and with what was probably meant."""

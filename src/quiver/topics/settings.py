@@ -258,6 +258,8 @@ class TopicSettings:
             SettingsInvalid: an unknown key (the nearest known one is named), a bad value, or a name that the
                 environment does not have.
         """
+        if not isinstance(mapping, Mapping):
+            raise SettingsInvalid(f"settings: a mapping, not {type(mapping).__name__}: parse the broker's file first")
         storage = mapping.get("storage", mapping) if set(mapping) <= {"storage"} else mapping
         filled = _filled(storage, environment or {}, "storage")
         if not isinstance(filled, Mapping):
@@ -328,7 +330,8 @@ def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
         return value
     missing = [name for name in _PLACEHOLDER.findall(value) if name not in environment]
     if missing:
-        raise SettingsInvalid(f"{where}: the environment has no {missing[0]}")
+        handed = "" if environment else " (it is the mapping that from_mapping is given: environment=os.environ)"
+        raise SettingsInvalid(f"{where}: the environment has no {missing[0]}{handed}")
     # It stays a secret, so that no error shows it, whichever option it is for.
     return Secret(_PLACEHOLDER.sub(lambda match: environment[match[1]], value)) if _PLACEHOLDER.search(value) else value
 
