@@ -253,6 +253,10 @@ class Settings:
                 "there is no tier that they could be about",
             )
             return
+        _require(
+            isinstance(self.cold_objects, ObjectLocation),
+            "cold_objects must be an ObjectLocation: ObjectLocation.from_url(…) makes one",
+        )
         _require(self.cold_objects.backend != "memory", "cold.objects must outlive the process: memory:// does not")
         _require((self.cold_local_bytes or 0) >= 0, "cold.local_size must not be negative")
         _require((self.cold_local_age_s or 0) >= 0, "cold.local_age must not be negative")

@@ -72,6 +72,12 @@ def test_what_cannot_work_is_refused_in_words(mapping: dict[str, object], said: 
         Settings.from_mapping(mapping)
 
 
+def test_a_place_for_objects_that_is_a_text_is_refused_in_words() -> None:
+    """A URL belongs into the mapping; the class takes what was made of it."""
+    with pytest.raises(SettingsInvalid, match="must be an ObjectLocation"):
+        Settings(cold_objects="/cold")  # type: ignore[arg-type]
+
+
 def test_the_documents_keys_are_taken() -> None:
     """Nested or dotted, with human sizes; hours are hours."""
     given = Settings.from_mapping({
