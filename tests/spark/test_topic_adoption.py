@@ -148,11 +148,16 @@ def test_the_thread_appends_by_itself(tmp_path):
         assert next(iter(reader)).payload == b"a"
 
 
-def test_a_directory_with_a_cold_tier_is_left_to_its_owner(tmp_path):
+@pytest.mark.parametrize("loses_its_name", [False, True])
+def test_a_directory_with_a_cold_tier_is_left_to_its_owner(tmp_path, loses_its_name):
     """Only it knows whether the topic still lives here. With the object store the sink is one, for that moment."""
     root, objects = f"{tmp_path}/topics", f"file://{tmp_path}/cold"
     with TopicStore.open(root, objects=objects, background=False) as store:
         store.topic(ORDERS).append(b"own")
+        if loses_its_name:
+            store.unload(ORDERS)
+    if loses_its_name:
+        REAL_FILES.remove(f"{root}/owner.id")
     found = staged(REAL_FILES, root, 0, ["a"])
     assert commit_messages(REAL_FILES, TopicPlace(root), writer="query", batch=0, staged=[found])
     assert commit_name(0) in left(REAL_FILES, root)
