@@ -375,8 +375,22 @@ def test_an_id_between_two_records_is_no_damage(manager):
                 with pytest.raises(RecordUnknown, match="none begins at"):
                     list(log.open_reader(wrong, on_damage=on_damage).runs())
         assert log.read_record(second).payload == b"two" * 300
+        log.flush_until(second)
+        assert log.is_durable(first)
+        assert log.is_durable(second)
+        end = second + 24 + 900
+        assert [one for one in range(first - 64, end + 40) if log.is_durable(one)] == [first, second]
+        for wrong in (first - 1, end) if sealed else (first - 1, first + 1, second - 1, end):
+            with pytest.raises(RecordUnknown):
+                log.flush_until(wrong)
     for wrong in ("7", None, -1, 1 << 64, 1.5):
-        for call in (log.read_record, log.open_reader, log.flush_until, lambda one: log.tail_follower(one or "")):
+        for call in (
+            log.read_record,
+            log.open_reader,
+            log.flush_until,
+            log.is_durable,
+            lambda one: log.tail_follower(one or ""),
+        ):
             with pytest.raises(RecordUnknown, match="whole number of 64 bits"):
                 call(wrong)
 

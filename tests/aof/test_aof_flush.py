@@ -200,7 +200,7 @@ def test_bytes_that_the_kernel_lost_fail_the_log():
             pass
 
         disk.on_step = lose
-        segment = log._unsealed(0)
+        segment = log._durability._unsealed(0)
         original = segment._mapping.sync
 
         def sync_and_lose():

@@ -20,17 +20,16 @@ from quiver.aof.adoption import SinkAdoption
 from quiver.aof.catalog import Catalog
 from quiver.aof.compaction import CompactionHook, HeadTrim
 from quiver.aof.config import AofConfig
+from quiver.aof.durable import Durability
 from quiver.aof.flush import Flusher
 from quiver.aof.format.names import SEGMENTS
-from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
-from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.format.record import split_record_id
 from quiver.aof.index import SparseIndexes
 from quiver.aof.lookup import OpenSegments
 from quiver.aof.notify import Notifier
 from quiver.aof.reader import OnDamage, Reader, Record, TailFollower, first_at, read_one
 from quiver.aof.recovery import Recovered
 from quiver.aof.reservation import Reservation
-from quiver.aof.segment import Segment
 from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot, segment_snapshots
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers, has_tiers
@@ -74,6 +73,7 @@ class Aof:
         self.config = config
         self.stream_id = stream_id
         self._recovered = recovered
+        self._closed = False
         self._clock = clock
         self._observer = observer
         self._workers = workers
@@ -100,8 +100,10 @@ class Aof:
             flush=lambda timeout_s: self.flush(timeout_s=timeout_s), observer=observer,
         )  # fmt: skip
         self._segments = OpenSegments(self._tail, self._catalog, indexes)
+        self._durability = Durability(
+            name, self._tail, self._catalog, self._flusher, self._segments, is_closed=lambda: self._closed
+        )
         self._closing = threading.Lock()
-        self._closed = False
         self._tiers: Tiers | None = None
         self._upkeep.retires = not has_tiers(fs, config, stream_id)
         self._take_over(recovered)
@@ -236,21 +238,7 @@ class Aof:
             StoreFailed: written bytes were lost.
         """
         _require_id(record_id)
-        segment_id, offset = split_record_id(record_id)
-        segment = self._unsealed(segment_id)
-        if segment is None:
-            if self._catalog.get(segment_id) is None:
-                if self._closed:
-                    raise StoreClosed(f"the log {self.name} was closed; open it to see whether it has {record_id}")
-                raise RecordUnknown(f"no record {record_id}: there is no segment {segment_id}")
-            return
-        if not HEADER_BYTES <= offset <= segment.last_offset or not segment.record_count:
-            raise RecordUnknown(f"no record {record_id} is in segment {segment_id} yet")
-        (length, *_) = RECORD_HEAD.unpack_from(segment.view, offset)
-        end = min(offset + RECORD_HEAD_BYTES + length, segment.size)
-        for earlier in self._earlier(segment_id):
-            self._flusher.until(earlier, earlier.size, record_id, timeout_s)
-        self._flusher.until(segment, end, record_id, timeout_s)
+        self._durability.flush_until(record_id, timeout_s)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """
@@ -259,18 +247,7 @@ class Aof:
         Raises:
             NotYetDurable, StoreFailed: as `flush_until`.
         """
-        with self._tail.lock:
-            written = [(one, one.size) for one in self._tail.unsealed() if one.record_count]
-        for segment, size in written:
-            self._flusher.until(segment, size, segment.id_base | segment.last_offset, timeout_s)
-
-    def _unsealed(self, segment_id: int) -> Segment | None:
-        with self._tail.lock:
-            return next((one for one in self._tail.unsealed() if one.segment_id == segment_id), None)
-
-    def _earlier(self, segment_id: int) -> list[Segment]:
-        with self._tail.lock:
-            return [one for one in self._tail.pending if one.segment_id < segment_id]
+        self._durability.flush(timeout_s)
 
     # ---- rollover
 
@@ -479,13 +456,16 @@ class Aof:
 
     def is_durable(self, record_id: int) -> bool:
         """
-        Say whether a power loss cannot take the record any more. False for what is not there.
+        Say whether a power loss cannot take the record any more. False for an id that no record has.
+
+        A segment that has no file is brought back for it, as for reading.
+
+        Raises:
+            RecordUnknown: it is no id at all: no whole number of 64 bits.
+            ObjectsUnavailable, StoreClosed, OSError: the segment cannot be brought back now.
         """
-        segment_id, offset = split_record_id(record_id)
-        if (segment := self._unsealed(segment_id)) is not None:
-            return offset < segment.durable
-        sealed = self._catalog.get(segment_id)
-        return sealed is not None and offset < sealed.end
+        _require_id(record_id)
+        return self._durability.is_durable(record_id)
 
     def segment_snapshot(self) -> tuple[SegmentSnapshot, ...]:
         """

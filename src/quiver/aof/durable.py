@@ -1,0 +1,127 @@
+"""
+What of a log is durable, and making it so: the callers' side of `flush`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiver.aof.catalog import Catalog
+from quiver.aof.flush import Flusher
+from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.lookup import OpenSegments
+from quiver.aof.reader import read_one
+from quiver.aof.segment import Segment
+from quiver.aof.tail import Tail
+from quiver.errors import Damaged, RecordUnknown, StoreClosed
+from quiver.primitives.checksum import crc64_nvme_function
+
+__all__ = ["Durability"]
+
+_HALF = 0xFFFF_FFFF
+
+
+class Durability:
+    """
+    The records of one open log, and whether a power loss can take them. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tail: Tail,
+        catalog: Catalog,
+        flusher: Flusher,
+        segments: OpenSegments,
+        *,
+        is_closed: Callable[[], bool],
+    ) -> None:
+        self._name = name
+        self._tail = tail
+        self._catalog = catalog
+        self._flusher = flusher
+        self._segments = segments
+        self._is_closed = is_closed
+
+    def flush_until(self, record_id: int, timeout_s: float | None) -> None:
+        """
+        Return when the record is durable, and with it all before it.
+
+        Raises:
+            NotYetDurable, RecordUnknown, StoreClosed, StoreFailed: as `Aof.flush_until`.
+        """
+        segment_id, offset = split_record_id(record_id)
+        segment = self._unsealed(segment_id)
+        if segment is None:
+            sealed = self._catalog.get(segment_id)
+            if sealed is None:
+                if self._is_closed():
+                    raise StoreClosed(f"the log {self._name} was closed; open it to see whether it has {record_id}")
+                raise RecordUnknown(f"no record {record_id}: there is no segment {segment_id}")
+            if not HEADER_BYTES <= offset < sealed.end:
+                raise RecordUnknown(f"no record {record_id}: the records of segment {segment_id} end at {sealed.end}")
+            return
+        if not HEADER_BYTES <= offset <= segment.last_offset or not segment.record_count:
+            raise RecordUnknown(f"no record {record_id} is in segment {segment_id} yet")
+        end = _end_of_record(segment, offset)
+        for earlier in self._earlier(segment_id):
+            self._flusher.until(earlier, earlier.size, record_id, timeout_s)
+        self._flusher.until(segment, end, record_id, timeout_s)
+
+    def flush(self, timeout_s: float | None) -> None:
+        """
+        Make everything durable that was appended before the call.
+
+        Raises:
+            NotYetDurable, StoreFailed: as `Aof.flush_until`.
+        """
+        with self._tail.lock:
+            written = [(one, one.size) for one in self._tail.unsealed() if one.record_count]
+        for segment, size in written:
+            self._flusher.until(segment, size, segment.id_base | segment.last_offset, timeout_s)
+
+    def is_durable(self, record_id: int) -> bool:
+        """
+        Say whether a power loss cannot take the record any more.
+        """
+        segment_id, offset = split_record_id(record_id)
+        segment = self._unsealed(segment_id)
+        if segment is not None:
+            if not HEADER_BYTES <= offset < segment.durable:
+                return False
+        else:
+            sealed = self._catalog.get(segment_id)
+            if sealed is None or not HEADER_BYTES <= offset < sealed.end:
+                return False
+        try:
+            read_one(self._segments, record_id)
+        except RecordUnknown:
+            return False
+        except Damaged:
+            return True  # it is there, and was durable; who reads it is told the rest
+        return True
+
+    def _unsealed(self, segment_id: int) -> Segment | None:
+        with self._tail.lock:
+            return next((one for one in self._tail.unsealed() if one.segment_id == segment_id), None)
+
+    def _earlier(self, segment_id: int) -> list[Segment]:
+        with self._tail.lock:
+            return [one for one in self._tail.pending if one.segment_id < segment_id]
+
+
+def _end_of_record(segment: Segment, offset: int) -> int:
+    """
+    Return where the record at *offset* ends.
+
+    Raises:
+        RecordUnknown: none begins there: what is there has not its checksum.
+    """
+    start = offset + RECORD_HEAD_BYTES
+    if start < segment.size:
+        (length, checksum, *_) = RECORD_HEAD.unpack_from(segment.view, offset)
+        value = crc64_nvme_function()(segment.view[start : start + length])
+        if length and start + length <= segment.size and (value >> 32) ^ (value & _HALF) == checksum:
+            return start + int(length)
+    raise RecordUnknown(f"no record {segment.id_base | offset}: none begins at byte {offset} of its segment")
