@@ -374,6 +374,64 @@ def test_a_damaged_object_is_never_taken_for_a_segment():
             assert len(segment_files(files)) == 1
 
 
+@pytest.mark.parametrize("how", ["damaged", "gone", "short"])
+@pytest.mark.parametrize("where", ["trim", "evict"])
+def test_an_object_that_rotted_is_made_again_while_another_copy_is_there(how, where):
+    """It is read back, all of it, before it is all that is left; what is not what was uploaded is uploaded again."""
+    files = disk()
+    config = tiny(tiers=TierConfig(objects=COLD), compression="zstd")
+    with open_tiered(files, config) as manager:
+        written = fill(manager.log("orders"), 3)
+        manager.maintain()
+    path = f"{COLD}/{objects_in(files)[0]}"
+    if how == "damaged":
+        damage(files, path, 20)
+    elif how == "gone":
+        files.remove(path)
+    else:
+        file = files.open_write(path)
+        file.truncate(40)
+        file.close()
+    if where == "evict":
+        damage(files, warm_files(files)[0], 20)
+    changes = {"tier0_max_bytes": 0, "warm_max_bytes": 0} if where == "trim" else {}
+    with open_tiered(files, tiny(tiers=TierConfig(objects=COLD, **changes), compression="zstd")) as manager:
+        log = manager.log("orders")
+        if where == "evict":
+            log.tiers.evict(0)
+            assert log.tiers.snapshot().residency[0] == "staged_for_tier0"
+        manager.maintain()
+        manager.maintain()
+        left = "uploaded_to_tier2" if where == "trim" else "staged_for_tier0"
+        assert log.tiers.snapshot().residency[0] == left
+        assert len(warm_files(files)) == (0 if where == "trim" else 3)
+        assert log.tiers.snapshot().object_segments == 3
+        assert payloads(log) == list(written.values())
+
+
+def test_an_object_is_read_back_once():
+    """A segment that comes and goes is not fetched each time it goes."""
+    files = disk()
+    read: list[str] = []
+
+    class Counted(DirectoryObjects):
+        def get_range(self, key: str, start: int, length: int) -> bytes:
+            read.append(key)
+            return super().get_range(key, start, length)
+
+    objects = Counted(files, COLD, clock=ManualClock())
+    with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0), objects) as manager:
+        log = manager.log("orders")
+        written = fill(log, 2)
+        manager.maintain()
+        assert read
+        log.read_record(min(written))
+        read.clear()
+        manager.maintain()
+        assert log.tiers.snapshot().residency[0] == "uploaded_to_tier2"
+        assert read == []
+
+
 def test_without_room_it_is_read_from_memory():
     """A full disk hides no record."""
     inner = disk()

@@ -42,6 +42,7 @@ class Copies:
         self._level = level
         self._tier: ObjectTier | None = None
         self._opening = threading.Lock()
+        self._verified: dict[str, str] = {}
 
     @property
     def has_objects(self) -> bool:
@@ -223,10 +224,12 @@ class Copies:
 
     def check_object(self, entry: TierEntry) -> None:
         """
-        Return when the object of a segment is there, in its length.
+        Return when the object of a segment is there and is, byte for byte, what was uploaded.
+
+        It is read as a whole, once for as long as its etag stays what it was then.
 
         Raises:
-            Damaged: there is none, or it has another length.
+            Damaged: there is none, or it is not.
             ObjectsUnavailable: nobody knows.
         """
         if entry.remote is None:
@@ -235,11 +238,18 @@ class Copies:
             )
         key = entry.remote.object_key
         try:
-            size = self._objects.head(key).size_bytes
+            info = self._objects.head(key)
         except ObjectMissing:
             raise Damaged(key, 0, "the object of a segment is missing") from None
-        if size != entry.warm_bytes:
-            raise Damaged(key, 0, f"the object of a segment has {size} bytes, not {entry.warm_bytes}")
+        if info.size_bytes != entry.warm_bytes:
+            raise Damaged(key, 0, f"the object of a segment has {info.size_bytes} bytes, not {entry.warm_bytes}")
+        if info.etag is not None and self._verified.get(key) == info.etag:
+            return
+        wanted = entry.warm_crc64 or self.open_warm(entry).checksum()
+        if self.open_object(entry).checksum() != wanted:
+            raise Damaged(key, 0, "checksum mismatch in the object of a segment")
+        if info.etag is not None:
+            self._verified[key] = info.etag
 
     def open_object(self, entry: TierEntry) -> PackedSegment:
         """
@@ -334,6 +344,7 @@ class Copies:
         Raises:
             ObjectsUnavailable: try again.
         """
+        self._verified.pop(key, None)
         self._objects.delete([key])
 
     def close(self) -> None:

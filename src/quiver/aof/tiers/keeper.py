@@ -12,8 +12,8 @@ Where a segment is, the disk says; where its copies ought to be, the manifest lo
     pack      warm file (temporary, sync, rename, sync) ▸ read back and compared ▸ manifest
               a warm file that the manifest does not know: it goes when the segment has its file, else it is taken over
     upload    object ▸ manifest: uploaded again
-    evict     a copy is looked at ▸ manifest ▸ the file goes: it is there still, and goes with the next turn
-    trim      the object is looked at ▸ manifest ▸ the warm file goes: as above
+    evict     a copy is read back ▸ manifest ▸ the file goes: it is there still, and goes with the next turn
+    trim      the object is read back ▸ manifest ▸ the warm file goes: as above
     hydrate   file (temporary, sync) ▸ its records verified ▸ rename, sync ▸ manifest
     retire    manifest: no copies, delete the object ▸ warm file ▸ file ▸ object ▸ manifest
 """
@@ -35,10 +35,9 @@ from quiver.aof.format.manifest_record import Event, ManifestRecord
 from quiver.aof.format.names import (
     SEGMENTS,
     WARM,
-    object_key,
     stream_folder,
 )
-from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
+from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.index import SparseIndexes
 from quiver.aof.retention import Held, choose_leaving
 from quiver.aof.tiers.asked import Asked
@@ -47,6 +46,7 @@ from quiver.aof.tiers.packed import PackedSegment, records_problem, unpack_to
 from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import entry_record, key_record
+from quiver.aof.tiers.uploads import Uploads, tell_move
 from quiver.clock import Clock
 from quiver.errors import (
     AtCapacity,
@@ -145,7 +145,10 @@ class Tiers:
         self._manifest = self._placement.manifest
         self._away = self._placement.away
         self._closed = False
-        self._unreachable = False
+        self._uploads = Uploads(
+            self._placement, self._copies, catalog, self._tiers, self.counts, stream_id=stream_id, lock=self._lock,
+            observer=observer, again=again, tried=self._tried, sound=self._sound,
+        )  # fmt: skip
         self._placement.take_over(below)
 
     @property
@@ -166,9 +169,10 @@ class Tiers:
         """
         with self._turn:
             self._bring_back()
-            for step in (self._retire_old, self._pack_sealed, self._upload, self._evict_over, self._trim):
+            uploads = self._uploads
+            for step in (self._retire_old, self._pack_sealed, uploads.upload, self._evict_over, uploads.trim_warm):
                 self._tried(step)
-            self._tried(self._delete, "tier2_delete_failed")
+            self._tried(uploads.delete, "tier2_delete_failed")
             if self._config.retention.policy == "time" or self._trim_head.asks:
                 self._again(_AGAIN_S)
 
@@ -184,7 +188,7 @@ class Tiers:
             self._observer.event(f"aof.{event}", level=logging.WARNING, problem=str(error))
             self._again(_AGAIN_S)
             if isinstance(error, ObjectsUnavailable):
-                self._unreachable = True
+                self._uploads.unreachable = True
             return False
         return True
 
@@ -236,55 +240,6 @@ class Tiers:
     def _attempt(self, step: Event, segment_id: int) -> int:
         self._attempts[step, segment_id] += 1
         return self._attempts[step, segment_id]
-
-    def _upload(self) -> None:
-        self._unreachable = False
-        for segment_id in sorted(self._entries) if self._copies.has_objects else ():
-            if self._unreachable:
-                return  # the next one would wait as long
-            self._tried(partial(self._upload_one, segment_id), "tier2_upload_failed")
-
-    def _upload_one(self, segment_id: int) -> None:
-        with self._lock:
-            entry = self._entries.get(segment_id)
-        if entry is None or entry.remote is not None or not entry.has_warm:
-            return
-        key = object_key(self._stream_id, segment_id, entry.footer.sealed_at)
-        with self._lock:
-            if self._manifest.state.uploads.get(segment_id) != key:  # from now on there may be an object
-                self._manifest.write([key_record(Event.UPLOAD_STARTED, segment_id, key, self._manifest.now_ms)])
-        self.counts.upload_attempts += 1
-        attempts = self._attempt(Event.UPLOAD_STARTED, segment_id)
-        try:
-            etag = self._copies.upload(entry, key)  # without the lock: readers need not wait for a network
-        except (OSError, QuiverError) as error:
-            self._upload_failed(segment_id, key, error)
-            raise
-        with self._lock:
-            entry = self._entries.get(segment_id)
-            if entry is None:  # retired meanwhile
-                self._manifest.write([key_record(Event.TIER2_DELETE_QUEUED, segment_id, key, self._manifest.now_ms)])
-                return
-            remote = RemoteCopy(key, etag, entry.warm_bytes, self._manifest.now_ms)
-            self._note([self._event(Event.UPLOAD_DONE, entry, key, etag)], replace(entry, remote=remote))
-            self._placement.succeeded(Event.UPLOAD_FAILED, segment_id)
-        self.counts.uploads += 1
-        del self._attempts[Event.UPLOAD_STARTED, segment_id]
-        self._tell(
-            "tier2_upload_success", entry, attempts=attempts, object_key=key, compressed_bytes=entry.warm_bytes,
-            original_bytes=entry.original_bytes,
-        )  # fmt: skip
-
-    def _upload_failed(self, segment_id: int, key: str, error: Exception) -> None:
-        self.counts.upload_failures += 1
-        with self._lock:
-            sealed, entry = self._catalog.get(segment_id), self._entries.get(segment_id)
-            if sealed is None or entry is None:
-                return
-            self._placement.failed(Event.UPLOAD_FAILED, sealed, error, key)
-            if isinstance(error, Damaged) and segment_id not in self._away:
-                # The packed file is not what was written. The segment's own is: the next turn has something to upload.
-                self._sound(sealed, entry)
 
     def _evict_over(self) -> None:
         limit = self._tiers.tier0_max_bytes
@@ -351,44 +306,15 @@ class Tiers:
             return entry
         entry = replace(entry, has_warm=False)
         if entry.remote is not None:
-            self._copies.check_object(entry)
-            return entry
+            try:
+                self._copies.check_object(entry)
+            except Damaged as damaged:
+                entry = self._uploads.doubt(entry, damaged)
+            else:
+                return entry
         self._failed("tier1_copy_damaged", entry, problem)
         self._entries[sealed.segment_id] = entry
         return self._packed(sealed) or entry
-
-    def _trim(self) -> None:
-        limit = self._tiers.warm_max_bytes
-        if limit is None:
-            return
-        with self._lock:
-            warm = sorted((one for one in self._entries.values() if one.has_warm), key=lambda one: one.segment_id)
-            total = sum(one.warm_bytes for one in warm)
-            for entry in warm:
-                if total <= limit:
-                    return
-                # One that is not uploaded yet stays.
-                if entry.remote is not None and self._tried(partial(self._drop_warm, entry)):
-                    total -= entry.warm_bytes
-
-    def _drop_warm(self, entry: TierEntry) -> None:
-        self._copies.check_object(entry)
-        self._note([self._event(Event.LOCAL_EVICTED, entry, entry.warm_bytes)], replace(entry, has_warm=False))
-        self._copies.remove_warm(entry)
-
-    def _delete(self) -> None:
-        with self._lock:
-            waiting = list(self._manifest.state.deletes.items()) if self._copies.has_objects else []
-        for key, segment_id in waiting:
-            try:
-                self._copies.delete(key)
-            except (OSError, QuiverError):
-                self.counts.delete_failures += 1
-                raise
-            with self._lock:
-                self._manifest.write([key_record(Event.TIER2_DELETED, segment_id, key, self._manifest.now_ms)])
-            self.counts.deletes += 1
-            self._observer.event("aof.tier2_delete_success", segment=segment_id, object_key=key)
 
     def _retire_old(self) -> None:
         if not self._config.retires:
@@ -560,9 +486,7 @@ class Tiers:
         self._observer.event(f"aof.{event}", level=logging.WARNING, segment=entry.segment_id, problem=problem)
 
     def _tell(self, event: str, entry: TierEntry, **fields: Value) -> None:
-        fields.setdefault("bytes", entry.warm_bytes)
-        self._observer.count("aof_tier_moves_total", kind=event)
-        self._observer.event(f"aof.{event}", level=logging.INFO, segment=entry.segment_id, **fields)
+        tell_move(self._observer, event, entry, **fields)
 
     def snapshot(self) -> TierSnapshot:
         """
