@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 
@@ -115,6 +116,10 @@ def test_a_payload_moves_no_cursor(tmp_path):
         manager.log("orders").append_records(["é\x1b[2J\na\tb\0\x9b".encode(), b"\xff"])
     lines = run("tail", tmp_path, "--stream", "orders").splitlines()
     assert [one.split("\t", 3)[3] for one in lines] == ["é\\x1b[2J\\na\\tb\\x00\\x9b", "\\xff"]
+    rows = [json.loads(line) for line in run("tail", tmp_path, "--log", "orders", "--json").splitlines()]
+    assert rows[0]["payload"] == "é\x1b[2J\na\tb\0\x9b"
+    assert "payload_base64" not in rows[0]
+    assert base64.b64decode(rows[1]["payload_base64"]) == b"\xff"
 
 
 def test_evict_and_hydrate(root):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -127,6 +128,8 @@ def tail(
 ) -> None:
     """
     Print the records of a log, also beside a live writer. Damaged ones are passed over.
+
+    With --json a payload that is not UTF-8 text has its bytes in payload_base64 beside it.
     """
     from quiver.aof.files import LogFiles  # noqa: PLC0415 - keeps `--help` quick
     from quiver.aof.reader import Reader  # noqa: PLC0415
@@ -261,7 +264,8 @@ def _print_findings(findings: tuple[Finding, ...]) -> None:
 
 
 def _print_record(record: Record, *, as_json: bool) -> None:
-    text = bytes(record.payload).decode("utf-8", "backslashreplace")
+    payload = bytes(record.payload)
+    text = payload.decode("utf-8", "backslashreplace")
     if as_json:
         row = {
             "record_id": record.record_id,
@@ -269,6 +273,8 @@ def _print_record(record: Record, *, as_json: bool) -> None:
             "ext_id": record.ext_id,
             "payload": text,
         }
+        if text.encode() != payload:
+            row["payload_base64"] = base64.b64encode(payload).decode()
         print_json(row, in_a_line=True)
         return
     try:
