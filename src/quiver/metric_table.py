@@ -110,6 +110,10 @@ def _gauge(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading
     return Metric(name, "gauge", unit, meaning, attributes, read)
 
 
+def _counted(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
+    return Metric(name, "counter", unit, meaning, attributes, read)
+
+
 METRICS: tuple[Metric, ...] = (
     # Taking in.
     _counter(
@@ -356,6 +360,16 @@ LOG_METRICS: tuple[Metric, ...] = (
     _counter("aof_segment_rollovers_total", "{segment}", "Segments that were sealed."),
     _gauge("aof_flush_backlog_bytes", "By", "Bytes that are written and not yet durable.", _of_log("backlog"), "log"),
     _gauge("aof_records", "{record}", "Records that were ever appended.", _of_log("records"), "log"),
+    _counted(
+        "aof_appended_records_total",
+        "{record}",
+        "Records that were appended since the log was opened.",
+        _of_log("appended_records"),
+        "log",
+    ),
+    _counted(
+        "aof_appended_bytes_total", "By", "Bytes of them, heads of 24 included.", _of_log("appended_bytes"), "log"
+    ),
     _gauge(
         "aof_would_block",
         "{append}",
@@ -392,6 +406,13 @@ LOG_METRICS: tuple[Metric, ...] = (
         "By",
         "Bytes behind them that were never committed.",
         _of_log("replay_journal_lag_bytes"),
+        "log",
+    ),
+    _gauge(
+        "aof_manifest_replay_chunk_lag_seconds",
+        "s",
+        "Seconds since the newest record of the manifest log when it was opened.",
+        _of_log("replay_chunk_lag_seconds"),
         "log",
     ),
     _counter("aof_durable_bytes_total", "By", "Bytes of logs that became durable."),

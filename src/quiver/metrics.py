@@ -190,7 +190,8 @@ def observe_topics(topics: ObservedTopics, meter: Meter, *, clock: Clock = SYSTE
 
 def observe_logs(manager: ObservedLogs, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """
-    Register every gauge of append-only logs with *meter*, read from `manager.snapshot()` when a collection asks.
+    Register every gauge of append-only logs with *meter*, and what they count of appends, read from
+    `manager.snapshot()` when a collection asks.
 
     The meter does not keep the manager: when it is gone, the gauges say nothing. One `AofManager` for each meter.
 
@@ -204,7 +205,9 @@ def observe_logs(manager: ObservedLogs, meter: Meter, *, clock: Clock = SYSTEM_C
 def _register(look: _Look[Any], meter: Meter, prefix: str) -> None:
     for metric in LOG_METRICS:
         if metric.read is not None and metric.name.startswith(prefix):
-            meter.create_observable_gauge(metric.name, [_callback(look, metric.read)], metric.unit, metric.meaning)
+            counts = metric.kind == "counter"
+            create = meter.create_observable_counter if counts else meter.create_observable_gauge
+            create(metric.name, [_callback(look, metric.read)], metric.unit, metric.meaning)
 
 
 def _callback(

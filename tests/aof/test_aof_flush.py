@@ -13,7 +13,7 @@ from aof_as_log import ROOT, open_manager, payloads, tiny
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from quiver.aof import AofConfig, AofManager, FlushConfig
+from quiver.aof import AofConfig, AofManager, FlushConfig, Retention
 from quiver.aof.format.durability import decode_durability
 from quiver.errors import NotYetDurable, StoreFailed, WouldBlock
 from quiver.metrics import LOG_METRICS, observe_logs
@@ -320,6 +320,25 @@ def test_latencies_are_told():
     assert heard.total("aof_durable_bytes_total") > 30_000
 
 
+def test_what_was_appended_is_counted_from_opening_on():
+    """Over segments that fill up, are sealed and retired; bytes are those of payloads and heads, nothing else."""
+    files = CrashFileSystem()
+    config = tiny(retention=Retention("size", max_total_bytes=1, action="expire"))
+    total = 0
+    for _ in range(3):
+        with open_manager(files, config) as manager:
+            log = manager.log("orders")
+            assert (log.snapshot().appended_records, log.snapshot().appended_bytes) == (0, 0)
+            for number in range(1, 10):
+                log.append_record_with_timeout(b"x" * 3000, 5)
+                manager.maintain()
+                assert (log.snapshot().appended_records, log.snapshot().appended_bytes) == (number, number * 3024)
+            total += 9
+            assert log.snapshot().record_count == total
+            log.force_rollover(timeout_s=5)
+            assert log.snapshot().appended_bytes == 9 * 3024
+
+
 def test_every_gauge_has_a_value():
     """Of each open log; what only a log with tiers has, of that; nothing of what is closed."""
     reader = InMemoryMetricReader()
@@ -352,6 +371,9 @@ def test_every_gauge_has_a_value():
         assert found["aof_flush_backlog_bytes", "orders"] == log.snapshot().backlog_bytes
         assert found["aof_would_block", "orders", "tail"] == 1
         assert found["aof_tier_segments", "packed", "resident_in_tier0"] == 1
-        gauges = {metric.name for metric in LOG_METRICS if metric.kind == "gauge" and metric.name.startswith("aof_")}
+        assert found["aof_appended_records_total", "orders"] == 2
+        assert found["aof_appended_bytes_total", "orders"] == 2 * 25
+        assert found["aof_appended_bytes_total", "packed"] == 25
+        gauges = {metric.name for metric in LOG_METRICS if metric.read is not None and metric.name.startswith("aof_")}
         assert {name for name, *_ in found} == gauges
     assert collected() == {}

@@ -18,7 +18,7 @@ from quiver.aof.check import check_log_directory
 from quiver.aof.files import LogFiles
 from quiver.aof.format.describe import describe_log_file
 from quiver.aof.format.names import stream_folder
-from quiver.errors import Damaged, ObjectsUnavailable, RecordUnknown, SettingsInvalid, WrongUse
+from quiver.errors import Damaged, ObjectsUnavailable, RecordUnknown, SettingsInvalid, StoreClosed, WrongUse
 from quiver.objects.directory import DirectoryObjects
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -430,6 +430,51 @@ def test_an_object_is_read_back_once():
         manager.maintain()
         assert log.tiers.snapshot().residency[0] == "uploaded_to_tier2"
         assert read == []
+
+
+def test_a_programs_own_events():
+    """In the manifest log with the others, over a restart; what is none is refused. The newest record's age is told."""
+    files, clock = disk(), ManualClock()
+    with open_tiered(files, tiered(), clock=clock) as manager:
+        tiers = manager.log("orders").tiers
+        tiers.write_custom_event(7, b"\x00\xff", segment_id=3)
+        for schema, blob in ((-1, b""), (1 << 32, b""), (True, b""), (1, "text"), (1, bytes(65_536))):
+            with pytest.raises(WrongUse):
+                tiers.write_custom_event(schema, blob)
+        stream_id = manager.log("orders").stream_id
+    clock.advance(5)
+    with open_tiered(files, tiered(), clock=clock) as manager:
+        log = manager.log("orders")
+        assert 4.9 < log.tiers.snapshot().replay_chunk_lag_seconds < 5.1
+        assert log.snapshot().figures()["replay_chunk_lag_seconds"] > 4.9
+    folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
+    (name,) = files.list_dir(folder)
+    told = describe_log_file(name, memoryview(files.read_all(f"{folder}/{name}", size_max=1 << 20)))
+    assert "CUSTOM_EVENT" in str(told.tables) or "custom_event" in str(told.tables)
+    with pytest.raises(StoreClosed):
+        tiers.write_custom_event(1, b"")
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_the_oldest_segments_are_deleted_by_hand(cold):
+    """With their copies, and never so that a hole is left; what stays keeps its ids, after opening again, too."""
+    files = disk()
+    config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
+    with open_tiered(files, config) as manager:
+        log = manager.log("orders")
+        written = fill(log, 4)
+        manager.maintain()
+        for wrong, error in (([7], RecordUnknown), ([1], WrongUse), ([0, 1, 2, 3], WrongUse), ([0, 2], WrongUse)):
+            with pytest.raises(error):
+                log.tiers.delete_oldest(wrong)
+        log.tiers.delete_oldest([])
+        assert payloads(log) == list(written.values())
+        log.tiers.delete_oldest([1, 0])
+        manager.maintain()
+        assert payloads(log) == list(written.values())[6:]
+        assert objects_in(files)[1:] == warm_files(files)[1:] == []
+    with open_tiered(files, config) as manager:
+        assert payloads(manager.log("orders")) == list(written.values())[6:]
 
 
 def test_without_room_it_is_read_from_memory():

@@ -30,7 +30,7 @@ from quiver.aof.notify import Notifier
 from quiver.aof.reader import OnDamage, Reader, Record, TailFollower, first_at, read_one
 from quiver.aof.recovery import Recovered
 from quiver.aof.reservation import Reservation
-from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot, segment_snapshots
+from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot, end_of, segment_snapshots
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers, has_tiers
 from quiver.aof.upkeep import NOTE_AFTER_S, Upkeep
@@ -107,6 +107,7 @@ class Aof:
         self._tiers: Tiers | None = None
         self._upkeep.retires = not has_tiers(fs, config, stream_id)
         self._take_over(recovered)
+        self._began_at = end_of(self.segment_snapshot(), self._tail)
         if not self._upkeep.retires:
             below = recovered.next_segment_id if recovered.tail is None else recovered.tail.segment_id
             self._tiers = self._segments.tiers = Tiers(
@@ -482,13 +483,15 @@ class Aof:
             backlog = self._tail.backlog
             spares = len(self._tail.spares)
             would_block = dict(self._tail.would_block)
-        newest = segments[-1] if segments else None
+        record_count, end = end_of(segments, self._tail)
         return LogSnapshot(
             name=self.name,
             stream_id=self.stream_id,
             segments=segments,
             spares=spares,
-            record_count=newest.base_record_count + newest.record_count if newest else 0,
+            record_count=record_count,
+            appended_records=record_count - self._began_at[0],
+            appended_bytes=end - self._began_at[1],
             backlog_bytes=backlog,
             coordinator_watermark=self.coordinator_watermark,
             ext_id=self._tail.ext_id,

@@ -52,6 +52,7 @@ class Replayed:
     Attributes:
         damaged: path of a chunk → what is wrong with it, of those that the newest whole snapshot does not stand behind.
         last: the header of the newest chunk when it can be gone on with.
+        last_ms: when the newest record was written, in milliseconds; None: there is none.
     """
 
     state: TierState = field(default_factory=TierState)
@@ -59,6 +60,7 @@ class Replayed:
     indexes: list[int] = field(default_factory=list)
     last: ChunkHeader | None = None
     records: int = 0
+    last_ms: int | None = None
 
 
 def replay_manifest(fs: FileSystem, root: str, stream_id: int) -> Replayed:
@@ -98,6 +100,7 @@ def _take(found: Replayed, path: str, index: int, view: memoryview) -> None:
             found.damaged.clear()
         wrong = found.state.apply(record)
         found.records += 1
+        found.last_ms = max(found.last_ms or 0, record.timestamp_ms)
         if wrong is not None:
             reason = wrong.reason
     if reason:
@@ -132,6 +135,7 @@ class ManifestLog:
         damaged: path of a chunk → what is wrong with it, as it was found when the log was opened.
         is_new: there was no chunk.
         replay_chunks, replay_journal_lag_bytes: how many there were, and bytes at their end that were never committed.
+        replay_chunk_lag_seconds: how old their newest record was; 0 when there was none.
     """
 
     def __init__(
@@ -160,6 +164,8 @@ class ManifestLog:
         self._records = replayed.records
         self.replay_chunks = len(replayed.indexes)
         self.replay_journal_lag_bytes = 0
+        newest_ms = self.now_ms if replayed.last_ms is None else replayed.last_ms
+        self.replay_chunk_lag_seconds = max(0.0, (self.now_ms - newest_ms) / 1000)
         self._header = replayed.last
         self._limit = chunk_bytes
         if self._header is not None and not self._header.sealed:
@@ -202,6 +208,19 @@ class ManifestLog:
         self._records += len(records)
         for record in records:
             self.state.apply(record)
+
+    def rotate(self) -> None:
+        """
+        Begin a new chunk with all there is to know.
+
+        Raises:
+            OSError: as `write`.
+        """
+        try:
+            self._rotate(b"")
+        except OSError:
+            self.close()
+            raise
 
     def _append(self, file: File, header: ChunkHeader, data: bytes) -> None:
         end = header.committed_len + len(data)

@@ -4,15 +4,17 @@ What a log says of itself at a moment: for metrics, for people and for tests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quiver.aof.catalog import Catalog
 from quiver.aof.flush import FlushMetrics
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.snapshot import TierSnapshot
 
-__all__ = ["LogSnapshot", "SegmentSnapshot", "segment_snapshots"]
+__all__ = ["LogSnapshot", "SegmentSnapshot", "end_of", "segment_snapshots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class LogSnapshot:
         would_block: kind → how often an append was refused.
         backlog_bytes: written and not yet durable.
         tiers: how much lies where; None for a log without tiers.
+        appended_records, appended_bytes: since the log was opened; bytes of payloads and their heads.
     """
 
     name: str
@@ -58,6 +61,8 @@ class LogSnapshot:
     truncated_bytes: int
     quarantined: tuple[str, ...]
     tiers: TierSnapshot | None = None
+    appended_records: int = 0
+    appended_bytes: int = 0
 
     def figures(self) -> dict[str, Any]:
         """
@@ -65,13 +70,30 @@ class LogSnapshot:
         """
         told: dict[str, Any] = {
             "backlog": self.backlog_bytes, "records": self.record_count, "would_block": self.would_block,
+            "appended_records": self.appended_records, "appended_bytes": self.appended_bytes,
         }  # fmt: skip
         if self.tiers is not None:
             tiers = self.tiers.as_dict()
             told |= {"residency": tiers["tier1"]["residency"], "queues": tiers["queues"]}
             told |= {"replay_chunks": self.tiers.replay_chunks}
             told |= {"replay_journal_lag_bytes": self.tiers.replay_journal_lag_bytes}
+            told |= {"replay_chunk_lag_seconds": self.tiers.replay_chunk_lag_seconds}
         return told
+
+
+def end_of(segments: Sequence[SegmentSnapshot], tail: Tail) -> tuple[int, int]:
+    """
+    Return how many records, and bytes of them with their heads, a log was given up to its end; of the bytes only
+    differences mean something.
+    """
+    if not segments:
+        with tail.lock:
+            base, count, number = tail.next_base_offset, tail.next_base_record_count, tail.next_segment_id
+        return count, base + HEADER_BYTES - number * (HEADER_BYTES + FOOTER_BYTES)
+    newest = segments[-1]
+    overhead = newest.segment_id * (HEADER_BYTES + FOOTER_BYTES)
+    size = max(newest.current_size, HEADER_BYTES)
+    return newest.base_record_count + newest.record_count, newest.base_offset + size - overhead
 
 
 def segment_snapshots(catalog: Catalog, tail: Tail) -> tuple[SegmentSnapshot, ...]:

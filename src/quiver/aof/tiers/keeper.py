@@ -24,7 +24,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -480,6 +480,66 @@ class Tiers:
         self._fs.sync_dir(self._segments)
         return self._catalog.view(sealed)
 
+    # ---- by hand
+
+    def delete_oldest(self, segment_ids: Sequence[int]) -> None:
+        """
+        Delete sealed segments with all their copies. They must be the oldest of the log: a log has no holes.
+
+        Raises:
+            RecordUnknown: there is no such sealed segment; nothing was deleted.
+            WrongUse: an older one would stay, or it is the newest sealed one; nothing was deleted.
+            OSError: the disk refused; those before it are gone.
+        """
+        wanted = set(segment_ids)
+        known = {one.segment_id: one for one in self._catalog.all()}
+        unknown = sorted(wanted - known.keys())
+        if unknown:
+            raise RecordUnknown(f"no sealed segment {unknown[0]}")
+        if wanted - {one.segment_id for one in self._movable()}:
+            raise WrongUse(f"segment {max(wanted)} is the newest sealed one, which stays: the log goes on behind it")
+        older = [one for one in known if wanted and one < max(wanted) and one not in wanted]
+        if older:
+            raise WrongUse(f"segment {older[0]} is older and would leave a hole: name it, too")
+        with self._turn:
+            for segment_id in sorted(wanted):
+                self._retire(known[segment_id])
+
+    def write_custom_event(self, schema: int, blob: bytes, *, segment_id: int = 0) -> None:
+        """
+        Write an event of the program's own into the manifest log, durably on return.
+
+        It is history, for people and `quiver aof inspect`: it goes when its chunk goes, the second rotation from now.
+
+        Raises:
+            WrongUse: *schema* is no number of 32 bits, *segment_id* none of 64, or *blob* is over 65,535 bytes.
+            OSError: the disk refused.
+        """
+        for name, number, bits in (("schema", schema, 32), ("segment_id", segment_id, 64)):
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << bits:
+                raise WrongUse(f"the {name} of an event is a whole number of {bits} bits, not {number!r}")
+        if not isinstance(blob, bytes) or len(blob) >= 1 << 16:
+            raise WrongUse("the blob of an event is bytes, up to 65,535 of them")
+        with self._lock:
+            self._require_open()
+            record = ManifestRecord(Event.CUSTOM_EVENT, segment_id, 0, self._manifest.now_ms, (schema, blob))
+            self._manifest.write([record])
+
+    def rewrite_manifest(self) -> None:
+        """
+        Begin a new chunk of the manifest log with all there is to know, so that no older one is needed.
+
+        Raises:
+            OSError: the disk refused; the older ones count.
+        """
+        with self._lock:
+            self._require_open()
+            self._manifest.rotate()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self._config.root_dir} was closed")
+
     # ---- what it says of itself
 
     def _failed(self, event: str, entry: TierEntry, problem: str) -> None:
@@ -511,8 +571,9 @@ class Tiers:
         )  # fmt: skip
         manifest = self._manifest
         return replace(
-            told, replay_chunks=manifest.replay_chunks, replay_journal_lag_bytes=manifest.replay_journal_lag_bytes
-        )
+            told, replay_chunks=manifest.replay_chunks, replay_journal_lag_bytes=manifest.replay_journal_lag_bytes,
+            replay_chunk_lag_seconds=manifest.replay_chunk_lag_seconds,
+        )  # fmt: skip
 
     def close(self) -> None:
         """

@@ -74,7 +74,8 @@ class TierSnapshot:
         warm_bytes, object_bytes: packed copies, on the disk and in the object store.
         compression_queue_depth, hydration_queue_depth: sealed segments that are to be packed, and brought back.
         upload_queue_depth, delete_queue_depth: what the object store is still to be told.
-        replay_chunks, replay_journal_lag_bytes: what was found of the manifest log when the log was opened.
+        replay_chunks, replay_journal_lag_bytes, replay_chunk_lag_seconds: what was found of the manifest log when the
+            log was opened.
     """
 
     residency: dict[int, Residency]
@@ -90,6 +91,7 @@ class TierSnapshot:
     hydration_queue_depth: int = 0
     replay_chunks: int = 0
     replay_journal_lag_bytes: int = 0
+    replay_chunk_lag_seconds: float = 0.0
 
     @classmethod
     def of(
