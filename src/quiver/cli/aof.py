@@ -1,5 +1,6 @@
 """
-`quiver aof dump|inspect|verify|tail|evict|hydrate`: append-only logs, looked at from beside whoever writes them.
+`quiver aof dump|inspect|verify|tail|evict|hydrate`: append-only logs, looked at from beside whoever writes them. The
+commands that put them in order are in `aof_admin`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quiver.cli.aof_admin import add_admin_commands
+from quiver.cli.aof_logs import LogName, Logs, Objects, checked_logs, one_log
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
-    from quiver.aof.check import CheckedLog
     from quiver.aof.reader import Record
     from quiver.primitives.findings import Description, Finding
 
@@ -28,11 +30,6 @@ FILE_BYTES_MAX = 4 << 30
 
 Root = Annotated[Path | None, typer.Option("--root", help="The same, as an option.")]
 AnyLogs = Annotated[Path | None, typer.Argument(help="The directory of the logs, or of one log.")]
-Logs = Annotated[Path, typer.Argument(help="The directory of the logs, or of one log.")]
-Objects = Annotated[
-    str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
-]
-LogName = Annotated[str | None, typer.Option("--log", "--stream", help="One of the logs in it; all of them without.")]
 
 
 def build_aof_app() -> typer.Typer:
@@ -42,6 +39,7 @@ def build_aof_app() -> typer.Typer:
     app = typer.Typer(help="Look at append-only logs and read them.", no_args_is_help=True, add_completion=False)
     for command, short in _COMMANDS.items():
         app.command(command.__name__, short_help=short)(command)
+    add_admin_commands(app)
     return app
 
 
@@ -57,7 +55,7 @@ def dump(
     if (logs is None) == (root is None):
         raise WrongUse("say once which logs: quiver aof dump aof/, or quiver aof dump --root aof/")
     root = root or logs or Path()
-    checked = _checked(root, log, read_records=False)
+    checked = checked_logs(root, log, read_records=False)
     if not json_only:
         for one in checked:
             told = one.as_dict()
@@ -80,7 +78,7 @@ def inspect(
     Show what a file of a log holds, or what a log's directory does. Exits with 1 when something is damaged.
     """
     if path.is_dir():
-        checked = _checked(path, None, read_records=False)
+        checked = checked_logs(path, None, read_records=False)
         if as_json:
             print_json([one.as_dict() for one in checked])
         else:
@@ -105,7 +103,7 @@ def verify(root: Logs, log: LogName = None, as_json: JsonFlag = False) -> None:
     """
     Read every record and check it. Exits with 1 when something is damaged.
     """
-    checked = _checked(root, log, read_records=True)
+    checked = checked_logs(root, log, read_records=True)
     if as_json:
         print_json([one.as_dict() for one in checked])
     else:
@@ -135,12 +133,10 @@ def tail(
     from quiver.aof.reader import Reader  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
-    found = _logs(root, log)
-    if len(found) > 1:
-        raise WrongUse(f"{root} holds {', '.join(found)}: choose one with --log")
+    _, directory = one_log(root, log)
     if start != "earliest" and not start.isdecimal():
         raise WrongUse("--from takes earliest or a record id")
-    source = LogFiles(next(iter(found.values())), objects=objects)
+    source = LogFiles(directory, objects=objects)
     reader = Reader(source, int(start) if start.isdecimal() else 0, durable_only=durable, on_damage="skip")
     printed = 0
     pause = threading.Condition()
@@ -185,10 +181,7 @@ def hydrate(
 def _move(root: Path, segments: list[int], log: str | None, objects: str | None, what: str, *, as_json: bool) -> None:
     from quiver.aof import AofConfig, AofManager, TierConfig  # noqa: PLC0415
 
-    found = _logs(root, log)
-    if len(found) > 1:
-        raise WrongUse(f"{root} holds {', '.join(found)}: choose one with --log")
-    ((name, directory),) = found.items()
+    name, directory = one_log(root, log)
     config = AofConfig(preallocate_segments=0, tiers=TierConfig(objects=objects))
     with AofManager.open(str(Path(directory).parent), config, background=False) as manager:
         tiers = manager.log(name).tiers
@@ -200,28 +193,6 @@ def _move(root: Path, segments: list[int], log: str | None, objects: str | None,
         print_json(rows)
     else:
         print_table(f"segments of {name}", rows)
-
-
-def _logs(root: Path, log: str | None) -> dict[str, str]:
-    from quiver.aof.files import logs_below  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
-
-    found = logs_below(REAL_FILES, str(root))
-    if log is None:
-        return found
-    if log not in found:
-        raise WrongUse(f"{root} has no log {log!r}; there are {', '.join(found)}")
-    return {log: found[log]}
-
-
-def _checked(root: Path, log: str | None, *, read_records: bool) -> list[CheckedLog]:
-    from quiver.aof.check import check_log_directory  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
-
-    return [
-        check_log_directory(REAL_FILES, name, directory, read_records=read_records)
-        for name, directory in _logs(root, log).items()
-    ]
 
 
 def _described(path: Path, rows: int) -> Description:

@@ -1,0 +1,70 @@
+"""
+Which logs a command of `quiver aof` is about.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from quiver.aof.check import CheckedLog
+
+__all__ = ["LogName", "Logs", "Objects", "checked_logs", "logs_of", "one_log"]
+
+Logs = Annotated[Path, typer.Argument(help="The directory of the logs, or of one log.")]
+Objects = Annotated[
+    str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
+]
+LogName = Annotated[str | None, typer.Option("--log", "--stream", help="One of the logs in it; all of them without.")]
+
+
+def logs_of(root: Path, log: str | None) -> dict[str, str]:
+    """
+    Return the logs at *root*, or the one that is named: name → directory.
+
+    Raises:
+        WrongUse: there is none, or none of that name.
+    """
+    from quiver.aof.files import logs_below  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+
+    found = logs_below(REAL_FILES, str(root))
+    if log is None:
+        return found
+    if log not in found:
+        raise WrongUse(f"{root} has no log {log!r}; there are {', '.join(found)}")
+    return {log: found[log]}
+
+
+def one_log(root: Path, log: str | None) -> tuple[str, str]:
+    """
+    Return name and directory of the only log at *root*, or of the one that is named.
+
+    Raises:
+        WrongUse: there are several, or as `logs_of`.
+    """
+    found = logs_of(root, log)
+    if len(found) > 1:
+        raise WrongUse(f"{root} holds {', '.join(found)}: choose one with --log")
+    return next(iter(found.items()))
+
+
+def checked_logs(root: Path, log: str | None, *, read_records: bool) -> list[CheckedLog]:
+    """
+    Look at the logs at *root*, changing nothing.
+
+    Raises:
+        WrongUse: as `logs_of`.
+    """
+    from quiver.aof.check import check_log_directory  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+
+    return [
+        check_log_directory(REAL_FILES, name, directory, read_records=read_records)
+        for name, directory in logs_of(root, log).items()
+    ]

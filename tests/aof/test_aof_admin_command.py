@@ -1,0 +1,103 @@
+"""
+`quiver aof seal|flush|segments|manifest`: logs that nobody has open, in order again.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from quiver.aof import AofConfig, AofManager, TierConfig
+from quiver.cli.main import build_app
+
+
+def run(*words: object, code: int = 0) -> str:
+    done = CliRunner().invoke(build_app(), ["aof", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.fixture
+def root(tmp_path):
+    config = AofConfig(tiers=TierConfig(tier0_max_bytes=0, objects=str(tmp_path / "cold")))
+    with AofManager.open(str(tmp_path / "aof"), config, background=False) as manager:
+        log = manager.log("orders")
+        for number in range(4):
+            log.append_record_with_timeout(b"%d" % number, 5)
+            log.force_rollover(timeout_s=5)
+        log.append_record(b"open")
+        manager.maintain()
+    return tmp_path / "aof"
+
+
+def states(root, *words) -> dict[int, str]:
+    told = json.loads(run("segments", "list", root, "--json", *words))
+    return {one["segment"]: one["state"] for one in told["segments"]}
+
+
+def test_seal_and_flush(root):
+    """Once; beside a writer they are refused in words, because it does both by itself."""
+    assert json.loads(run("flush", root, "--json")) == {"log": "orders", "durable_records": 5}
+    assert json.loads(run("seal", root, "--json")) == {"log": "orders", "sealed": 4}
+    assert json.loads(run("seal", root, "--json"))["sealed"] is None
+    assert "orders" in run("seal", root)
+    with AofManager.open(str(root), background=False):
+        for command in ("seal", "flush"):
+            assert "is in use by" in run(command, root, code=1)
+    assert "5 records" in run("verify", root)
+
+
+def test_segments_are_listed_by_tier(root):
+    """Each with its copies."""
+    assert states(root) == {0: "warm", 1: "warm", 2: "warm", 3: "sealed", 4: "open"}
+    assert list(states(root, "--tier", 0)) == [3, 4]
+    assert list(states(root, "--tier", 1)) == [0, 1, 2]
+    assert states(root, "--tier", 2) == {}
+    (first, *_) = json.loads(run("segments", "list", root, "--json"))["segments"]
+    assert first["packed_bytes"] > 0
+    assert first["object"]
+    assert first["file_bytes"] is None
+    assert "segments of orders" in run("segments", "list", root)
+
+
+def test_the_oldest_are_deleted(root, tmp_path):
+    """With --force alone, with their objects, and never out of the middle."""
+    assert "--force" in run("segments", "delete", root, 0, code=2)
+    assert "hole" in run("segments", "delete", root, 1, "--force", code=2)
+    assert "no sealed segment 9" in run("segments", "delete", root, 9, "--force", code=2)
+    told = json.loads(run("segments", "delete", root, 0, "--force", "--json"))
+    assert told == {"log": "orders", "deleted": [0], "objects_left": 1}
+    told = json.loads(run("segments", "delete", root, 1, "--force", "--json", "--objects", tmp_path / "cold"))
+    assert told["objects_left"] == 0
+    assert list(states(root)) == [2, 3, 4]
+    assert len([one for one in (tmp_path / "cold").rglob("*.zst") if one.is_file()]) == 1
+    assert "sound" in run("verify", root)
+
+
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+def test_a_manifest_log_is_repaired(root, how):
+    """What it does not say any more is taken over from what is there; then it is whole, and no record is lost."""
+    before = run("tail", root)
+    assert json.loads(run("manifest", "check", root, "--json"))[0]["problems"] == []
+    for chunk in (root / "orders" / "manifest").rglob("*.mlog"):
+        if how == "gone":
+            chunk.unlink()
+        else:
+            data = bytearray(chunk.read_bytes())
+            data[len(data) // 2] ^= 1
+            chunk.write_bytes(data)
+    assert json.loads(run("manifest", "check", root, "--json", code=1))[0]["problems"]
+    run("manifest", "check", root, "--repair", "--objects", root.parent / "cold")
+    assert "manifest logs" in run("manifest", "check", root)
+    assert run("tail", root) == before
+    assert "sound" in run("verify", root)
+
+
+def test_help_and_mistakes(root):
+    """Every command has a page; what is no log is said in a sentence."""
+    for words in (["seal"], ["flush"], ["segments", "list"], ["segments", "delete"], ["manifest", "check"]):
+        assert "Usage" in run(*words, "--help")
+        rest = [7, "--force"] if words[-1] == "delete" else []
+        assert "holds no append-only log" in run(*words, root.parent / "cold", *rest, code=2)
