@@ -13,11 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 import quiver
-from quiver.aof import AofManager
+from quiver.aof import AofConfig, AofManager, TierConfig
 from quiver.aof.format.describe import describe_log_file
 from quiver.aof.format.sink_batch import BatchCommit, BatchStep, StagedPart, encode_begun, encode_commit
 from quiver.cli.main import build_app
+from quiver.clock import SYSTEM_CLOCK
+from quiver.objects.directory import DirectoryObjects
 from quiver.primitives.batch_notes import begun_name, commit_name, part_directory
+from quiver.primitives.real_files import REAL_FILES
+from quiver.testing.faultobjects import FaultObjects
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def test_dump(root):
     told = json.loads(text.splitlines()[-1])
     (orders, quiet) = told["logs"]
     assert (orders["name"], orders["tier0"]["segments"], orders["tier0"]["sealed"]) == ("orders", 3, 2)
-    assert orders["queues"] == {"seal": 0, "delete": 0, "sink": 0}
+    assert orders["queues"] == {"seal": 0, "upload": 0, "delete": 0, "sink": 0}
     assert orders["tier1"]["residency"]["resident_in_tier0"] == 2
     assert [one["state"] for one in orders["segments"]] == ["sealed", "sealed", "open"]
     assert quiet["segments"] == []
@@ -150,6 +154,24 @@ def test_evict_and_hydrate(root):
     assert "DAMAGED" in run("verify", root, code=1)
     packed.unlink()
     assert "the only copy of a segment is not there" in run("verify", root, "--json", code=1)
+
+
+def test_what_waits_beside_a_live_writer(tmp_path):
+    """Segments that are packed and not uploaded."""
+    objects = FaultObjects(DirectoryObjects(REAL_FILES, str(tmp_path / "cold"), clock=SYSTEM_CLOCK))
+    config = AofConfig(compression="zstd", tiers=TierConfig(objects="named/by/hand"), preallocate_segments=1)
+    root = tmp_path / "aof"
+    with AofManager.open(str(root), config, background=False, objects=lambda: objects) as manager:
+        log = manager.log("orders")
+        for number in range(3):
+            if number == 1:
+                objects.fail_on("put_parts", 1, times=100)
+            log.append_record_with_timeout(b"%d" % number, 5)
+            log.force_rollover(timeout_s=5)
+            manager.maintain()
+        (told,) = json.loads(run("dump", root, "--json"))["logs"]
+        assert told["queues"]["upload"] == log.tiers.snapshot().upload_queue_depth == 2
+        assert "waiting to be uploaded" in " ".join(run("dump", root).split())
 
 
 def test_what_a_sink_committed(root):

@@ -98,6 +98,7 @@ class CheckedLog:
             "tier2": tiers["tier2"],
             "queues": {
                 "seal": max(0, len(here) - len(sealed) - 1),
+                "upload": tiers["queues"]["upload"],
                 "delete": tiers["queues"]["delete"],
                 "sink": self.sink_batches,
             },
@@ -105,11 +106,16 @@ class CheckedLog:
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
+    @property
+    def _uploads(self) -> bool:
+        # The settings are the writer's. One that uploads has begun to, with the first segment that it packed.
+        return bool(self.tiers.uploads) or any(one.remote is not None for one in self.tiers.entries.values())
+
     def _tiers(self) -> dict[str, Any]:
         residency = {one.segment_id: _RESIDENCY[one.state] for one in self.segments if one.state in _RESIDENCY}
         snapshot = TierSnapshot.of(
             residency, self.tiers.entries, resident_bytes=0, deletes=len(self.tiers.deletes), counts=TierCounts(),
-            uploads_to=False,
+            uploads_to=self._uploads,
         )  # fmt: skip
         return snapshot.as_dict()
 

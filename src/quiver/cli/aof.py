@@ -60,10 +60,12 @@ def dump(
         for one in checked:
             told = one.as_dict()
             typer.echo(f"{one.name}: {one.directory}")
-            queues = {"waiting to be sealed": told["queues"]["seal"], "batches of sinks": told["queues"]["sink"]}
-            print_table("tier 0", [_sizes(told["tier0"]) | queues])
+            queues = told["queues"]
+            waiting = {"waiting to be sealed": queues["seal"], "batches of sinks": queues["sink"]}
+            print_table("tier 0", [_sizes(told["tier0"]) | waiting])
             print_table("tier 1", [_sizes(told["tier1"] | told["tier1"]["residency"] | {"residency": None})])
-            print_table("tier 2", [_sizes(told["tier2"]) | {"waiting to be deleted": told["queues"]["delete"]}])
+            waiting = {"waiting to be uploaded": queues["upload"], "waiting to be deleted": queues["delete"]}
+            print_table("tier 2", [_sizes(told["tier2"]) | waiting])
             print_table("segments", [_segment_row(row) for row in told["segments"]])
             _print_findings(one.findings)
     print_json({"root": str(root), "logs": [one.as_dict() for one in checked]}, in_a_line=True)
