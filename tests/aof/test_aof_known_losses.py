@@ -405,3 +405,32 @@ def test_a_pointer_to_a_segment_that_is_gone_gives_no_place_twice():
         log = manager.log("orders")
         assert payloads(log) == [b"x"]
         assert log.append_record(b"y") >> 32 == 2
+
+
+def test_a_file_that_is_no_segment_keeps_no_log_shut():
+    """A name in `segments/` that nobody can read as a segment's aborts no recovery, and is not taken away."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        manager.log("orders").append_record(b"x")
+    stray = [f"{SEGMENTS}/{name}.seg" for name in ("notes", "1_2_3", "00000000000000000000_00000000000000000000_x")]
+    for path in stray:
+        files.create(path).close()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == [b"x"]
+        log.append_record(b"y")
+        log.force_rollover(timeout_s=5)
+    assert all(files.exists(path) for path in stray)
+
+
+def test_a_log_keeps_its_number():
+    """Whatever order logs are opened in, and however often: names of chunks and objects are made of it."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        numbers = {name: manager.log(name).stream_id for name in ("one", "two", "three")}
+        manager.log("two").close()
+        assert manager.log("two").stream_id == numbers["two"]
+    with open_manager(files) as manager:
+        for name in ("three", "one", "two"):
+            assert manager.log(name).stream_id == numbers[name]
+    assert len(set(numbers.values())) == 3
