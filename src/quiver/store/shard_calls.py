@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Literal, TypeVar
 
-from quiver.errors import StoreClosed, SubscriberUnknown
+from quiver.errors import QuiverError, StoreClosed, SubscriberUnknown
 from quiver.store.shard_subscriber import require_no_place
 from quiver.store.store import Store
 from quiver.store.subscribers.membership import SubscriberStatus
@@ -104,16 +104,24 @@ class ShardedSubscriberCalls(abc.ABC):
         self._require_open()
         return list(self.open_stores().values())
 
-    def _of_each(self, subscriber_id: str, ask: Callable[[Store], _Told]) -> dict[int, _Told]:
+    def _each(self, ask: Callable[[Store], _Told], *, unless: tuple[type[QuiverError], ...] = ()) -> dict[int, _Told]:
+        """
+        Return what *ask* says of each open core, but of those where it ends by an error of *unless*. A core that is
+        drained and removed meanwhile has nothing left to be asked for.
+        """
         self._require_open()
         found: dict[int, _Told] = {}
         for core, store in self.open_stores().items():
             try:
                 found[core] = ask(store)
-            except SubscriberUnknown:
+            except unless:
                 continue
             except StoreClosed:
-                self._require_open()  # else the core was drained and is gone
+                self._require_open()
+        return found
+
+    def _of_each(self, subscriber_id: str, ask: Callable[[Store], _Told]) -> dict[int, _Told]:
+        found = self._each(ask, unless=(SubscriberUnknown,))
         if not found:
             raise SubscriberUnknown(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
         return found

@@ -479,17 +479,6 @@ class ShardedStore(ShardedSubscriberCalls):
         with self._upkeep:
             return list(self._shards.values())
 
-    def _each(self, work: Callable[[Store], object]) -> None:
-        """
-        Have *work* done for each open core; one that is drained and removed meanwhile has nothing left to do it for.
-        """
-        self._require_open()
-        for shard in self._open_shards():
-            try:
-                work(shard.store)
-            except StoreClosed:
-                self._require_open()
-
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"{self.path} is closed")

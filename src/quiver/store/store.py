@@ -131,7 +131,7 @@ class Store(SubscriberCalls, StoreViews):
         try:
             self._recover()
         except BaseException:
-            with contextlib.suppress(AttributeError):  # it had not come to the log
+            if hasattr(self, "_wal"):  # else it had not come to the log
                 self._wal.abandon()
             raise
         if background:
