@@ -6,6 +6,7 @@ The default of each lane is what the lane promises; a smaller number is for a qu
 """
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
@@ -37,6 +38,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz-inputs", type=int, default=100_000, help="broken inputs for each decoder of OTLP and OTAP")
     group.addoption("--strace-stride", type=int, default=1, help="fail every n-th system call only")
     group.addoption("--workers", type=int, default=2, help="processes that share the crash states")
+
+
+_MAY_FORK = ("kill", "soak", "strace")
+"""Lanes that run by themselves, in a process in which nothing else ran."""
+_FORK: Callable[[], int] | None = getattr(os, "fork", None)
+
+
+def _refuse_to_fork() -> int:
+    raise AssertionError("this process may have threads of Spark and gRPC: see clean_process.in_a_clean_process")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No test forks a process that has run others: what the child waits for then is seen once in a hundred runs."""
+    if _FORK is not None:
+        os.fork = _FORK if any(map(item.get_closest_marker, _MAY_FORK)) else _refuse_to_fork
 
 
 _SHARED = ("s3_server", "versity_server", "etcd_server")

@@ -36,6 +36,7 @@ from strace_faults import (
     traced,
 )
 
+from clean_process import in_a_clean_process
 from quiver import Settings, StoreFailed
 from quiver import open as open_store
 from quiver.primitives.platform_files import PLATFORM
@@ -107,6 +108,7 @@ class Phase:
         kill_cycles.check(self.directory, script.tally, self.settings, label)
 
 
+@in_a_clean_process
 def test_each_phase_does_what_it_is_named_after(base: Path) -> None:
     """Without a fault: policy drops where it is to drop, and nothing is lost elsewhere."""
     for name, (_, settings, _) in PHASES.items():
@@ -150,6 +152,7 @@ def test_a_fault_at_every_system_call(base: Path, phase: str, fault: str, reques
     assert hits > 0.95 * tried
 
 
+@in_a_clean_process
 def test_short_writes_at_a_file_size_limit(base: Path) -> None:
     """The write that crosses the limit is short, the next says why; with the limit gone, work goes on."""
     run = Phase(base, "write")

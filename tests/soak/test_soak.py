@@ -36,6 +36,7 @@ from soak_processes import (
     until_there,
 )
 
+from clean_process import in_a_clean_process
 from quiver import Settings
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
@@ -315,6 +316,7 @@ def test_soak(base: Path, variant: str, request: pytest.FixtureRequest) -> None:
         assert conductor.bytes_most > CAP_BYTES // 2, "the cap never bit"
 
 
+@in_a_clean_process
 def test_a_moment_of_soak(base: Path) -> None:
     """The same for a second, with subscribers that keep up, in every run of the tests."""
     conductor = soak(base, 1.0, kill_every_s=1.5, seed=random.randrange(2**32), pace=0.1)
