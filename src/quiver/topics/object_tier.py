@@ -286,6 +286,8 @@ class ObjectColdTier:
                 self._attempt(owned, self._delete)
             if self._stopping:
                 break
+            if owned.uploader is not None:
+                due = min(due, owned.upload_at)
         return due
 
     def _renew_due(self) -> float:
