@@ -4,6 +4,7 @@ What a store does at its limits: the size cap, the caps of the log, age, headroo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from quiver.primitives.files import FileSystem
 from quiver.store.format.names import DROP_LEDGER, RESERVE
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
 
 ROOT = "/limits"
 SEGMENT = 4_000
@@ -376,6 +378,40 @@ def test_age_goes_on_over_a_restart(files: CrashFileSystem) -> None:
         store.maintain()
         store.flush()
         assert taken(store, "s") == [1]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_drop_is_counted_once_wherever_a_directory_sync_fails(goes_on: bool) -> None:
+    """Also when the new ledger stands and only its name may not be durable; by this process or by the next."""
+    for call in range(1, 40):
+        clock, inner = ManualClock(), CrashFileSystem()
+        disk = FaultFileSystem(inner)
+        dropped = hit = 0
+        with opened(disk, clock, max_age_s=100.0) as store:
+            store.register("s", start="earliest")
+            for number in range(3):
+                store.ingest(numbered(number))
+                store.flush()
+            store.maintain()
+            clock.advance(100)
+            before = disk.calls["sync_dir"]
+            disk.fail_on("sync_dir", call)
+            with contextlib.suppress(OSError):
+                store.maintain()
+            hit = disk.calls["sync_dir"] - before >= call
+            disk.heal()
+            if goes_on:
+                store.maintain()
+            dropped = total(store, "quiver.segment.dropped_total", reason="age")
+        with opened(inner.clone_after_crash(call) if goes_on else inner, clock, max_age_s=100.0) as store:
+            store.maintain()
+            dropped += total(store, "quiver.segment.dropped_total", reason="age")
+            assert len(store.catalog) == 0
+            assert taken(store, "s") == []
+        assert dropped == 3, f"sync {call}"
+        if not hit:
+            break
+    assert call > 3
 
 
 @pytest.mark.parametrize("step_s", [-86_400, 86_400])

@@ -300,7 +300,7 @@ class Cleanup:
             position = sealed.wal_position_end or 0
             now_ns = max(0, parts.clock.now_ns())
             entry = DroppedSegment(pending.seq, sealed.bundle_count, 0, "size", now_ns, position)
-            if pending.seq not in self._ledger and not self._note([entry]):
+            if not self._note([entry]):
                 return False
             # Crash before: the log brings it back, and the entry is taken back. Crash behind: it is carried out. The
             # entry stays when this fails: nobody knows then what a crash would leave of the cursor. Should the segment
@@ -343,22 +343,30 @@ class Cleanup:
             DroppedSegment(info.seq, info.bundle_count, info.size_bytes, reason, now_ns)
             for info in self._out_of_log(infos)
         ]
-        fresh = [entry for entry in entries if entry.seq not in self._ledger]
-        if not entries or not self._note(fresh):
+        if not entries or not self._note_and_count(entries):
             return NOTHING
-        self._count_dropped(fresh)
         return self._carry_out(entries)
 
+    def _note_and_count(self, entries: Sequence[DroppedSegment]) -> bool:
+        """
+        Note *entries*, and count those that are new. What the disk took before it failed is counted as well: from
+        here on it goes, if not by this process.
+        """
+        fresh = [entry for entry in entries if entry.seq not in self._ledger]
+        try:
+            return self._note(entries)
+        finally:
+            self._count_dropped([entry for entry in fresh if entry.seq in self._ledger])
+
     def _note(self, entries: Sequence[DroppedSegment]) -> bool:
-        if not entries:
-            return True
-        if not self._ledger.has_room(len(entries)):
+        fresh = [entry for entry in entries if entry.seq not in self._ledger]
+        if not self._ledger.has_room(len(fresh)):
             with contextlib.suppress(OSError):
                 self.continue_drops()
-            if not self._ledger.has_room(len(entries)):
+            if not self._ledger.has_room(len(fresh)):
                 self._parts.observer.event("quiver.drops", level=logging.ERROR, problem="the drop ledger is full")
                 return False
-        self._on_full_disk(lambda: self._ledger.add(entries))
+        self._on_full_disk(lambda: self._ledger.add(fresh))
         return True
 
     def _count_dropped(self, entries: Sequence[DroppedSegment]) -> None:
@@ -405,6 +413,7 @@ class Cleanup:
             return
         with parts.maintenance:
             spent = [entry.seq for entry in self._ledger.entries if self._was_written(entry)]
+            self._on_full_disk(lambda: self._ledger.add(()))  # what it names goes when it is durable, not before
             entries = self._in_effect()
             unfinished = [entry for entry in entries if entry.seq in parts.catalog]
             if unfinished:
@@ -458,10 +467,7 @@ class Cleanup:
         with parts.maintenance:
             # The others were noted, and counted, before a crash, or this store gave them up itself at the same time:
             # the ledger forgets nothing while there is a record.
-            fresh = [entry for entry in dropped if entry.seq not in self._ledger]
-            is_noted = self._note(fresh)
-            if is_noted:
-                self._count_dropped(fresh)
+            is_noted = self._note_and_count(dropped)
             self._fold(dropped)
             given_up = {entry.seq for entry in dropped}
             gone = [info.seq for info in parts.catalog.local_segments() if not parts.files.exists(info.path)]

@@ -49,6 +49,8 @@ class DropLedger:
         self._files = files
         self._path = f"{root}/{DROP_LEDGER}"
         self._entries = {entry.seq: entry for entry in entries}
+        self._is_sure = True
+        """Whether the file is durable as it is; not after a sync that failed behind the rename."""
 
     @classmethod
     def load(cls, files: FileSystem, root: str, observer: Observer) -> DropLedger:
@@ -67,6 +69,8 @@ class DropLedger:
         data = files.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
         answer = decode_drop_ledger(memoryview(data))
         if isinstance(answer, Frame):
+            # Whoever wrote it may have ended before its name was durable, and what it names is about to go.
+            files.sync_dir(root)
             return cls(files, root, answer.value)
         observer.event("quiver.drops.load", level=logging.ERROR, path=path, problem="damaged; a copy is kept")
         observer.count("quiver.recovery.damaged_files_total", kind="drop_ledger")
@@ -102,14 +106,29 @@ class DropLedger:
 
     def add(self, entries: Sequence[DroppedSegment]) -> None:
         """
-        Add entries. Durable on return.
+        Add entries. All that it has is durable on return.
 
         Raises:
-            OSError: the disk refused; nothing was added, and nothing may be dropped.
+            OSError: the disk refused. Nothing may be dropped until a later call returns; entries that it has all the
+                same are in the file, and whoever opens the store next carries them out.
         """
         grown = self._entries | {entry.seq: entry for entry in entries}
-        replace_file(self._files, self._path, encode_drop_ledger(list(grown.values())))
-        self._entries = grown
+        if self._is_sure and len(grown) == len(self._entries):
+            return
+        data = encode_drop_ledger(list(grown.values()))
+        try:
+            replace_file(self._files, self._path, data)
+        except OSError:
+            if self._reads(data):
+                self._entries, self._is_sure = grown, False
+            raise
+        self._entries, self._is_sure = grown, True
+
+    def _reads(self, data: bytes) -> bool:
+        try:
+            return self._files.read_all(self._path, size_max=DROP_LEDGER_BYTES_MAX) == data
+        except OSError:
+            return False
 
     def remove(self, seqs: Iterable[int]) -> None:
         """
@@ -126,4 +145,4 @@ class DropLedger:
             replace_file(self._files, self._path, encode_drop_ledger(list(left.values())))
         else:
             remove_durably(self._files, [self._path])
-        self._entries = left
+        self._entries, self._is_sure = left, True
