@@ -5,8 +5,9 @@ processes.
 The default of each lane is what the lane promises; a smaller number is for a quick look.
 """
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -53,6 +54,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """No test forks a process that has run others: what the child waits for then is seen once in a hundred runs."""
     if _FORK is not None:
         os.fork = _FORK if any(map(item.get_closest_marker, _MAY_FORK)) else _refuse_to_fork
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Nothing is logged: for tests of what goes wrong, which would say it thousands of times."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 _SHARED = ("s3_server", "versity_server", "etcd_server")

@@ -4,9 +4,6 @@ What leaves because nobody needs it any more, and segments packed into the archi
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 
@@ -19,16 +16,11 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ARCHIVE = f"{ROOT}/orders/archive"
 EXPIRE = Retention(action="expire")
 SMALL = Retention("size", max_total_bytes=16 * 1024, action="package")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def fill(files, config=None, count=4):

@@ -4,9 +4,6 @@ The log keeps the contract that every append log of this house keeps.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from aof_as_log import AofAsLog, tail_of, tiny
 
@@ -14,12 +11,7 @@ from quiver.aof import TierConfig
 from quiver.primitives.files import FileSystem
 from quiver.testing.log_contract import AppendLogContract
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class TestAof(AppendLogContract):

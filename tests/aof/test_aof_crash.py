@@ -4,9 +4,6 @@ Crashes at every step of what the contract does not know: batches, reservations,
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, tiny
 
@@ -18,14 +15,9 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SEEDS = (0, 1, 2, 3)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def archived(files: CrashFileSystem, name: str = "orders") -> list[bytes]:

@@ -5,10 +5,8 @@ What went wrong once, each by what it cost: records that nobody wrote, records o
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +19,7 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.parametrize("ext_id", [-1, 1 << 64, "7"])

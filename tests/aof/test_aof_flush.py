@@ -4,9 +4,7 @@ Flushing: watermark, interval, limit, shared syncs, failures that are seen and p
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, tiny
@@ -23,12 +21,7 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def only(**flush):

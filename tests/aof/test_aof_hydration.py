@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Iterator
 
 import pytest
 from aof_as_log import open_manager, payloads, tiny
@@ -22,12 +21,7 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 from quiver.testing.faultobjects import FaultObjects
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def with_cold_segments(files, *, count=3):

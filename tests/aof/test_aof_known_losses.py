@@ -5,9 +5,7 @@ What is known to go wrong in logs of this design, by name: each is a test that i
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 from aof_as_log import ROOT, SEGMENTS, AofAsLog, open_manager, payloads, segment_files, tail_of, tiny
@@ -20,14 +18,9 @@ from quiver.errors import RecordInvalid, RolloverFailed, WouldBlock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SIZE = 16 * 1024
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 7, 8, 9, 10, 12, 13, 16])

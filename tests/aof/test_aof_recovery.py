@@ -4,9 +4,6 @@ Opening what crashes, damage and other programs left: nothing that a file holds 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from aof_as_log import ROOT, SEGMENTS, open_manager, payloads, segment_files, tail_of, tiny
 from hypothesis import given, settings
@@ -20,14 +17,9 @@ from quiver.errors import NotYetDurable
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SIZE = 16 * 1024
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def written(*records: bytes, close: bool = False) -> CrashFileSystem:

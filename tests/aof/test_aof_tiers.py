@@ -5,9 +5,7 @@ Tiers: what leaves is read as before, under the same ids; nothing ever loses its
 from __future__ import annotations
 
 import errno
-import logging
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,16 +23,11 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 from quiver.testing.faultobjects import FaultObjects
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 COLD = "/cold"
 WARM = f"{ROOT}/orders/warm"
 SIZE = 16 * 1024
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def disk() -> CrashFileSystem:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import limits_rig as rig
 import pytest
@@ -16,14 +15,9 @@ from quiver.observe import InMemoryObserver
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 Work = Callable[[tuple[int, ...]], rig.Run]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def at_the_cap(seeds: tuple[int, ...]) -> rig.Run:

@@ -6,9 +6,7 @@ nothing is counted twice.
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
-from collections.abc import Iterator
 
 import limits_rig as rig
 import pytest
@@ -20,12 +18,7 @@ from quiver.store.subscribers.progress_store import SubscriberFile
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def some_settings(chance: random.Random) -> Settings:

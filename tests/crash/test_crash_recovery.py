@@ -4,9 +4,6 @@ Recovery of a directory that is damaged everywhere at once, and cut off at each 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pytest
 
@@ -19,6 +16,8 @@ from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/buffer"
 SETTINGS = Settings(segment_bytes_max=3_000, wal_rotate_bytes=1_200, delete_grace_s=0.0)
 BUNDLES = 23
@@ -27,13 +26,6 @@ RUBBISH = {
     "empty": b"", "one zero": b"\0", "a magic": b"QUIVER", "ones": b"\xff" * 200, "zeros": bytes(5000),
     "another program's": b"\x89PNG\r\n" * 100,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def numbered(number: int) -> Bundle:

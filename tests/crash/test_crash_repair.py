@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -22,19 +20,14 @@ from quiver.store.wal.replay import scan_file
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/r"
 BUNDLES = 16
 SETTINGS = Settings(segment_bytes_max=1_000, wal_rotate_bytes=1_000_000, wal_bytes_max=4_000_000, delete_grace_s=0.0)
 NO_LOG = Settings(segment_bytes_max=1_000, wal_rotate_bytes=700, wal_bytes_max=40_000, delete_grace_s=0.0)
 MANY_LOGS = Settings(segment_bytes_max=100_000, wal_rotate_bytes=700, wal_bytes_max=400_000, delete_grace_s=0.0)
 SEEDS = (0, 1, 2)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: CrashFileSystem, settings: Settings = SETTINGS) -> Store:

@@ -4,7 +4,6 @@ Each file of a store damaged in turn: `verify` names it, `repair` mends it, and 
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +23,8 @@ from quiver.store.repair import Mend, repair
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/r"
 BUNDLES = 14
 WITH_LOG = Settings(
@@ -37,13 +38,6 @@ ROTATED = replace(WITH_LOG, segment_bytes_max=100_000, wal_rotate_bytes=700)
 ALONE = replace(WITH_LOG, wal_rotate_bytes=700, wal_bytes_max=40_000)
 SETTINGS = {"log": WITH_LOG, "retired logs": ROTATED, "segments alone": ALONE}
 NOT_READ = (".lock", "quiver.reserve")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: CrashFileSystem, settings: Settings) -> Store:

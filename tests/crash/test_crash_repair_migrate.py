@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -33,16 +31,11 @@ from quiver.store.wal.replay import find_wal_files
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/m"
 BUNDLES = 14
 WEATHER = Adapter("weather", {30: "readings"})
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> Store:

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,19 +22,14 @@ from quiver.store.snapshot import check_snapshot, restore, snapshot
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SOURCE, COPY, BACK = "/live", "/copy", "/back"
 SETTINGS = Settings(
     segment_bytes_max=1_000, wal_rotate_bytes=900, wal_bytes_max=60_000, wal_files_max=30, delete_grace_s=0.0
 )
 NAMES = ("fast", "slow")
 IDENTITY = "00000000-0000-4000-8000-000000000000"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: Any, root: str, settings: Settings = SETTINGS) -> Store:

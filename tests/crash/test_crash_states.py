@@ -7,24 +7,18 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import random
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from crash_states import Explored, explore
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 WORKLOADS_APART = 1_000_000
 """Each process takes workloads from a range of its own."""
 
 STATES_OF_MANY_WORKLOADS = 50_000
 """Below that there are so few workloads that none may drop anything, or be cut off twice."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def explore_quietly(first_seed: int, states: int) -> Explored:

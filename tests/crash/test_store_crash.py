@@ -4,8 +4,6 @@ A crash at every step of a run that does all a store does: nothing acknowledged 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,6 +17,8 @@ from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/buffer"
 SEEDS = (0, 1, 2, 3)
 SETTINGS = Settings(
@@ -28,13 +28,6 @@ SETTINGS = Settings(
     wal_files_max=8,
     delete_grace_s=0.0,
 )
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def bundle_of(number: int) -> Bundle:

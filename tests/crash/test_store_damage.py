@@ -10,9 +10,7 @@ a subscriber half way, a cursor and a floor.
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -23,16 +21,11 @@ from quiver.bundle import BundleRef
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/b"
 BUNDLES = 11
 SETTINGS = Settings(segment_bytes_max=1_000, wal_rotate_bytes=700, wal_bytes_max=40_000, delete_grace_s=0.0)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: CrashFileSystem) -> Store:

@@ -5,9 +5,8 @@ Every call to the disk fails once, and a crash meets what an earlier crash left:
 from __future__ import annotations
 
 import errno
-import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -21,18 +20,13 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import OPERATIONS, FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/f"
 SETTINGS = Settings(
     segment_bytes_max=1_200, wal_rotate_bytes=900, wal_bytes_max=20_000, wal_files_max=6, delete_grace_s=0.0
 )
 SETTINGS_WIDE = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=80_000, delete_grace_s=0.0)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: FileSystem, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:

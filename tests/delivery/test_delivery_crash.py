@@ -6,7 +6,6 @@ The query here is Spark's part played by hand: the real source, a checkpoint on 
 """
 
 import json
-import logging
 from random import Random
 
 import pytest
@@ -28,18 +27,13 @@ from quiver.store.opening import open_store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/store"
 CHECKPOINT = "/checkpoint"
 BUNDLES = 12
 POISONED = {4, 9}
 SETTINGS = Settings(delete_grace_s=0.0)
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class FarSide:

@@ -5,7 +5,6 @@ Real processes, real files, real kill -9: what a process was promised before its
 from __future__ import annotations
 
 import dataclasses
-import logging
 import random
 import shutil
 import tempfile
@@ -19,6 +18,8 @@ from kill_scenarios import SCENARIOS, restore_cycles
 
 from clean_process import in_a_clean_process
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 RESTORE = "snapshot and restore"
 VARIANTS = {
     "plain": Scenario(),
@@ -30,13 +31,6 @@ VARIANTS = {
 AVERAGED_CYCLES = 100
 """What happened in fewer says nothing of what happens on average."""
 SERIES = [(name, turn) for turn in range(2) for name in [*VARIANTS, RESTORE]]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ refuses the rest with EFBIG; and a platform whose every write takes only some by
 
 from __future__ import annotations
 
-import logging
 import random
 import resource
 import shutil
@@ -42,15 +41,14 @@ from quiver import open as open_store
 from quiver.primitives.platform_files import PLATFORM
 from quiver.primitives.real_files import RealFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 FAULTS = {"kill": "signal=KILL", "EIO": "error=EIO", "ENOSPC": "error=ENOSPC"}
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
+def _warm() -> None:
     kill_cycles.warm_up(SETTINGS)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

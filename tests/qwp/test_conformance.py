@@ -12,7 +12,6 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -50,15 +49,10 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 DIRECTORY = "/sf/edge"
 QUICK = "reconnect_initial_backoff_millis=1;reconnect_max_backoff_millis=5;"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def conf(keys: str = "") -> SenderSettings:

@@ -2,7 +2,6 @@
 Groups of messages: each goes into its slot once, however often it is sent and wherever it was broken off.
 """
 
-import logging
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,12 +20,7 @@ from quiver.qwp.slot import open_slot
 from quiver.qwp.wire.message import encode_message
 from quiver.qwp.wire.responses import Refusal, Status, encode_refusal
 
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def message(value):

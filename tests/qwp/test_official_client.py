@@ -4,10 +4,8 @@ The official Python client: it sends to our decoder, writes the same frames, and
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,10 @@ from quiver.qwp.slot import open_slot
 from quiver.qwp.wire.arrow_columns import columns_of_batch
 from quiver.qwp.wire.message import SymbolIds, TableData, encode_message
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 questdb = pytest.importorskip("questdb")
 ROWS = 60
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def _tables(server: QwpServer) -> list[Any]:

@@ -25,7 +25,7 @@ from quiver.errors import SenderHalted
 from quiver.observe import InMemoryObserver
 from quiver.qwp import Category, Sender
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.slow, pytest.mark.timeout(300)]
 VERSION = "9.3.4"
 SETTINGS = """\
 http.bind.to=127.0.0.1:{port}
@@ -70,13 +70,6 @@ def start(jar: Path, tmp_path: Path) -> Iterator[Callable[..., int]]:
     for one in running:
         one.kill()
         one.wait(10)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def _answers(port: int) -> bool:

@@ -4,11 +4,9 @@ What went wrong once, each by what it cost: frames passed over, slots held for e
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import threading
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -38,15 +36,10 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 DIRECTORY = "/sf/edge"
 QUICK = "reconnect_initial_backoff_millis=1;reconnect_max_backoff_millis=5;"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def slot_on(

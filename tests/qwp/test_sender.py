@@ -5,7 +5,6 @@ The sender as its users call it: over real sockets, to a server that may be slow
 from __future__ import annotations
 
 import datetime
-import logging
 import random
 import ssl
 import threading
@@ -26,14 +25,9 @@ from quiver.qwp import Category, Sender, SenderError
 from quiver.qwp.wire.message import ROWS_MAX
 from quiver.qwp.wire.responses import Ok, Refusal, encode_ok, encode_refusal
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 QUICK = "reconnect_initial_backoff_millis=1;reconnect_max_backoff_millis=5;"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

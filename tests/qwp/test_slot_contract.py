@@ -4,9 +4,6 @@ A slot keeps the contract that every append log of this house keeps.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from quiver.observe import InMemoryObserver
@@ -17,14 +14,9 @@ from quiver.qwp.slot import Slot, open_slot
 from quiver.testing.clock import ManualClock
 from quiver.testing.log_contract import AppendLogContract
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 DIRECTORY = "/sf/edge"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class SlotAsLog:

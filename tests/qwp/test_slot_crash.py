@@ -5,8 +5,6 @@ A slot over its whole life, confirmations and trims included, crashed at every s
 from __future__ import annotations
 
 import errno
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,15 +29,10 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SF = "/sf"
 DIRECTORY = "/sf/edge"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def _open(

@@ -5,8 +5,6 @@ The oldest segment of a slot is made shorter when most of it is confirmed; nobod
 from __future__ import annotations
 
 import errno
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,16 +21,11 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 DIRECTORY = "/sf/edge"
 SEGMENT_BYTES = 1024
 PER_SEGMENT = 17  # frames of 58 bytes
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def _open(fs: FileSystem, **more: Any) -> Slot:

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import logging
 import re
 import ssl
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,8 @@ from quiver.qwp import Sender, SenderSettings
 from quiver.qwp.java_keystore import decode_java_keystore
 from quiver.qwp.trust_store import trusted_certificates
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 # keytool -importcert -noprompt -alias root -file root.pem -keystore trust.jks -storetype JKS -storepass changeit
 BY_KEYTOOL = base64.b64decode(
     "/u3+7QAAAAIAAAABAAAAAgAEcm9vdAAAAaIAGCqeAAVYLjUwOQAAAXkwggF1MIIBG6ADAgECAhQ2duzxxbqaYwOdXUvXZG4wMl950DAKBggq"
@@ -35,13 +35,6 @@ BY_KEYTOOL = base64.b64decode(
     "/EwhbBe+IfobnEaA/ujizOG3ljLWs0fi8+OM2zovR8Tl"
 )
 PASSWORD = "changeit"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def _store(*entries: bytes, password: str = PASSWORD, version: int = 2, count: int | None = None) -> bytes:

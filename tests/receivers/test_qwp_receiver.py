@@ -2,7 +2,6 @@
 QuestDB clients, ours and the official one, on a real socket in front of a real store.
 """
 
-import logging
 import socket
 import ssl
 import threading
@@ -33,14 +32,9 @@ from quiver.settings import Settings
 from quiver.store.opening import open_store
 from quiver.testing.clock import ManualClock
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 HERE = QwpSettings(listening_addr="127.0.0.1:0")
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 What a Spark sink staged and committed becomes records of a log once, whole, whatever step a crash cuts short.
 """
 
-import logging
 import threading
 
 import pytest
@@ -29,6 +28,8 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/aof/orders"
 
 
@@ -40,13 +41,6 @@ class TinyConfig(AofConfig):
 
 class PowerCut(Exception):
     """The machine stops here."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def staged(files, root, batch, texts, *, writer="query", partition=0, attempt="a"):

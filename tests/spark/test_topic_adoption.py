@@ -2,8 +2,6 @@
 What a Spark sink staged and committed becomes messages of topics once, whole, whatever step a crash cuts short.
 """
 
-import logging
-
 import pytest
 
 from quiver.errors import Damaged, WrongUse
@@ -32,19 +30,14 @@ from quiver.topics.format.sink_batch import (
 )
 from quiver.topics.settings import WalSettings
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/topics"
 ORDERS, RETURNS = "default/orders", "default/returns"
 
 
 class PowerCut(Exception):
     """The machine stops here."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def message(text, **attributes):

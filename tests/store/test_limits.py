@@ -5,8 +5,6 @@ What a store does at its limits: the size cap, the caps of the log, age, headroo
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -20,16 +18,11 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/limits"
 SEGMENT = 4_000
 CAP = 60_000
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def settings(**changes: object) -> Settings:

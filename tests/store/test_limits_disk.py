@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -20,14 +19,9 @@ from quiver.primitives.files import FileSystem
 from quiver.store.format.names import RESERVE
 from quiver.testing.clock import ManualClock
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/full"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:

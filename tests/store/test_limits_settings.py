@@ -4,9 +4,7 @@ Settings that cannot work together are refused in words; those that change betwe
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -18,15 +16,10 @@ from quiver.primitives.files import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/settings"
 MIB = 1024 * 1024
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: FileSystem, **changes: object) -> Store:

@@ -4,9 +4,6 @@ A disk that is smaller than the settings want: the log leaves room for the segme
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pytest
 from limits_disk import SmallDisk
@@ -14,6 +11,8 @@ from limits_disk import SmallDisk
 from quiver import AtCapacity, Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.testing.clock import ManualClock
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 MIB = 1 << 20
 
@@ -23,13 +22,6 @@ class HonestDisk(SmallDisk):
 
     def free_bytes(self, path: str) -> int:
         return max(0, self.capacity - self.used())
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(disk: SmallDisk, **changes: object) -> Store:

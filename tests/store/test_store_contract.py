@@ -4,9 +4,6 @@ The store keeps the contract that every append log of this house keeps.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pytest
 
@@ -20,15 +17,10 @@ from quiver.store.wal.replay import find_wal_files, scan_file
 from quiver.testing.clock import ManualClock
 from quiver.testing.log_contract import AppendLogContract
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/buffer"
 SLOT = 60
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class StoreAsLog:

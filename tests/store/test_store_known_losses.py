@@ -8,9 +8,7 @@ this one, and progress that outlives its segments is with the tests of subscribe
 from __future__ import annotations
 
 import errno
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,15 +26,10 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/buffer"
 WAL = f"{ROOT}/wal/quiver.wal"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:

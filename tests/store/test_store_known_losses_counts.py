@@ -6,8 +6,6 @@ Each test says what the matter was there.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -23,15 +21,10 @@ from quiver.primitives.files import FileStat, FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/buffer"
 SMALL = Settings(segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=80_000, delete_grace_s=0.0)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(

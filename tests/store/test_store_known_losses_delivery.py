@@ -8,9 +8,7 @@ where progress outlives its segments, with the tests of subscribers.
 from __future__ import annotations
 
 import errno
-import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,15 +37,10 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/buffer"
 PROGRESS = f"{ROOT}/quiver.sub.s"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

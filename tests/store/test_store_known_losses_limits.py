@@ -7,9 +7,7 @@ Each test says what the matter was there.
 from __future__ import annotations
 
 import errno
-import logging
 import threading
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -22,14 +20,9 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ROOT = "/buffer"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

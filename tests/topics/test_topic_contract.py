@@ -4,8 +4,6 @@ A topic keeps the contract that every append log of this house keeps.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -17,12 +15,7 @@ from quiver.testing.log_contract import AppendLogContract
 from quiver.topics.format.frame import take_frames
 from quiver.topics.format.names import parse_wal_file_name
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class TopicAsLog:

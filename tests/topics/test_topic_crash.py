@@ -4,8 +4,6 @@ A crash at every step of a life with rotation, deletion, subscriptions and a sea
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -15,15 +13,10 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.store import TopicStore
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SEEDS = (0, 1, 5)
 WAL = {"rotate_max_bytes": 350, "cache_capacity": 3}
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @dataclass

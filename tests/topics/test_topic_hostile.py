@@ -5,9 +5,7 @@ Callers, files and names that nobody expects.
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +18,7 @@ from quiver.topics.format.names import DEAD_LETTER_SUFFIX, check_topic
 from quiver.topics.read import TopicFiles
 from quiver.topics.settings import SubscriptionSettings
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 # ── what is handed in ────────────────────────────────────────────────────────────────────────────────────

@@ -4,10 +4,8 @@ What a log of this design has lost elsewhere, or promised without keeping it: ea
 
 from __future__ import annotations
 
-import logging
 import threading
 import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite, payloads, read_file
@@ -21,14 +19,9 @@ from quiver.topics.format.frame import take_frames
 from quiver.topics.settings import SubscriptionSettings
 from quiver.topics.store import TopicStore
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 WAL = f"{DIRECTORY}/wal.log"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 # ── promised, and not kept ───────────────────────────────────────────────────────────────────────────────

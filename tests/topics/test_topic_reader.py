@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,12 +22,7 @@ from quiver.topics.format.message import MessageCodec
 from quiver.topics.store import TopicStore
 from quiver.topics.wal_files import FileMarks
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.parametrize("wal", [

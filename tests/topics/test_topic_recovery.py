@@ -4,9 +4,6 @@ What a topic's directory looks like after trouble, and what comes out of it.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite, payloads, read_file
 
@@ -20,16 +17,11 @@ from quiver.topics.format.frame import take_frames
 from quiver.topics.recovery import recover
 from quiver.topics.store import TopicStore
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 WAL = f"{DIRECTORY}/wal.log"
 CHECKPOINT = f"{DIRECTORY}/wal.ckpt"
 QUARANTINE = f"{DIRECTORY}/quarantine"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def filled(count: int, *, payload: bytes = b"", **wal: int) -> CrashFileSystem:

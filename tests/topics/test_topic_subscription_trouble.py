@@ -4,9 +4,7 @@ Subscriptions while something beside them is slow, full, away or wrong.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +18,7 @@ from quiver.testing.faultfs import FaultFileSystem
 from quiver.topics.settings import SubscriptionSettings, TopicSettings, WalSettings
 from quiver.topics.store import TopicStore
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def open_store(files: Any = None, clock: Any = None, observer: Any = None, **subscriptions: Any) -> TopicStore:

@@ -4,7 +4,6 @@ Subscriptions: who gets which message, until it is acknowledged, whatever stops 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,12 +20,7 @@ from quiver.topics.dispatch.state import Confirmed
 from quiver.topics.settings import SubscriptionSettings, TopicSettings
 from quiver.topics.store import TopicStore
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Rig:

@@ -5,19 +5,12 @@ A task that gives up while its message is on the way from the object store.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 from cold_rig import Rig, append, expected
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_a_cancelled_task_repeats_and_skips_nothing():

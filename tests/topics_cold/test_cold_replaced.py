@@ -4,23 +4,15 @@ What one process had not uploaded when another took its topic over, and what is 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
 
 from quiver.errors import Fenced, ObjectsUnavailable, QuiverError
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 DIRECTORY = f"/topics/{TOPIC}"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def forked(uploaded: int, mine: int, theirs: int, *, rotate: int | None = 400) -> tuple[Rig, list[bytes]]:

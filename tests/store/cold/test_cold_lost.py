@@ -4,9 +4,6 @@ A cold list that is gone: it is no list of a store that never sent anything, and
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from store_cold_rig import COLD, LIST, ROOT, Rig, drain, listed, number_of
 
@@ -15,14 +12,9 @@ from quiver.store.check import check_store
 from quiver.store.read import read
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 MARK = f"{ROOT}/quiver.tier"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def with_lost_list() -> Rig:

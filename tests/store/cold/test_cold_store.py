@@ -4,9 +4,7 @@ Sealed segments in the object tier: copied, verified, let go of, read back, dele
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -26,12 +24,7 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultobjects import FaultObjects
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_what_is_sealed_is_copied_and_listed() -> None:

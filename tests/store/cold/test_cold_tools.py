@@ -5,8 +5,6 @@ Commands and copies on a store whose segments are in an object tier: on a real d
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,12 +22,7 @@ from quiver.store.check import check_store
 from quiver.store.store import Store
 from s3_server import S3Server
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def settings_with(location: ObjectLocation) -> Settings:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
-from collections.abc import Iterator
 
 import pytest
 from store_cold_rig import COLD, LIST, ROOT, Rig, bundle_of, drain, listed, seen
@@ -21,15 +19,10 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 from quiver.testing.faultobjects import OBJECT_OPERATIONS, ObjectFault
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 USED = sorted(OBJECT_OPERATIONS - {"put", "get_ranges", "list", "copy"})
 HOWS: tuple[ObjectFault, ...] = ("fail", "lose_answer", "slow", "truncate", "repeat")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def whole_objects(files: FileSystem) -> set[str]:

@@ -4,9 +4,6 @@ Several cores with an object tier: each has its own objects, under one cap; what
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from shard_rig import ROOT, Rig, drain, fill, number_of, numbered
 
@@ -18,15 +15,10 @@ from quiver.store.shard_removal import remove_drained
 from quiver.store.shards import ShardedStore
 from quiver.testing.crashfs import CrashFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 COLD = "/cold"
 LIST = "segments/quiver.cold"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def cold_rig(files: CrashFileSystem | None = None, **changes: object) -> Rig:
