@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from quiver.errors import SettingsInvalid
 from quiver.objects.location import ObjectLocation
+from quiver.primitives.numeric_fields import require_numbers
 
 __all__ = [
     "GIB",
@@ -170,6 +171,7 @@ class Settings:
     maintain_interval_s: float = 0.1
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         self._check_cold()
         self._check_words()
         self._check_log()

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quiver.errors import SettingsInvalid
+from quiver.primitives.numeric_fields import require_numbers
 from quiver.settings import MIB
 
 __all__ = ["OtapSettings"]
@@ -42,6 +43,7 @@ class OtapSettings:
     stream_dictionaries_bytes_max: int = 64 * MIB
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         if self.streams_max < 1 or self.batches_in_flight_max < 1:
             raise SettingsInvalid("streams_max and batches_in_flight_max must be at least 1")
         if self.stream_idle_s <= 0:

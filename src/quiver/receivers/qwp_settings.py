@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from quiver.errors import SettingsInvalid
+from quiver.primitives.numeric_fields import require_numbers
 from quiver.receivers.security import SecuritySettings, check_exposure
 from quiver.receivers.settings import Ack, KeepaliveSettings, split_address
 from quiver.settings import MIB
@@ -70,6 +71,7 @@ class QwpSettings:
     share_port: bool = False
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         check_exposure(split_address(self.listening_addr)[0], self.security)
         counts = ("max_request_bytes", "dedupe_entries_max", "dictionaries_bytes_max", "workers", "connections_max")
         for name in counts:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quiver.errors import SettingsInvalid
+from quiver.primitives.numeric_fields import require_numbers
 from quiver.receivers.security import SecuritySettings, check_exposure
 from quiver.settings import MIB
 
@@ -88,6 +89,7 @@ class KeepaliveSettings:
     ping_interval_min_s: float = 10.0
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         for name in KEEPALIVE_KEYS:
             value = getattr(self, f"{name}_s")
             if value is not None and value <= 0:
@@ -145,6 +147,7 @@ class OtlpSettings:
     share_port: bool = False
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         check_exposure(split_address(self.listening_addr)[0], self.security)
         counts = ("max_request_bytes", "dedupe_entries_max", "requests_waiting_max", "workers", "connections_max")
         for name in counts:

@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.objects.location import Secret
+from quiver.primitives.numeric_fields import require_numbers
 from quiver.settings import parse_size_bytes
 from quiver.topics.format.frame import FRAME_PAYLOAD_BYTES_MAX
 from quiver.topics.format.names import ACTIVE_FILE, check_file_name
@@ -84,6 +85,7 @@ class WalSettings:
     max_message_size: int = 10 * MIB
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         try:
             check_file_name(self.file_name)
         except WrongUse as error:
@@ -116,6 +118,7 @@ class UploaderSettings:
     compression: ObjectCompression = "none"
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         _at_least(1, "uploader", self, "interval_seconds", "max_batch_bytes")
         _one_of("uploader.compression", self.compression, ObjectCompression)
         if not self.root_prefix.startswith("/"):
@@ -140,6 +143,7 @@ class DeleterSettings:
     wait_for_subscriptions: bool = False
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         _at_least(1, "deleter", self, "check_interval_minutes")
         _at_least(0, "deleter", self, "retention_time_minutes", "retention_size_mb")
 
@@ -158,6 +162,7 @@ class ObjectRetention:
     retention_size_mb: int | None = None
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         _at_least(1, "objects", self, "retention_time_minutes", "retention_size_mb")
 
 
@@ -177,6 +182,7 @@ class CloudSettings:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         _one_of("cloud.backend", self.backend, CloudBackend)
         if not isinstance(self.options, Mapping):
             raise SettingsInvalid("cloud.options must be a mapping")
@@ -199,6 +205,7 @@ class MetadataSettings:
     lease_seconds: int = 300
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         _at_least(1, "metadata", self, "lease_seconds")
 
 
@@ -224,6 +231,7 @@ class SubscriptionSettings:
     max_redelivery_count: int | None = None
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         _at_least(1, "subscriptions", self, "progress_min_offset_delta", "max_unacked_messages")
         _at_least(0, "subscriptions", self, "progress_flush_interval_seconds", "redelivery_delay_seconds")
         _at_least(0, "subscriptions", self, "max_redelivery_count")
