@@ -4,15 +4,27 @@ The end of the line to a supervisor that children of a pipeline hold, for those 
 
 import threading
 
+from quiver.clock import SYSTEM_CLOCK
+
 
 class Lifeline:
-    """Holds until it is let go."""
+    """Holds until it is let go; may be told before that the pipeline closes."""
 
     def __init__(self):
         self.gone = threading.Event()
+        self.closing = threading.Event()
+        self.is_closing = False
 
     def wait(self, timeout_s):
-        return self.gone.wait(timeout_s)
+        until = SYSTEM_CLOCK.monotonic() + timeout_s
+        while not self.gone.wait(0.01) and SYSTEM_CLOCK.monotonic() < until:
+            if self.closing.is_set() and not self.is_closing:
+                self.is_closing = True
+                return False
+        return self.gone.is_set()
+
+    def left_s(self, drain_s):
+        return drain_s
 
     def reload_asked(self):
         return False

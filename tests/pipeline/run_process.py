@@ -145,9 +145,9 @@ class Run:
         self.until(lambda: self.said.count("reloaded") > before and self.said.endswith("\n"))
         return next(line for line in reversed(self.said.splitlines()) if "reloaded" in line)
 
-    def stop(self):
+    def stop(self, seconds=60):
         """Stop in order; return what was said."""
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) == 0, self.logs()
+        assert self.process.wait(seconds) == 0, self.logs()
         self.reader.join()
         return self.said

@@ -260,6 +260,44 @@ def test_late_persistence_redacts_before_it_buffers(tmp_path):
             run.until(lambda: bodies(tmp_path / "far") == ["record ****", "record 7"], 150)
 
 
+LATE_FILES = """\
+  late_files:
+    kind: exporter
+    plugin_urn: "urn:quiver:file:exporter"
+    config: {path: "{{directory}}/files", trigger: 200ms}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_stop_drains_in_the_order_of_the_graph(tmp_path):
+    """
+    Nothing was sealed before the stop. All the same those behind the second buffer have everything after it: the one
+    that sends and the one on Spark.
+    """
+    http_in, out = free_ports(2)
+    values = {
+        "directory": tmp_path,
+        "http_addr": f"127.0.0.1:{http_in}",
+        "endpoint": f"http://127.0.0.1:{out}",
+        "open": "1h",
+    }
+    text = (EXAMPLES / "late-persistence.yaml").read_text()
+    text = text.replace("          - otlp_exporter\n", "          - otlp_exporter\n          - late_files\n")
+    file = tmp_path / "p.yaml"
+    file.write_text(text + LATE_FILES)
+    with far_side(tmp_path / "far", out), Run(tmp_path, file, values, "--drain", "60s") as run:
+        run.until(lambda: "ready: listens" in run.said, 150)
+        for number in range(3):
+            run.post(http_in, request(number))
+        said = run.stop(100)
+
+    assert bodies(tmp_path / "far") == records(0, 1, 2)
+    lines = [line for path in (tmp_path / "files").glob("*/*.jsonl") for line in path.read_text().splitlines()]
+    assert len(lines) == 3
+    assert "remain" not in said
+
+
 def parquet_bodies(directory):
     """The bodies of all log records in the Parquet files below *directory*."""
     files = sorted((directory / "logs").glob("*.parquet"))

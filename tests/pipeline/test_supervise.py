@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -151,6 +152,39 @@ def test_children_are_stopped_in_order(tmp_path):
         assert [what for _, what in running.said if what.endswith("stopped")] == ["a stopped", "b stopped"]
         assert [(tmp_path / f"{name}.log").read_text() for name in "ab"] == ["up\ndown\n"] * 2
         assert all(gone(pid) for pid in pids)
+
+
+def test_none_is_stopped_before_all_have_closed(tmp_path):
+    """Each is told that all will stop, and the first stage ends when the other says that it takes nothing more."""
+    script = (
+        "from quiver.pipeline.lifeline import Lifeline\n"
+        "line = Lifeline(deadline_s=5)\n"
+        "print('up', flush=True)\n"
+        "while not line.is_closing: line.wait(60)\n"
+        "print('closed', flush=True)\n"
+        "while not line.wait(60): pass\n"
+        "print('down', flush=True)\n"
+    )
+    running = Running(tmp_path, {"a": script, "b": script})
+    log = tmp_path / "b.log"
+    asked = []
+
+    def has_closed(pid):
+        asked.append(pid)
+        assert "down" not in (tmp_path / "a.log").read_text()
+        return len(asked) > 3 and "closed" in log.read_text()
+
+    specs = [replace(child.spec, has_closed=has_closed) for child in running.supervisor.children]
+    for child, spec in zip(running.supervisor.children, specs, strict=True):
+        child.spec = spec
+    with running:
+        wait_until(lambda: all("up" in (tmp_path / f"{name}.log").read_text() for name in "ab"))
+        running.supervisor.request_stop()
+        running.thread.join(20)
+
+    assert running.code == 0
+    assert asked
+    assert [(tmp_path / f"{name}.log").read_text() for name in "ab"] == ["up\nclosed\ndown\n"] * 2
 
 
 def test_a_child_that_does_not_stop_is_killed(tmp_path):

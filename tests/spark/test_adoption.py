@@ -16,7 +16,7 @@ from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.settings import Settings
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_stage import bundles_of, commit_batch, discard, is_committed, stage
-from quiver.store.adoption import first_free_segment
+from quiver.store.adoption import awaits_adoption, first_free_segment
 from quiver.store.check import check_store
 from quiver.store.format.names import STORE_LOCK
 from quiver.store.format.sink_commit import (
@@ -115,7 +115,9 @@ def test_an_open_store_takes_it_over_between_its_own(tmp_path):
         write(REAL_FILES, str(tmp_path), 0, [2, 3])
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [4]})}))
         assert store.stats()["segments"] == 1
+        assert awaits_adoption(REAL_FILES, str(tmp_path))
         assert store.maintain().sealed == 2
+        assert not awaits_adoption(REAL_FILES, str(tmp_path))
         store.flush()
         handles = iter(lambda: subscriber.next_bundle(timeout=0), None)
         seen = []

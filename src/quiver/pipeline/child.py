@@ -24,6 +24,7 @@ from quiver.primitives.atomic import replace_file
 from quiver.primitives.real_files import REAL_FILES
 
 __all__ = [
+    "DRAIN_S",
     "INGEST_READY",
     "SPARK_READY",
     "ChildContext",
@@ -42,6 +43,7 @@ SPARK_READY = "spark.json"
 
 _log = logging.getLogger("quiver.pipeline")
 
+DRAIN_S = 8.0
 ORPHAN_DEADLINE_S = 20.0
 
 
@@ -56,7 +58,7 @@ class ChildContext:
         lifeline: says when to stop, and when to reload.
         cores: how many ingest processes share the ports; None: there is one, and its stores have no cores.
         core: which of them this one is.
-        drain_s: how long to go on for what is sealed, once asked to stop; None is the child's own choice.
+        drain_s: how long to go on for what is sealed, once told of the end.
         reread: reads the pipeline file again.
     """
 
@@ -65,7 +67,7 @@ class ChildContext:
     lifeline: Lifeline
     cores: int | None = None
     core: int = 0
-    drain_s: float | None = None
+    drain_s: float = DRAIN_S
     reread: Callable[[], Pipeline] | None = field(default=None, repr=False)
 
     @property
@@ -137,7 +139,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
     parser.add_argument("--set", dest="assignments", action="append", default=[])
     parser.add_argument("--cores", type=int)
     parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--drain-s", type=float)
+    parser.add_argument("--drain-s", type=float, default=DRAIN_S)
     arguments = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"

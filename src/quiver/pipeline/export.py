@@ -2,7 +2,8 @@
 The Spark process: one driver, and a streaming query for each exporter.
 
 It reads the store's files beside the ingest process and needs nothing else of it. An exporter whose query fails is
-started again alone, with backoff; the others go on. Down: what is sealed is still written, within a deadline.
+started again alone, with backoff; the others go on. Down: what is sealed is still written, within a deadline, in the
+order of the flow: who reads a buffer goes on until those that write into it have ended.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quiver.errors import DeliveryHalted, QuiverError, WrongUse
 from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
 from quiver.pipeline.counts import CountsWritten
 from quiver.pipeline.queries import QueryPlan, RunningQuery, plan_queries, spark_settings, start_query
+from quiver.primitives.real_files import REAL_FILES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 LOOK_S = 0.25
-DRAIN_S = 25.0
 STOP_S = 10.0
 CLOSE_S = 6.0
 HEALTHY_S = 30.0
@@ -56,6 +57,9 @@ class _Export:
         self._started_at = 0.0
         self._start_at = SYSTEM_CLOCK.monotonic()
         self._is_halted = False
+        self.is_drained = threading.Event()
+        self.before: list[_Export] = []
+        """Those that write into the buffer that this one reads."""
 
     def _new_delays(self) -> Iterator[float]:
         return self._backoff.delays(Random())  # noqa: S311 - jitter, not a secret
@@ -109,15 +113,29 @@ class _Export:
         self._started_at = now
         _log.info("%s runs: %s → %s", self.name, self._plan.store_path, self._plan.route.config.destination)
 
-    def drain(self) -> None:
+    def leads_to(self, other: _Export) -> bool:
         """
-        Return when all that was sealed by now is written, or the query has failed.
+        Say whether it writes into the buffer that *other* reads.
+        """
+        route = self._plan.route
+        return route.into is not None and str(Path(route.config.destination).absolute()) == other._plan.store_path
+
+    def drain(self, deadline: float) -> None:
+        """
+        Return when all that was sealed by now is written, and all that others write into its buffer meanwhile, or the
+        query has failed, or at about *deadline*.
         """
         try:
+            for one in self.before:
+                one.is_drained.wait(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
             if self._running is not None and self._running.query.isActive:
                 self._running.query.processAllAvailable()
+            if self._plan.route.into is not None:
+                _await_taken_over(self._plan.route.config.destination, deadline)
         except Exception as error:  # noqa: BLE001 - the edge: Spark raises many kinds, and what is not written stays in the store
             _log.warning("%s was not drained: %s", self.name, error)
+        finally:
+            self.is_drained.set()
 
     def stop(self) -> None:
         """
@@ -128,6 +146,15 @@ class _Export:
         if self._running is not None:
             stop_query(self._running.query, timeout_s=STOP_S)
         self._bury()
+
+
+def linked(exports: list[_Export]) -> list[_Export]:
+    """
+    Return *exports*, each told who writes into the buffer that it reads.
+    """
+    for one in exports:
+        one.before = [other for other in exports if other.leads_to(one)]
+    return exports
 
 
 def _in_short(error: Any) -> str:
@@ -162,7 +189,7 @@ def export(context: ChildContext) -> None:
         spark.stop()
         return
     counts = CountsWritten(context.run_dir, os.getpid())
-    exports = [_Export(spark, plan, counts.observer) for plan in plans]
+    exports = linked([_Export(spark, plan, counts.observer) for plan in plans])
     for one in exports:
         one.look()
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
@@ -176,7 +203,7 @@ def export(context: ChildContext) -> None:
         for one in exports:
             one.look()
         _write(counts)
-    drain_s = DRAIN_S if context.drain_s is None else context.drain_s
+    drain_s = context.lifeline.left_s(context.drain_s)
     _log.info("stopping: writing what is sealed, for at most %.0f s", drain_s)
     _drain(exports, drain_s)
     _at_once("stop", exports, _Export.stop, STOP_S + CLOSE_S)
@@ -204,8 +231,22 @@ def _await_registration(context: ChildContext, plans: Sequence[QueryPlan]) -> bo
 
 
 def _drain(exports: list[_Export], drain_s: float) -> None:
-    for one in _at_once("drain", exports, _Export.drain, drain_s):
+    deadline = SYSTEM_CLOCK.monotonic() + drain_s
+    for one in _at_once("drain", exports, lambda one: one.drain(deadline), drain_s):
         _log.warning("%s still had something to write; it goes on at the next start", one.name)
+
+
+def _await_taken_over(path: str, deadline: float) -> None:
+    """
+    Wait until the store at *path* has made segments of all that was committed to it.
+    """
+    from quiver.spark.sink_stage import sink_root  # noqa: PLC0415 - an extra
+    from quiver.store.adoption import awaits_adoption  # noqa: PLC0415
+
+    pause = threading.Event()
+    root = sink_root(REAL_FILES, path)
+    while awaits_adoption(REAL_FILES, root) and SYSTEM_CLOCK.monotonic() < deadline:
+        pause.wait(LOOK_S)
 
 
 def _at_once(what: str, exports: list[_Export], do: Callable[[_Export], None], most_s: float) -> list[_Export]:

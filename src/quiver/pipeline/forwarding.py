@@ -20,6 +20,7 @@ from quiver.delivery.undelivered import Undelivered
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.exporters.forward import BundleForwarder
 from quiver.observe import Observer
+from quiver.pipeline.child import DRAIN_S
 from quiver.pipeline.graph import Pipeline
 from quiver.pipeline.plugins import OtapExporterConfig, OtlpExporterConfig
 from quiver.primitives.real_files import REAL_FILES
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Forwarding", "sender_of"]
 
-DRAIN_S = 8.0
 _ID_BYTES_MAX = 200
 
 _log = logging.getLogger("quiver.pipeline")

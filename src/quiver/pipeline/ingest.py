@@ -2,8 +2,8 @@
 The ingest process: the stores, everything that listens, and the exporters that need no Spark.
 
 Up: open and recover the stores → register every route, durably → open the ports. Down, the other way: close the
-ports, let requests in hand finish → seal what is open, so that exporters can read it → send what can be sent in a few
-seconds → close the stores.
+ports, let requests in hand finish → seal what is open, so that exporters can read it → stay until the Spark process has
+written what it can, part of it into stores of this process → send what can be sent in time → close the stores.
 
 With `--cores` there are several such processes on the same ports, each with the store of one core. The kernel deals
 connections out among them.
@@ -14,17 +14,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import PipelineInvalid, WrongUse
+from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.pipeline.child import ChildContext, child_main, set_log_level, write_ready
+from quiver.pipeline.child import DRAIN_S, ChildContext, child_main, set_log_level, write_ready
 from quiver.pipeline.counts import CountsRead
-from quiver.pipeline.forwarding import DRAIN_S, Forwarding
+from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.otap_config import OtapReceiverConfig
@@ -110,15 +110,49 @@ def ingest(context: ChildContext) -> None:
         try:
             for station in stations:
                 station.send()
-            _receive(context, stations, endpoint, observer)
-            _log.info("stopping: sealing what is open")
-            for station in stations:
-                station.store.flush()
+            if endpoint is not None:
+                main = context.pipeline.main.name
+                endpoint.start(next(one.own for one in stations if one.buffer.name == main))
+            counts = CountsRead(context.run_dir, observer)
+            _receive(context, stations, observer, counts)
+            _close(context, stations)
+            while not context.lifeline.wait(LOOK_S):
+                _look(context, stations, counts)
+            _take_over(stations)
         except BaseException:
             _stop_sending(stations, 0.0)
             raise
-        _stop_sending(stations, DRAIN_S if context.drain_s is None else context.drain_s)
+        finally:
+            if endpoint is not None:
+                endpoint.stop()
+        _stop_sending(stations, context.lifeline.left_s(context.drain_s))
     _log.info("stopped")
+
+
+def _close(context: ChildContext, stations: list[_Station]) -> None:
+    """
+    Seal all that was received, and say so: nothing more comes in.
+    """
+    _log.info("stopping: sealing what is open")
+    for station in stations:
+        try:
+            station.store.flush()
+        except AtCapacity as error:
+            # It is in the log. What exporters take yet may make room for it.
+            _log.warning("%s is not sealed yet: %s", station.buffer.name, error)
+    with suppress(OSError):  # without room for it, whoever waits for this note goes on a little later
+        write_ready(context.run_dir, context.ready_name, {"closed": True})
+
+
+def _take_over(stations: list[_Station]) -> None:
+    """
+    Take over what the Spark process committed last, so that it can be sent on.
+    """
+    for station in stations:
+        try:
+            station.store.maintain()
+        except (QuiverError, OSError) as error:
+            _log.warning("%s: %s", station.buffer.name, error)
 
 
 def _stop_sending(stations: list[_Station], drain_s: float) -> None:
@@ -152,33 +186,26 @@ def _open(part: Pipeline, context: ChildContext, observer: Observer, stores: Exi
     return _Station(part, store, own, observer)
 
 
-def _receive(
-    context: ChildContext, stations: list[_Station], endpoint: MetricsEndpoint | None, observer: Observer
-) -> None:
+def _receive(context: ChildContext, stations: list[_Station], observer: Observer, counts: CountsRead) -> None:
     receivers: list[Any] = []
     try:
-        if endpoint is not None:
-            endpoint.start(next(one.own for one in stations if one.buffer.name == context.pipeline.main.name))
         for station in stations:
             _start_receivers(station, context, receivers, observer)
         listening = [receiver.settings.listening_addr for receiver in receivers]
         write_ready(context.run_dir, context.ready_name, {"listening": listening})
         _log.info("listening on %s", ", ".join(listening))
-        counts = CountsRead(context.run_dir, observer)
-        while not context.lifeline.wait(LOOK_S):
+        while not context.lifeline.wait(LOOK_S) and not context.lifeline.is_closing:
             if context.lifeline.reload_asked():
                 _reload(context, stations)
-            _keep_sending(stations)
-            if context.core == 0:
-                counts.look()
+            _look(context, stations, counts)
     finally:
         for receiver in receivers:
             receiver.stop(GRACE_S)
-        if endpoint is not None:
-            endpoint.stop()
 
 
-def _keep_sending(stations: list[_Station]) -> None:
+def _look(context: ChildContext, stations: list[_Station], counts: CountsRead) -> None:
+    if context.core == 0:
+        counts.look()
     for station in stations:
         try:
             station.send()

@@ -6,9 +6,10 @@
     quiver run ── supervises ──┬── ingest   stores, receivers, OTLP exporters          logs in <run dir>/ingest.log
                                └── spark    driver, processors, all other exporters    logs in <run dir>/spark.log
 
-With `--cores N` there are ingest-0 … ingest-N-1 on the same ports. Stopping goes along the flow of the data: the
-receivers first, then the stores seal what is open, then Spark writes what is left, within a deadline; what remains is
-said. On SIGHUP the file is read again, and what can change without a restart does.
+With `--cores N` there are ingest-0 … ingest-N-1 on the same ports. Stopping goes along the flow of the data, within one
+deadline: receivers close and stores seal what is open, then Spark writes what is left, buffer after buffer, then what
+it wrote into a buffer is sent on from there, then the stores close; what remains is said. On SIGHUP the file is read
+again, and what can change without a restart does.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, WrongUse
 from quiver.pipeline.beside import beside
+from quiver.pipeline.child import DRAIN_S
 from quiver.pipeline.graph import Pipeline, memory_directory
 from quiver.pipeline.reload import changed_queries, needs_restart, told
 from quiver.pipeline.supervise import ChildSpec, Supervisor
@@ -59,13 +61,13 @@ RESTART_S_MAX = 5.0
 
 READY_LOOK_S = 0.2
 
-INGEST_STOP_S = 20.0
-SPARK_STOP_S = 45.0
+SPARK_DRAIN_S = 25.0
 STOP_MORE_S = 12.0
-"""What a child gets beyond the time to drain: to close ports, to seal, to stop a JVM."""
+"""What a child gets beyond the time to drain: to seal once more, to stop a JVM."""
 
-INGEST_STAGE = 0
-SPARK_STAGE = 1
+SPARK_STAGE = 0
+INGEST_STAGE = 1
+"""Of the stop, after all have closed: what Spark still writes into a buffer is sent on from there by the other."""
 
 _log = logging.getLogger("quiver.pipeline")
 
@@ -99,8 +101,8 @@ class RunOptions:
         assignments: ``name=value`` texts for the placeholders, handed on to the children.
         run_dir: logs and state; created when missing.
         cores: ingest processes that share the ports, each with a store of its own; None: one, without cores.
-        drain_s: how long exporters go on for what is sealed, once asked to stop; None: 8 s of those beside the store,
-            25 s of those on Spark.
+        drain_s: how long exporters go on for what is sealed, all together, once asked to stop; None: 25 s with Spark,
+            else 8 s.
         lifeline_fd: stop when nothing more can be read here: whoever held the other end is gone.
     """
 
@@ -315,15 +317,23 @@ def _children(pipeline: Pipeline, options: RunOptions) -> list[ChildSpec]:
         rest += ["--set", text]
     if options.cores is not None:
         rest += ["--cores", str(options.cores)]
-    if options.drain_s is not None:
-        rest += ["--drain-s", str(options.drain_s)]
+    drain_s = options.drain_s
+    if drain_s is None:
+        drain_s = SPARK_DRAIN_S if pipeline.queries else DRAIN_S
+    rest += ["--drain-s", str(drain_s)]
 
     def spec(name: str, module: str, stop_timeout_s: float, stage: int, *more: str) -> ChildSpec:
         argv = [sys.executable, "-m", module, *rest, *more]
-        return ChildSpec(name, argv, options.run_dir / f"{name}.log", stop_timeout_s, stage)
+        ready = options.run_dir / f"{name}.json"
 
-    drain_s = options.drain_s
-    stop_s = INGEST_STOP_S if drain_s is None else drain_s + STOP_MORE_S
+        def has_closed(pid: int) -> bool:
+            facts = _ready(ready)
+            return facts.get("pid") == pid and bool(facts.get("closed"))
+
+        takes_in = has_closed if stage == INGEST_STAGE else lambda _: True
+        return ChildSpec(name, argv, options.run_dir / f"{name}.log", stop_timeout_s, stage, takes_in)
+
+    stop_s = drain_s + STOP_MORE_S
     ingest = "quiver.pipeline.ingest"
     if options.cores is None:
         children = [spec("ingest", ingest, stop_s, INGEST_STAGE)]
@@ -332,7 +342,7 @@ def _children(pipeline: Pipeline, options: RunOptions) -> list[ChildSpec]:
             spec(f"ingest-{core}", ingest, stop_s, INGEST_STAGE, "--core", str(core)) for core in range(options.cores)
         ]
     if pipeline.queries:
-        stop_s = SPARK_STOP_S if drain_s is None else drain_s + 2 * STOP_MORE_S
+        stop_s = drain_s + 2 * STOP_MORE_S
         children.append(spec("spark", "quiver.pipeline.export", stop_s, SPARK_STAGE))
     return children
 

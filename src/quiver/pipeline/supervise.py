@@ -18,6 +18,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -32,6 +33,11 @@ __all__ = ["Child", "ChildSpec", "Supervisor"]
 
 LAST_LINE_BYTES_MAX = 4096
 LOOK_AT_LOGS_S = 10.0
+
+CLOSE_S = 20.0
+"""How long children may take to close their ports and to seal; then the first stage is asked to end all the same."""
+
+LOOK_S = 0.05
 
 _LOG_PREFIX = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [A-Z]+ +[\w.]+ ")
 """What stands before the words of a line of ours: time, level, logger."""
@@ -50,6 +56,8 @@ class ChildSpec:
         log_path: standard output and error are appended here.
         stop_timeout_s: how long it may take to stop before it is killed.
         stage: those of one stage are stopped together, after all of the stages before.
+        has_closed: says of its pid, once it was told by SIGUSR1 that all will stop, whether it takes nothing more; no
+            stage is stopped before all say so. None: it is not told.
     """
 
     name: str
@@ -57,6 +65,7 @@ class ChildSpec:
     log_path: Path
     stop_timeout_s: float = 15.0
     stage: int = 0
+    has_closed: Callable[[int], bool] | None = None
 
 
 @dataclass(slots=True)
@@ -328,6 +337,8 @@ class Supervisor:
         self._say(self.state, f"{child.spec.name} is not needed any more")
 
     def _stop_in_order(self) -> None:
+        if not self._close_all():
+            return  # asked twice: `run` kills what is left
         for stage in sorted({child.spec.stage for child in self.children}):
             together = [child for child in self.children if child.spec.stage == stage]
             for child in together:
@@ -338,23 +349,43 @@ class Supervisor:
             begun = self._clock.monotonic()
             for child in together:
                 if not self._await_stopped(child, begun + child.spec.stop_timeout_s):
-                    return  # asked twice: `run` kills what is left
+                    return
                 child.state = "failed" if child.state == "failed" else "stopped"
                 self._say(self.state, f"{child.spec.name} stopped")
+
+    def _close_all(self) -> bool:
+        """
+        Tell the children that all will stop, and wait until none takes in anything more; False when asked once more.
+        """
+        deadline = self._clock.monotonic() + CLOSE_S
+        for child in self.children:
+            child.restart_at = None
+            if child.spec.has_closed is not None and child.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.send_signal(signal.SIGUSR1)
+        return all(self._await(partial(_is_closed, child), deadline) for child in self.children)
 
     def _await_stopped(self, child: Child, deadline: float) -> bool:
         """
         Wait until *child* has stopped, and kill it when it has not by *deadline*; False when asked to stop once more.
         """
-        while child.process is not None and (left := deadline - self._clock.monotonic()) > 0:
-            event = self._next(left)
+        if not self._await(lambda: child.process is None, deadline):
+            return False
+        if child.process is not None:
+            self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
+            self._kill(child)
+        return True
+
+    def _await(self, is_done: Callable[[], bool], deadline: float) -> bool:
+        """
+        Wait until *is_done*, or until *deadline*; False when asked to stop once more.
+        """
+        while not is_done() and (left := deadline - self._clock.monotonic()) > 0:
+            event = self._next(min(left, LOOK_S))
             if event == "stop":
                 return False
             if isinstance(event, _Exited):
                 self._note_stopped(event)
-        if child.process is not None:
-            self._say(self.state, f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s: killed")
-            self._kill(child)
         return True
 
     def _note_stopped(self, event: _Exited) -> None:
@@ -382,6 +413,11 @@ class Supervisor:
     def _say(self, state: str, what: str) -> None:
         self.state = state
         self._on_change(self, what)
+
+
+def _is_closed(child: Child) -> bool:
+    has_closed = child.spec.has_closed
+    return child.process is None or has_closed is None or has_closed(child.process.pid)
 
 
 def _kill_group(pid: int) -> None:

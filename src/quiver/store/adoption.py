@@ -50,7 +50,7 @@ from quiver.store.segment.tail import read_info
 from quiver.store.subscribers.progress_store import find_subscribers, load_progress
 from quiver.store.subscribers.state import SegmentRef
 
-__all__ = ["Adoption", "OpenAdoption", "first_free_segment", "load_commit", "writer_commits"]
+__all__ = ["Adoption", "OpenAdoption", "awaits_adoption", "first_free_segment", "load_commit", "writer_commits"]
 
 _FLOOR_BYTES_MAX = 64 * 1024
 
@@ -83,6 +83,24 @@ def load_commit(files: FileSystem, path: str) -> SinkCommit:
     if isinstance(answer, NeedMore):
         raise Damaged(path, 0, "the commit of a sink is cut short")
     raise Damaged(path, answer.offset, answer.reason)
+
+
+def awaits_adoption(files: FileSystem, root: str) -> bool:
+    """
+    Say whether something that a sink committed is no segment yet. What is damaged never will be, and is not meant.
+    """
+    incoming = f"{root}/{INCOMING_DIR}"
+    if not files.exists(incoming):
+        return False
+    for writer in files.list_dir(incoming):
+        directory = f"{incoming}/{writer}"
+        for batch in writer_commits(files, directory):
+            # Its commit goes when it has been taken over.
+            with contextlib.suppress(Damaged, FileNotFoundError):
+                commit = load_commit(files, f"{directory}/{commit_name(batch)}")
+                if any(files.exists(f"{directory}/{part}") for part in commit.parts):
+                    return True
+    return False
 
 
 def first_free_segment(files: FileSystem, root: str) -> int:

@@ -1,0 +1,209 @@
+"""
+A pipeline stops in the order of its graph, within one deadline.
+"""
+
+import json
+import socket
+import threading
+import urllib.request
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from run_process import bodies, free_ports, request
+
+import quiver
+from lifeline import Lifeline as StubLifeline
+from quiver.bundle import OTLP_SCHEMA
+from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.policy import RetryPolicy
+from quiver.errors import AtCapacity
+from quiver.pipeline import export
+from quiver.pipeline.child import INGEST_READY, ChildContext
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.ingest import ingest
+from quiver.pipeline.lifeline import Lifeline
+from quiver.pipeline.queries import RunningQuery
+from quiver.primitives.real_files import REAL_FILES
+from quiver.receivers.otlp_http import OtlpHttpReceiver
+from quiver.receivers.settings import OtlpSettings
+from quiver.spark.sink_options import SinkOptions
+from quiver.spark.sink_stage import commit_batch, stage
+from quiver.store.store import Store
+from quiver.testing.clock import ManualClock
+
+PIPELINE = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [persistence]}}
+    config: {protocols: {http: {listening_addr: "127.0.0.1:{{port}}"}}}
+  persistence:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports: {out_port: {destinations: [out]}}
+    config: {path: "{{directory}}/buffer", segment: {max_open_duration: 1h}}
+  out:
+    kind: exporter
+    plugin_urn: "urn:otel:otlp:exporter"
+    config: {http_endpoint: "http://127.0.0.1:{{far}}", initial_retry_interval: 50ms}
+"""
+
+
+def commit(root, number):
+    """What a query does that ends in the buffer."""
+    options = SinkOptions(path=root, slot=60)
+    rows = pa.record_batch([pa.array([request(number)], pa.binary())], schema=OTLP_SCHEMA)
+    names = {"writer": "query", "batch": number}
+    staged = stage(REAL_FILES, root, [{60: rows}], partition=0, attempt="a", options=options, **names)
+    commit_batch(REAL_FILES, root, staged=[staged], **names)
+
+
+def post(port, data):
+    headers = {"Content-Type": "application/x-protobuf"}
+    url = f"http://127.0.0.1:{port}/v1/logs"
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=20) as answer:
+        assert answer.status == 200
+
+
+class Ingest:
+    """The ingest process's work in a thread, with a far side that takes everything."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        (directory / "run").mkdir()
+        self.port, far = free_ports(2)
+        values = {"directory": str(directory), "port": str(self.port), "far": str(far)}
+        pipeline = load_pipeline(PIPELINE, source="p.yaml", values=values)[0]
+        self.far = OtlpSettings(listening_addr=f"127.0.0.1:{far}", workers=2)
+        self.lifeline = StubLifeline()
+        context = ChildContext(pipeline, directory / "run", self.lifeline)
+        self.thread = threading.Thread(target=ingest, args=(context,))
+
+    def __enter__(self):
+        self.thread.start()
+        self.until("listening")
+        return self
+
+    def until(self, fact):
+        note = self.directory / "run" / INGEST_READY
+        deadline = SYSTEM_CLOCK.monotonic() + 60
+        while not (note.exists() and fact in json.loads(note.read_bytes())):
+            assert SYSTEM_CLOCK.monotonic() < deadline
+            self.lifeline.gone.wait(0.01)
+
+    def __exit__(self, *_exception):
+        self.lifeline.gone.set()
+        self.thread.join()
+
+
+def test_what_is_written_into_a_buffer_while_it_closes_is_sent_on(tmp_path):
+    """Told that the pipeline stops it takes nothing more and seals; what queries commit after that goes out, too."""
+    child = Ingest(tmp_path)
+    with quiver.open(tmp_path / "far") as store, OtlpHttpReceiver(store, child.far), child:
+        post(child.port, request(0))
+        child.lifeline.closing.set()
+        child.until("closed")
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", child.port), timeout=5)
+        commit(str(tmp_path / "buffer"), 1)
+    assert bodies(tmp_path / "far") == ["record 0", "record 1"]
+
+
+def test_a_store_that_cannot_seal_yet_sends_what_it_has(tmp_path, monkeypatch, caplog):
+    """That is said; the process ends in order, and what it holds in its log comes at the next start."""
+
+    def full(_store):
+        raise AtCapacity("the disk is full")
+
+    with Ingest(tmp_path) as child:
+        post(child.port, request(0))
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "flush", full)
+            child.lifeline.closing.set()
+            child.until("closed")
+        child.lifeline.gone.set()
+        child.thread.join()
+    assert "persistence is not sealed yet: at capacity: the disk is full" in caplog.text
+    assert bodies(tmp_path / "buffer") == ["record 0"]
+
+
+# ── the queries ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Query:
+    """A query whose `processAllAvailable` says when, and waits for *gate*."""
+
+    def __init__(self, name, said, gate):
+        self.isActive = True
+        self.name, self.said, self.gate = name, said, gate
+
+    def processAllAvailable(self):  # noqa: N802 - as Spark calls it
+        self.said.append(f"{self.name} begins")
+        assert self.gate.wait(60)
+        self.said.append(f"{self.name} ends")
+
+
+@pytest.fixture
+def exports(tmp_path, monkeypatch):
+    """A query into a buffer, and one out of it; what they did, and the gate of the first."""
+    said, gate, open_gate = [], threading.Event(), threading.Event()
+    open_gate.set()
+    buffer = str(tmp_path / "buffer")
+    queries = {"into": Query("into", said, gate), "behind": Query("behind", said, open_gate)}
+    sieve = SimpleNamespace(halted=None, close=lambda: None)
+    monkeypatch.setattr(export, "start_query", lambda _spark, plan, _observer: RunningQuery(queries[plan.name], sieve))
+
+    def plan(name, path, into, destination):
+        config = SimpleNamespace(destination=destination, policy=RetryPolicy)
+        return SimpleNamespace(name=name, store_path=path, route=SimpleNamespace(config=config, into=into))
+
+    # In the other order than that of the flow.
+    plans = [plan("behind", buffer, None, "lake/"), plan("into", str(tmp_path / "intake"), "buffer", buffer)]
+    made = export.linked([export._Export(None, one) for one in plans])
+    for one in made:
+        one.look()
+    return SimpleNamespace(made=made, said=said, gate=gate, buffer=buffer)
+
+
+def test_who_reads_a_buffer_waits_for_those_who_fill_it(exports):
+    """And for the store to have made segments of what they committed last."""
+    with quiver.open(exports.buffer, background=False) as store:
+        drain = threading.Thread(target=export._drain, args=(exports.made, 60.0))
+        drain.start()
+        commit(exports.buffer, 0)
+        exports.gate.set()
+        pause = threading.Event()
+        deadline = SYSTEM_CLOCK.monotonic() + 60
+        while "into ends" not in exports.said:
+            assert SYSTEM_CLOCK.monotonic() < deadline
+            pause.wait(0.01)
+        assert exports.said == ["into begins", "into ends"]
+        store.maintain()
+        drain.join()
+    assert exports.said == ["into begins", "into ends", "behind begins", "behind ends"]
+
+
+def test_one_that_is_stuck_holds_up_nobody_beyond_the_deadline(exports, caplog):
+    """What it left is told."""
+    export._drain(exports.made, 0.0)
+    exports.gate.set()
+    assert "into still had something to write; it goes on at the next start" in caplog.text
+
+
+# ── the deadline ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_time_to_drain_begins_when_the_pipeline_is_told_to_stop():
+    """Not anew when it is this child's turn."""
+    clock = ManualClock()
+    line = object.__new__(Lifeline)
+    line._clock, line._told_at, line._asked = clock, None, SimpleNamespace(put=lambda _: None)
+    assert line.left_s(8.0) == 8.0
+    line._end("close")
+    clock.advance(5.0)
+    line._end("stop")
+    assert line.left_s(8.0) == 3.0
+    clock.advance(5.0)
+    assert line.left_s(8.0) == 0.0
