@@ -12,14 +12,13 @@ import yaml
 from pydantic import BaseModel
 
 from quiver.errors import PipelineInvalid
-from quiver.pipeline.child import ChildContext
 from quiver.pipeline.explain import describe
 from quiver.pipeline.exporter_config import QueryExporterConfig
 from quiver.pipeline.graph import MemoryConfig, load_pipeline
-from quiver.pipeline.ingest import settings_in_use
 from quiver.pipeline.plugins import PLUGINS, MetricsConfig, find_plugin
 from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.queries import chain_of, plan_queries, spark_settings
+from quiver.pipeline.receiver_place import ReceiverPlace
 from quiver.pipeline.reload import needs_restart
 from quiver.settings import Settings
 
@@ -265,11 +264,11 @@ def load(value):
 def told(value):
     """What the parts of the running system are told."""
     pipeline = load(value)
-    context = ChildContext(pipeline, Path("run"), None)
+    place = ReceiverPlace(None, None)
     parts = pipeline.parts()
     return {
-        "listening": [settings_in_use(node.config, part.buffers[0], context) for part in parts
-                      for node in part.buffers[0].receivers if not isinstance(node.config, PolledReceiverConfig)],
+        "listening": [(config.settings_at(place), config.otap() if hasattr(config, "otap") else None)
+                      for _, config in pipeline.receivers if not isinstance(config, PolledReceiverConfig)],
         "polled": [config.settings() for _, config in pipeline.receivers if isinstance(config, PolledReceiverConfig)],
         "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
         "senders": [(name, config.settings(), config.otap() if hasattr(config, "otap") else None)

@@ -9,6 +9,7 @@ In the order a file passes:
 | `shapes` | values of either shape → nodes: what each is, whom it feeds |
 | `plugins` | what each `plugin_urn` or `type` is, and the shape of its `config` |
 | `receiver_config`, `processor_config`, `exporter_config` and the other `…_config` | those shapes, of `config_values` |
+| `receiver_place` | where a receiver runs, and what that asks of its settings |
 | `flow` | nodes → buffers and the routes out of each, also those that stand in no file |
 | `graph` | all of it, checked: a `Pipeline` |
 | `explain`, `picture` | what it will do, in words and drawn |

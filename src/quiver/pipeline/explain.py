@@ -9,14 +9,11 @@ from typing import Any
 
 from quiver.delivery.policy import RetryPolicy
 from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
-from quiver.pipeline.otap_config import OtapReceiverConfig
-from quiver.pipeline.plugins import OtlpReceiverConfig
 from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.processor_config import UserProcessorConfig
-from quiver.pipeline.qwp_config import QwpReceiverConfig
 from quiver.pipeline.receiver_config import ReceiverConfig
 from quiver.pipeline.words import duration_words, size_words
-from quiver.receivers.security import SecuritySettings, is_loopback
+from quiver.receivers.security import is_loopback
 from quiver.receivers.settings import split_address
 from quiver.settings import Settings
 
@@ -135,60 +132,10 @@ def _receivers(buffer: Buffer) -> list[tuple[str, ReceiverConfig | PolledReceive
 
 
 def _receiver(name: str, config: ReceiverConfig | PolledReceiverConfig, buffer: Buffer) -> dict[str, Any]:
-    if isinstance(config, QwpReceiverConfig):
-        return _qwp_receiver(name, config, buffer)
-    if isinstance(config, PolledReceiverConfig):
-        return {"node": name, **config.told(), "into": buffer.name}
-    return _otlp_receiver(name, config, buffer) if isinstance(config, OtlpReceiverConfig) else {"node": name}
-
-
-def _qwp_receiver(name: str, config: QwpReceiverConfig, buffer: Buffer) -> dict[str, Any]:
-    return {
-        "node": name,
-        "qwp": config.listening_addr,
-        "speaks": "QWP",
-        "security": _security(split_address(config.listening_addr)[0], config.security),
-        "ack": config.ack if buffer.kind != "memory" else "logged",
-        "stores": "tables by name, in slot 50",
-        "request_at_most": size_words(config.max_request_bytes),
-        "recognises_repeats_for": duration_words(config.dedupe_window) if config.dedupe_window else None,
-        "into": buffer.name,
-    }
-
-
-def _otlp_receiver(name: str, config: OtlpReceiverConfig, buffer: Buffer) -> dict[str, Any]:
-    first = config.grpc_address or config.http_address or ""
-    speaks = "OTAP and OTLP" if isinstance(config, OtapReceiverConfig) else "OTLP"
-    return {
-        "node": name,
-        "grpc": config.grpc_address,
-        "http": config.http_address,
-        "speaks": speaks,
-        "security": _security(split_address(first)[0], config.security),
-        "ack": config.ack if buffer.kind != "memory" else "logged",
-        "stores": "OTAP tables" if config.otlp_handling == "convert_to_arrow" else "requests as they came",
-        "request_at_most": size_words(config.max_request_bytes),
-        "waiting_at_most": config.response_stream_channel_size,
-        "recognises_repeats_for": duration_words(config.dedupe_window) if config.dedupe_window else None,
-        "into": buffer.name,
-    }
-
-
-def _security(host: str, security: SecuritySettings) -> str:
-    words = []
-    tls = security.tls
-    if tls is None:
-        words.append("plain text")
-    else:
-        words.append("TLS, client certificates" if tls.client_ca_file else "TLS")
-    auth = security.auth
-    if auth is not None:
-        kinds = [kind for kind, there in (
-            ("bearer tokens", auth.tokens or auth.token_file), ("passwords", auth.users or auth.user_file)
-        ) if there]  # fmt: skip
-        words.append(" or ".join(kinds))
-    words.append("this machine only" if is_loopback(host) else "reachable by others")
-    return ", ".join(words)
+    told = config.told()
+    if buffer.kind == "memory" and "ack" in told:
+        told["ack"] = "logged"  # there is nothing to sync
+    return {"node": name, **told, "into": buffer.name}
 
 
 def _durability(buffer: Buffer) -> str:

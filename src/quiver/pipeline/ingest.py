@@ -15,9 +15,7 @@ import logging
 import os
 import sys
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, WrongUse
@@ -27,27 +25,16 @@ from quiver.pipeline.counts import CountsRead
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
-from quiver.pipeline.otap_config import OtapReceiverConfig
-from quiver.pipeline.polled_config import PolledReceiverConfig
-from quiver.pipeline.qwp_config import QwpReceiverConfig
-from quiver.pipeline.receiver_config import OtlpReceiverConfig
-from quiver.receivers.intake import OtlpIntake
-from quiver.receivers.otap_settings import OtapSettings
-from quiver.receivers.qwp_settings import QwpSettings
-from quiver.receivers.settings import OtlpSettings, split_address
+from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
+from quiver.receivers.settings import split_address
 from quiver.store.shard_opening import open_path
 from quiver.store.shards import ShardedStore
 from quiver.store.store import Store
 
-__all__ = ["ingest", "settings_in_use"]
-
-_Settings = TypeVar("_Settings", bound=OtlpSettings | QwpSettings)
+__all__ = ["ingest"]
 
 GRACE_S = 5.0
 LOOK_S = 5.0
-
-AGE_WITH_CORES_S = 30.0
-"""An SDK keeps its connection for ever. Asked to connect anew from time to time, all processes get their share."""
 
 _log = logging.getLogger("quiver.pipeline")
 
@@ -114,7 +101,7 @@ def ingest(context: ChildContext) -> None:
                 main = context.pipeline.main.name
                 endpoint.start(next(one.own for one in stations if one.buffer.name == main))
             counts = CountsRead(context.run_dir, observer)
-            _receive(context, stations, observer, counts)
+            _receive(context, stations, counts)
             _close(context, stations)
             while not context.lifeline.wait(LOOK_S):
                 _look(context, stations, counts)
@@ -186,11 +173,15 @@ def _open(part: Pipeline, context: ChildContext, observer: Observer, stores: Exi
     return _Station(part, store, own, observer)
 
 
-def _receive(context: ChildContext, stations: list[_Station], observer: Observer, counts: CountsRead) -> None:
-    receivers: list[Any] = []
+def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead) -> None:
+    receivers: list[Receiver] = []
     try:
         for station in stations:
-            _start_receivers(station, context, receivers, observer)
+            place = _place(station, context)
+            for node in station.buffer.receivers:
+                for receiver in node.config.receivers(place):
+                    receivers.append(receiver)
+                    receiver.start()
         listening = [receiver.settings.listening_addr for receiver in receivers]
         write_ready(context.run_dir, context.ready_name, {"listening": listening})
         _log.info("listening on %s", ", ".join(listening))
@@ -238,64 +229,9 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
     _log.info("reloaded")
 
 
-def _start_receivers(station: _Station, context: ChildContext, receivers: list[Any], observer: Observer) -> None:
-    from quiver.receivers.otap_grpc import OtapGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured
-    from quiver.receivers.otlp_grpc import OtlpGrpcReceiver  # noqa: PLC0415
-    from quiver.receivers.otlp_http import OtlpHttpReceiver  # noqa: PLC0415
-
-    for node in station.buffer.receivers:
-        config = node.config
-        if isinstance(config, PolledReceiverConfig):
-            if context.core == 0:  # a position has one reader
-                receivers.append(config.receiver(station.own, observer))
-                receivers[-1].start()
-            continue
-        if isinstance(config, QwpReceiverConfig):
-            from quiver.receivers.qwp import QwpReceiver  # noqa: PLC0415
-
-            (settings,) = settings_in_use(config, station.buffer, context)[0].values()
-            receivers.append(QwpReceiver(station.own, settings, observer=observer))
-            receivers[-1].start()
-            continue
-        intake: OtlpIntake | None = None
-        types: dict[str, Any] = {"grpc": OtlpGrpcReceiver, "http": OtlpHttpReceiver}
-        if isinstance(config, OtapReceiverConfig):
-            types["grpc"] = partial(OtapGrpcReceiver, otap=config.otap())
-        for protocol, settings in settings_in_use(config, station.buffer, context)[0].items():
-            # One window for both protocols: a client may come back by the other one.
-            intake = intake or OtlpIntake(station.own, settings, observer=observer)
-            receiver = types[protocol](station.own, settings, intake=intake)
-            receivers.append(receiver)
-            receiver.start()
-
-
-def settings_in_use(
-    config: OtlpReceiverConfig | QwpReceiverConfig, buffer: Buffer, context: ChildContext
-) -> tuple[dict[str, Any], OtapSettings | None]:
-    """
-    Return the settings of each port that *config* opens to fill *buffer*, by protocol, and the limits of OTAP streams.
-
-    Raises:
-        SettingsInvalid: two of the settings contradict each other.
-    """
-    ports = {
-        protocol: _settled(config.settings(address), buffer, context) for protocol, address in config.addresses.items()
-    }
-    return ports, config.otap() if isinstance(config, OtapReceiverConfig) else None
-
-
-def _settled(settings: _Settings, buffer: Buffer, context: ChildContext) -> _Settings:
-    """
-    Return *settings* as they are here: in memory there is nothing to sync, and cores share the port.
-    """
-    if buffer.kind == "memory":
-        settings = replace(settings, ack="logged")
-    if context.cores is None:
-        return settings
-    keepalive = settings.keepalive
-    if keepalive.max_connection_age_s is None:
-        keepalive = replace(keepalive, max_connection_age_s=AGE_WITH_CORES_S)
-    return replace(settings, share_port=True, keepalive=keepalive)
+def _place(station: _Station, context: ChildContext) -> ReceiverPlace:
+    is_durable = station.buffer.kind != "memory"
+    return ReceiverPlace(station.own, station.observer, is_durable=is_durable, cores=context.cores, core=context.core)
 
 
 if __name__ == "__main__":

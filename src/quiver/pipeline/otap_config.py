@@ -4,13 +4,16 @@ The config of what listens for OTAP.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from quiver.errors import SettingsInvalid
 from quiver.pipeline.config_values import Duration, Size
 from quiver.pipeline.receiver_config import OtlpReceiverConfig
+from quiver.pipeline.receiver_place import Receiver
 from quiver.receivers.otap_settings import OtapSettings
 from quiver.settings import MIB
 
@@ -36,6 +39,8 @@ class OtapReceiverConfig(OtlpReceiverConfig):
     max_dictionary_bytes: Size = 256 * MIB
     max_stream_dictionary_bytes: Size = 64 * MIB
     max_inflated_bytes: Size = 128 * MIB
+
+    _speaks: ClassVar[str] = "OTAP and OTLP"
 
     def model_post_init(self, context: Any, /) -> None:
         """
@@ -66,3 +71,8 @@ class OtapReceiverConfig(OtlpReceiverConfig):
             inflated_bytes_max=self.max_inflated_bytes,
             stream_dictionaries_bytes_max=self.max_stream_dictionary_bytes,
         )
+
+    def _over_grpc(self) -> Callable[..., Receiver]:
+        from quiver.receivers.otap_grpc import OtapGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured
+
+        return partial(OtapGrpcReceiver, otap=self.otap())

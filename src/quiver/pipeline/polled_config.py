@@ -5,31 +5,17 @@ The config of a receiver that fetches what it stores, and listens nowhere.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from quiver.pipeline.config_values import Config, Duration
+from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
 
 if TYPE_CHECKING:
     from quiver.observe import Observer
     from quiver.store.store import Store
 
-__all__ = ["PolledReceiver", "PolledReceiverConfig"]
-
-
-class PolledReceiver(Protocol):
-    """
-    A receiver with a thread of its own.
-    """
-
-    def start(self) -> None:
-        """
-        Begin.
-        """
-
-    def stop(self, grace_s: float) -> None:
-        """
-        End, in about *grace_s* seconds; what is at hand is stored and confirmed as far as there is room.
-        """
+__all__ = ["PolledReceiverConfig"]
 
 
 class PolledReceiverConfig(Config):
@@ -70,10 +56,17 @@ class PolledReceiverConfig(Config):
         """
 
     @abstractmethod
-    def receiver(self, store: Store, observer: Observer) -> PolledReceiver:
+    def receiver(self, store: Store, observer: Observer) -> Receiver:
         """
         Return the receiver, not yet started, that fills *store*.
         """
+
+    def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
+        """
+        Yield it, not yet started, where it runs: of several cores in the first.
+        """
+        if place.core == 0:
+            yield self.receiver(place.store, place.observer)
 
     @abstractmethod
     def told(self) -> dict[str, str]:

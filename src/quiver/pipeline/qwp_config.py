@@ -4,6 +4,7 @@ The config of what listens for QWP.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,8 +12,10 @@ from pydantic import Field
 from quiver.errors import SettingsInvalid
 from quiver.pipeline.config_values import Address, Config, Duration, Size
 from quiver.pipeline.receiver_config import RECEIVING_BYTES_MIN, ReceiverConfig
+from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
+from quiver.pipeline.words import duration_words, size_words
 from quiver.receivers.qwp_settings import Durable, QwpSettings
-from quiver.receivers.settings import KeepaliveSettings
+from quiver.receivers.settings import KeepaliveSettings, split_address
 from quiver.settings import MIB
 
 __all__ = ["QwpReceiverConfig"]
@@ -76,6 +79,29 @@ class QwpReceiverConfig(ReceiverConfig):
         Where it listens, by protocol.
         """
         return {"qwp": self.listening_addr}
+
+    def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
+        """
+        Yield what listens, not yet started.
+        """
+        from quiver.receivers.qwp import QwpReceiver  # noqa: PLC0415 - an extra; only what is configured
+
+        for settings in self.settings_at(place).values():
+            yield QwpReceiver(place.store, settings, observer=place.observer)
+
+    def told(self) -> dict[str, Any]:
+        """
+        Return what it does, for people.
+        """
+        return {
+            "qwp": self.listening_addr,
+            "speaks": "QWP",
+            "security": self.security_words(split_address(self.listening_addr)[0]),
+            "ack": self.ack,
+            "stores": "tables by name, in slot 50",
+            "request_at_most": size_words(self.max_request_bytes),
+            "recognises_repeats_for": duration_words(self.dedupe_window) if self.dedupe_window else None,
+        }
 
     def settings(self, address: str) -> QwpSettings:
         """

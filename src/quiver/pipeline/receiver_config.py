@@ -4,14 +4,17 @@ The configs of what listens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from quiver.errors import SettingsInvalid
 from quiver.pipeline.config_values import Address, Config, Duration, Size
-from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings, check_exposure
+from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
+from quiver.pipeline.words import duration_words, size_words
+from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings, check_exposure, is_loopback
 from quiver.receivers.settings import KEEPALIVE_KEYS, KeepaliveSettings, OtlpSettings, split_address
 from quiver.settings import MIB
 
@@ -108,18 +111,65 @@ class SecuredConfig(Config):
         auth = None if self.auth is None else self.auth.settings()
         return SecuritySettings(tls=tls, auth=auth, insecure=self.insecure)
 
+    def security_words(self, host: str) -> str:
+        """
+        Return how a port on *host* is protected, for people.
+        """
+        words = []
+        tls, auth = self.security.tls, self.security.auth
+        if tls is None:
+            words.append("plain text")
+        else:
+            words.append("TLS, client certificates" if tls.client_ca_file else "TLS")
+        if auth is not None:
+            tokens, users = auth.tokens or auth.token_file, auth.users or auth.user_file
+            kinds = [kind for kind, there in (("bearer tokens", tokens), ("passwords", users)) if there]
+            words.append(" or ".join(kinds))
+        words.append("this machine only" if is_loopback(host) else "reachable by others")
+        return ", ".join(words)
+
 
 class ReceiverConfig(SecuredConfig):
     """
-    What every receiver's config has.
+    What the config of every receiver that listens has.
     """
 
     @property
+    @abstractmethod
     def addresses(self) -> dict[str, str]:
         """
         Where it listens, by protocol.
         """
-        return {}
+
+    @abstractmethod
+    def settings(self, address: str) -> Any:
+        """
+        Return the settings of the receiver that listens on *address*.
+
+        Raises:
+            SettingsInvalid: two of the settings contradict each other.
+        """
+
+    def settings_at(self, place: ReceiverPlace) -> dict[str, Any]:
+        """
+        Return the settings of each port as they are at *place*, by protocol.
+
+        Raises:
+            SettingsInvalid: two of the settings contradict each other.
+        """
+        return {protocol: place.settled(self.settings(address)) for protocol, address in self.addresses.items()}
+
+    @abstractmethod
+    def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
+        """
+        Yield what listens, not yet started: one for each port.
+        """
+
+    @abstractmethod
+    def told(self) -> dict[str, Any]:
+        """
+        Return what it does, for people.
+        """
 
 
 class MetricsConfig(Config):
@@ -178,6 +228,8 @@ class OtlpReceiverConfig(ReceiverConfig):
     otlp_handling: Literal["pass_through", "convert_to_arrow"] = "pass_through"
     capture_headers: tuple[str, ...] = ()
 
+    _speaks: ClassVar[str] = "OTLP"
+
     def model_post_init(self, _context: Any, /) -> None:
         """
         Refuse a receiver that listens nowhere, twice for the same protocol, or where strangers can reach it.
@@ -223,6 +275,42 @@ class OtlpReceiverConfig(ReceiverConfig):
             otlp_handling=self.otlp_handling,
             capture_headers=self.capture_headers,
         )
+
+    def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
+        """
+        Yield what listens, not yet started: one for each port.
+        """
+        from quiver.receivers.intake import OtlpIntake  # noqa: PLC0415 - an extra; only what is configured
+        from quiver.receivers.otlp_http import OtlpHttpReceiver  # noqa: PLC0415
+
+        intake: OtlpIntake | None = None
+        for protocol, settings in self.settings_at(place).items():
+            # One window for both protocols: a client may come back by the other one.
+            intake = intake or OtlpIntake(place.store, settings, observer=place.observer)
+            make = self._over_grpc() if protocol == "grpc" else OtlpHttpReceiver
+            yield make(place.store, settings, intake=intake)
+
+    def _over_grpc(self) -> Callable[..., Receiver]:
+        from quiver.receivers.otlp_grpc import OtlpGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured
+
+        return OtlpGrpcReceiver
+
+    def told(self) -> dict[str, Any]:
+        """
+        Return what it does, for people.
+        """
+        host, _ = split_address(self.grpc_address or self.http_address or "")
+        return {
+            "grpc": self.grpc_address,
+            "http": self.http_address,
+            "speaks": self._speaks,
+            "security": self.security_words(host),
+            "ack": self.ack,
+            "stores": "OTAP tables" if self.otlp_handling == "convert_to_arrow" else "requests as they came",
+            "request_at_most": size_words(self.max_request_bytes),
+            "waiting_at_most": self.response_stream_channel_size,
+            "recognises_repeats_for": duration_words(self.dedupe_window) if self.dedupe_window else None,
+        }
 
     @property
     def addresses(self) -> dict[str, str]:

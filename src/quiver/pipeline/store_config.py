@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from quiver.errors import WrongUse
-from quiver.pipeline.polled_config import PolledReceiver, PolledReceiverConfig
+from quiver.pipeline.polled_config import PolledReceiverConfig
+from quiver.pipeline.receiver_place import Receiver
 from quiver.pipeline.words import duration_words
 from quiver.store.format.names import check_subscriber_id
 
@@ -86,7 +87,7 @@ class StoreReceiverConfig(PolledReceiverConfig):
             self.store.rstrip("/") or "/", self.subscriber, self.start, poll_interval_s=self.poll_interval
         )
 
-    def receiver(self, store: Store, observer: Observer) -> PolledReceiver:
+    def receiver(self, store: Store, observer: Observer) -> Receiver:
         """
         Return the receiver, not yet started, that fills *store*.
         """

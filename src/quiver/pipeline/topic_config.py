@@ -12,7 +12,8 @@ from pydantic import Field
 
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.pipeline.exporter_config import QueryExporterConfig
-from quiver.pipeline.polled_config import PolledReceiver, PolledReceiverConfig
+from quiver.pipeline.polled_config import PolledReceiverConfig
+from quiver.pipeline.receiver_place import Receiver
 from quiver.pipeline.words import duration_words
 from quiver.spark.topic_export_settings import TopicSinkSettings
 from quiver.spark.topic_options import TopicPlace
@@ -160,7 +161,7 @@ class TopicReceiverConfig(PolledReceiverConfig):
             poll_interval_s=self.poll_interval,
         )
 
-    def receiver(self, store: Store, observer: Observer) -> PolledReceiver:
+    def receiver(self, store: Store, observer: Observer) -> Receiver:
         """
         Return the receiver, not yet started, that fills *store*.
         """
