@@ -21,7 +21,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DirectoryInUse
 from quiver.pipeline.child import INGEST_READY, write_ready
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.run import RunOptions, _Running, left_behind, read_state, run_pipeline
+from quiver.pipeline.run import RunOptions, _Running, left_behind, not_sealed, read_state, run_pipeline
 
 PIPELINE = """\
 nodes:
@@ -66,6 +66,21 @@ def test_data_kept_for_an_exporter_of_another_name_is_told(tmp_path):
         store.register("done").next_bundle().ack()
 
     assert left_behind(pipeline) == [("old_name", 1, f"{tmp_path}/buffer")]
+
+
+def test_what_could_not_be_sealed_is_told(tmp_path):
+    """It is in the log, and no lag of an exporter speaks of it: a store that was killed, or a disk that was full."""
+    pipeline = pipeline_of(tmp_path)
+    assert not_sealed(pipeline) == []
+    batch = pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)
+    with quiver.open(tmp_path / "buffer", background=False) as store:
+        store.ingest(Bundle({60: batch}))
+        store.flush()
+        assert not_sealed(pipeline) == []
+        store.ingest(Bundle({60: batch}))
+        store.ingest(Bundle({60: batch}))
+        assert not_sealed(pipeline) == [("persistence", 2, f"{tmp_path}/buffer")]
+    assert not_sealed(pipeline) == []
 
 
 def start(argv):

@@ -2,7 +2,9 @@
 A pipeline stops in the order of its graph, within one deadline.
 """
 
+import errno
 import json
+import os
 import socket
 import threading
 import urllib.request
@@ -18,8 +20,8 @@ from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import AtCapacity
-from quiver.pipeline import export
-from quiver.pipeline.child import INGEST_READY, ChildContext
+from quiver.pipeline import child, export
+from quiver.pipeline.child import INGEST_READY, ChildContext, has_closed, write_closed, write_ready
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.lifeline import Lifeline
@@ -100,13 +102,13 @@ class Ingest:
 
 def test_what_is_written_into_a_buffer_while_it_closes_is_sent_on(tmp_path):
     """Told that the pipeline stops it takes nothing more and seals; what queries commit after that goes out, too."""
-    child = Ingest(tmp_path)
-    with quiver.open(tmp_path / "far") as store, OtlpHttpReceiver(store, child.far), child:
-        post(child.port, request(0))
-        child.lifeline.closing.set()
-        child.until("closed")
+    inside = Ingest(tmp_path)
+    with quiver.open(tmp_path / "far") as store, OtlpHttpReceiver(store, inside.far), inside:
+        post(inside.port, request(0))
+        inside.lifeline.closing.set()
+        inside.until("closed")
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection(("127.0.0.1", child.port), timeout=5)
+            socket.create_connection(("127.0.0.1", inside.port), timeout=5)
         commit(str(tmp_path / "buffer"), 1)
     assert bodies(tmp_path / "far") == ["record 0", "record 1"]
 
@@ -117,16 +119,30 @@ def test_a_store_that_cannot_seal_yet_sends_what_it_has(tmp_path, monkeypatch, c
     def full(_store):
         raise AtCapacity("the disk is full")
 
-    with Ingest(tmp_path) as child:
-        post(child.port, request(0))
+    with Ingest(tmp_path) as inside:
+        post(inside.port, request(0))
         with monkeypatch.context() as patched:
             patched.setattr(Store, "flush", full)
-            child.lifeline.closing.set()
-            child.until("closed")
-        child.lifeline.gone.set()
-        child.thread.join()
+            inside.lifeline.closing.set()
+            inside.until("closed")
+        inside.lifeline.gone.set()
+        inside.thread.join()
     assert "persistence is not sealed yet: at capacity: the disk is full" in caplog.text
     assert bodies(tmp_path / "buffer") == ["record 0"]
+
+
+def test_that_it_has_closed_is_said_on_a_full_disk_too(tmp_path, monkeypatch):
+    """By one note less. Of an earlier life, or a process that still listens, it is not said."""
+    pid = os.getpid()
+    write_ready(tmp_path, INGEST_READY, {"listening": []})
+    assert not has_closed(tmp_path, INGEST_READY, pid)
+    with monkeypatch.context() as patched:
+        patched.setattr(child, "replace_file", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        write_closed(tmp_path, INGEST_READY)
+    assert has_closed(tmp_path, INGEST_READY, pid)
+    write_closed(tmp_path, INGEST_READY)
+    assert has_closed(tmp_path, INGEST_READY, pid)
+    assert not has_closed(tmp_path, INGEST_READY, pid + 1)
 
 
 # ── the queries ──────────────────────────────────────────────────────────────────────────────────────

@@ -30,9 +30,8 @@ from quiver.errors import BundleInvalid, BundleUnavailable, DirectoryInUse
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import SEGMENTS_DIR, check_subscriber_id
-from quiver.store.log_tail import snapshot_log, uncovered
+from quiver.store.log_tail import sealed_and_logged
 from quiver.store.opening import open_store
 from quiver.store.read import StoreReader
 from quiver.store.roster import find_segments
@@ -287,15 +286,9 @@ def count_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
     path = letters_root(root, subscriber_id)
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         return 0
-    directory = StoreDirectory(path, fs=fs, strict=False)
-    # The log first: what is sealed in between is in both, and known by its sequence.
-    log = snapshot_log(directory, sequence_sealed=-1)
-    cursor = directory.cursor()
-    infos = find_segments(fs, path).infos
+    infos, logged = sealed_and_logged(fs, path)
     state = _state_of_letters(fs, path)
-    sealed = sum(state.unresolved(SegmentRef.of(info)).bit_count() for info in infos)
-    sequence_sealed = max((info.sequence_last for info in infos if info.sequence_last is not None), default=-1)
-    return sealed + sum(scanned.sequence > sequence_sealed for _, scanned in uncovered(log, cursor))
+    return logged + sum(state.unresolved(SegmentRef.of(info)).bit_count() for info in infos)
 
 
 def _state_of_letters(fs: FileSystem, path: str) -> SubscriberState:

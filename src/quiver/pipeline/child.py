@@ -29,11 +29,13 @@ __all__ = [
     "SPARK_READY",
     "ChildContext",
     "child_main",
+    "has_closed",
     "ingest_ready",
     "parse_assignments",
     "read_pipeline",
     "reload_log_level",
     "set_log_level",
+    "write_closed",
     "write_ready",
 ]
 
@@ -197,3 +199,27 @@ def write_ready(run_dir: Path, name: str, facts: Mapping[str, Any]) -> None:
     """
     data = json.dumps({"pid": os.getpid(), **facts}, indent=1).encode() + b"\n"
     replace_file(REAL_FILES, str(run_dir / name), data)
+
+
+def write_closed(run_dir: Path, name: str) -> None:
+    """
+    Say in *run_dir* that this process takes in nothing more.
+    """
+    try:
+        write_ready(run_dir, name, {"closed": True})
+    except OSError:
+        # A full disk has no room for a note, and always for one less.
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def has_closed(run_dir: Path, name: str, pid: int) -> bool:
+    """
+    Say whether the process *pid*, which was ready under *name*, takes in nothing more.
+    """
+    try:
+        facts = json.loads((run_dir / name).read_bytes())
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return bool(facts.get("pid") == pid and facts.get("closed"))

@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.pipeline.child import DRAIN_S, ChildContext, child_main, set_log_level, write_ready
+from quiver.pipeline.child import DRAIN_S, ChildContext, child_main, set_log_level, write_closed, write_ready
 from quiver.pipeline.counts import CountsRead
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
@@ -127,8 +127,7 @@ def _close(context: ChildContext, stations: list[_Station]) -> None:
         except AtCapacity as error:
             # It is in the log. What exporters take yet may make room for it.
             _log.warning("%s is not sealed yet: %s", station.buffer.name, error)
-    with suppress(OSError):  # without room for it, whoever waits for this note goes on a little later
-        write_ready(context.run_dir, context.ready_name, {"closed": True})
+    write_closed(context.run_dir, context.ready_name)
 
 
 def _take_over(stations: list[_Station]) -> None:

@@ -25,6 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,7 +33,7 @@ from typing import Any
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, WrongUse
 from quiver.pipeline.beside import beside
-from quiver.pipeline.child import DRAIN_S
+from quiver.pipeline.child import DRAIN_S, has_closed
 from quiver.pipeline.graph import Pipeline, memory_directory
 from quiver.pipeline.reload import changed_queries, needs_restart, told
 from quiver.pipeline.supervise import ChildSpec, Supervisor
@@ -41,6 +42,7 @@ from quiver.primitives.backoff import Backoff
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
 from quiver.store.instances import instance_roots
+from quiver.store.log_tail import sealed_and_logged
 from quiver.store.roster import standings
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "RunOptions",
     "default_run_dir",
     "left_behind",
+    "not_sealed",
     "read_state",
     "remaining",
     "run_pipeline",
@@ -238,6 +241,11 @@ class _Running:
         for name, bundles, directory in remaining(self.pipeline):
             fate = "which is in memory, and gone" if not self.pipeline.is_durable else "for the next start"
             self._tell(f"{name}: {bundles} bundles remain in {directory}, {fate}")
+        for name, bundles, directory in not_sealed(self.pipeline):
+            self._tell(
+                f"{name}: {bundles} bundles remain in the log of {directory}, which was not sealed; they come to each "
+                "of its exporters with the next start"
+            )
 
 
 def _ready(path: Path) -> dict[str, Any]:
@@ -258,6 +266,26 @@ def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     for buffer in pipeline.buffers:
         lags = _lags(buffer.config.path)
         found += [(route.name, lags[route.name], buffer.config.path) for route in buffer.routes if lags.get(route.name)]
+    return found
+
+
+def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
+    """
+    Return each buffer that could not seal all: its name, how many bundles are only in its log, and where that is.
+    """
+    found = []
+    for buffer in pipeline.buffers:
+        directory = buffer.config.path
+        if not Path(directory).exists():
+            continue
+        try:
+            roots = instance_roots(REAL_FILES, directory)
+            bundles = sum(sealed_and_logged(REAL_FILES, root)[1] for root in roots)
+        except (QuiverError, OSError) as error:
+            _log.warning("%s cannot be looked at: %s", directory, error)
+            continue
+        if bundles:
+            found.append((buffer.name, bundles, directory))
     return found
 
 
@@ -324,14 +352,8 @@ def _children(pipeline: Pipeline, options: RunOptions) -> list[ChildSpec]:
 
     def spec(name: str, module: str, stop_timeout_s: float, stage: int, *more: str) -> ChildSpec:
         argv = [sys.executable, "-m", module, *rest, *more]
-        ready = options.run_dir / f"{name}.json"
-
-        def has_closed(pid: int) -> bool:
-            facts = _ready(ready)
-            return facts.get("pid") == pid and bool(facts.get("closed"))
-
-        takes_in = has_closed if stage == INGEST_STAGE else lambda _: True
-        return ChildSpec(name, argv, options.run_dir / f"{name}.log", stop_timeout_s, stage, takes_in)
+        closed = partial(has_closed, options.run_dir, f"{name}.json") if stage == INGEST_STAGE else lambda _: True
+        return ChildSpec(name, argv, options.run_dir / f"{name}.log", stop_timeout_s, stage, closed)
 
     stop_s = drain_s + STOP_MORE_S
     ingest = "quiver.pipeline.ingest"

@@ -5,16 +5,19 @@ What is in the log and in no segment yet, as a reader beside a live writer finds
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from quiver.errors import Damaged
+from quiver.primitives.files import FileSystem
 from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import WAL_ACTIVE, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
+from quiver.store.roster import find_segments
+from quiver.store.segment.info import SegmentInfo
 from quiver.store.wal.scan import ScannedEntry, WalFileScan
 
-__all__ = ["LogFile", "snapshot_log", "uncovered"]
+__all__ = ["LogFile", "sealed_and_logged", "snapshot_log", "uncovered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,23 @@ def uncovered(log: list[LogFile], cursor: int) -> Iterator[tuple[str, ScannedEnt
             if scanned.end > covered_to and scanned.sequence not in told:
                 told.add(scanned.sequence)
                 yield file.path, scanned
+
+
+def sealed_and_logged(fs: FileSystem, root: str) -> tuple[Sequence[SegmentInfo], int]:
+    """
+    Return the segments of the store at *root*, and how many bundles are in its log and in none of them. It may be open
+    meanwhile.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    directory = StoreDirectory(root, fs=fs, strict=False)
+    # The log first: what is sealed in between is in both, and known by its sequence.
+    log = snapshot_log(directory, sequence_sealed=-1)
+    cursor = directory.cursor()
+    infos = find_segments(fs, root).infos
+    sequence_sealed = max((info.sequence_last for info in infos if info.sequence_last is not None), default=-1)
+    return infos, sum(scanned.sequence > sequence_sealed for _, scanned in uncovered(log, cursor))
 
 
 def _position_start(scan: WalFileScan) -> int | None:
