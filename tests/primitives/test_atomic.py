@@ -8,7 +8,7 @@ import errno
 
 import pytest
 
-from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.atomic import remove_durably, replace_advisory_file, replace_file
 from quiver.primitives.real_files import REAL_FILES
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -46,6 +46,35 @@ def test_a_crash_leaves_the_old_file_or_the_new(disk, left_over):
     for seed in SEEDS:
         assert disk.clone_after_crash(seed).read_all("/d/f", size_max=10_000) == NEW
         assert disk.clone_after_crash(seed).list_dir("/d") == ["f"]
+
+
+def test_a_kill_leaves_an_advisory_file_whole(disk):
+    """
+    At every step a reader sees the old file or the new. Nothing waits for the disk: a loss of power may leave neither.
+    """
+    states, steps = [], []
+    disk.on_step = lambda op, path: (steps.append(op), states.append(disk.clone_after_kill()))
+    replace_advisory_file(disk, "/d/f", NEW)
+    disk.on_step = None
+
+    assert steps == ["create", "pwrite", "rename"]
+    assert {clone.read_all("/d/f", size_max=10_000) for clone in states} == {OLD}
+    assert disk.clone_after_kill().read_all("/d/f", size_max=10_000) == NEW
+    assert disk.list_dir("/d") == ["f"]
+
+
+@pytest.mark.parametrize("step", ["create", "pwrite", "rename"])
+def test_an_advisory_file_that_cannot_be_replaced_stays(disk, step):
+    """
+    EIO goes up, and the next replacement works.
+    """
+    failing = FaultFileSystem(disk, {step: 1}, short_write=10)
+    with pytest.raises(OSError, match="f"):
+        replace_advisory_file(failing, "/d/f", NEW)
+
+    assert disk.read_all("/d/f", size_max=10_000) == OLD
+    replace_advisory_file(failing, "/d/f", NEW)
+    assert disk.read_all("/d/f", size_max=10_000) == NEW
 
 
 def test_without_the_sync_there_is_a_third_state(disk):

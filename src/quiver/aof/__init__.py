@@ -34,6 +34,7 @@ file               purpose
 `check.py`         a log's directory told to people
 `upstream.py`      an operation log taken over, each entry once
 `snapshots.py`     what a log says of itself
+`status.py`        the same, told to those beside the process
 `format/`          the bytes                                                         (pure)
 =================  ==========================================================================
 """

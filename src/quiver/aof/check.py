@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quiver.aof.files import LogFiles, SegmentFile
-from quiver.aof.format.names import INCOMING, QUARANTINE, SEGMENTS, WARM, SegmentName, parse_spare_name
+from quiver.aof.format.names import INCOMING, QUARANTINE, SEGMENTS, STATUS_NAME, WARM, SegmentName, parse_spare_name
 from quiver.aof.format.record import RecordScan, scan_records
 from quiver.aof.format.sealed_pointer import SealedPointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentFooter, SegmentHeader
 from quiver.aof.format.tier_entry import Residency, TierEntry
 from quiver.aof.manifest import replay_manifest
+from quiver.aof.status import read_status
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.packed import records_problem
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
@@ -156,6 +157,9 @@ def check_log_directory(files: FileSystem, name: str, directory: str, *, read_re
             findings.append(
                 Finding(f"{directory}/{SEGMENTS}/{listed}", 0, "left over", "removed when the log is opened")
             )
+    told = read_status(files, directory)
+    if told.problem:  # nothing rests on it
+        findings.append(Finding(f"{directory}/{STATUS_NAME}", 0, "left over", f"ignored: {told.problem}"))
     if files.exists(f"{directory}/{QUARANTINE}"):
         findings += [
             Finding(f"{directory}/{QUARANTINE}/{listed}", 0, "quarantined", "kept aside at recovery")

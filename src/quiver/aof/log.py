@@ -31,6 +31,7 @@ from quiver.aof.reader import OnDamage, Reader, Record, TailFollower, first_at, 
 from quiver.aof.recovery import Recovered
 from quiver.aof.reservation import Reservation
 from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot, end_of, segment_snapshots
+from quiver.aof.status import STATUS_AFTER_S, StatusFile
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers, has_tiers
 from quiver.aof.upkeep import NOTE_AFTER_S, Upkeep
@@ -104,6 +105,7 @@ class Aof:
             name, self._tail, self._catalog, self._flusher, self._segments, is_closed=lambda: self._closed
         )
         self._closing = threading.Lock()
+        self._status = StatusFile(fs, config.root_dir, clock=clock, observer=observer, enabled=workers.threaded)
         self._tiers: Tiers | None = None
         self._upkeep.retires = not has_tiers(fs, config, stream_id)
         self._take_over(recovered)
@@ -123,6 +125,7 @@ class Aof:
             self.close()
             raise
         workers.ask_sinks(self, _SINKS_S)
+        workers.ask_status(self, STATUS_AFTER_S)
 
     def _take_over(self, recovered: Recovered) -> None:
         for segment in recovered.sealed:
@@ -535,6 +538,15 @@ class Aof:
         self.adopt()
         self._workers.ask_sinks(self, _SINKS_S)
 
+    def run_status(self) -> None:
+        """
+        Tell those beside this process how the log does, if that is new. Called by the manager's threads.
+        """
+        self._workers.ask_status(self, STATUS_AFTER_S)
+        refusal = self._tail.refusal
+        failed = refusal is not None and isinstance(refusal(), StoreFailed)
+        self._status.publish(self.snapshot(), "failed" if failed else "open")
+
     def adopt(self) -> int:
         """
         Append what Spark sinks committed; return how many records came. Durable on return.
@@ -561,7 +573,9 @@ class Aof:
             try:
                 if not failed:
                     self.flush()
+                    last = self.snapshot()
                     self._upkeep.close()
+                    self._status.publish(last, "closed")
             finally:
                 self._closed = True
                 self._upkeep.release(remove=False)

@@ -1,6 +1,6 @@
 """
 The threads of a manager, shared by all its logs: some flush, one does upkeep, one moves segments between tiers, one
-appends what Spark sinks committed. Bounded by the number of logs.
+appends what Spark sinks committed, one tells how the logs do. Bounded by the number of logs.
 
 A log is noted at most once for each kind of work, so asking again costs nothing. Without threads the same work is done
 by `run_pending`, in the caller.
@@ -46,6 +46,11 @@ class Worked(Protocol):
     def run_sinks(self) -> None:
         """
         Append what sinks committed.
+        """
+
+    def run_status(self) -> None:
+        """
+        Tell those beside the process how the log does.
         """
 
 
@@ -135,7 +140,8 @@ class Workers:
         self._upkeep = _Lane(clock, self._guarded("upkeep"))
         self._tiers = _Lane(clock, self._guarded("tiers"))
         self._sinks = _Lane(clock, self._guarded("sinks"))
-        self._lanes = (self._flush, self._upkeep, self._tiers, self._sinks)
+        self._status = _Lane(clock, self._guarded("status"))
+        self._lanes = (self._flush, self._upkeep, self._tiers, self._sinks, self._status)
         self._threads = [
             threading.Thread(target=self._flush.run, name=f"aof-flush-{number} {name}", daemon=True)
             for number in range(flush_threads)
@@ -146,12 +152,15 @@ class Workers:
             self._threads.append(threading.Thread(target=self._tiers.run, name=f"aof-tiers {name}", daemon=True))
             # Apart from all others: it is a producer, which waits for any of them.
             self._threads.append(threading.Thread(target=self._sinks.run, name=f"aof-sinks {name}", daemon=True))
+            # Apart from all others: it tells of them while they stand still.
+            self._threads.append(threading.Thread(target=self._status.run, name=f"aof-status {name}", daemon=True))
 
     def _guarded(self, kind: str) -> Callable[[Worked], None]:
         def work(log: Worked) -> None:
             try:
                 work_of = {
                     "flush": log.run_flush, "upkeep": log.run_upkeep, "tiers": log.run_tiers, "sinks": log.run_sinks,
+                    "status": log.run_status,
                 }  # fmt: skip
                 work_of[kind]()
             except (QuiverError, OSError) as error:
@@ -190,6 +199,13 @@ class Workers:
         Append what sinks committed to *log* when *after_s* seconds have passed, or earlier if that was asked for.
         """
         self._sinks.ask(log, self._clock.monotonic() + after_s)
+
+    def ask_status(self, log: Worked, after_s: float) -> None:
+        """
+        Tell how *log* does when *after_s* seconds have passed; never, when there are no threads.
+        """
+        if self.threaded:
+            self._status.ask(log, self._clock.monotonic() + after_s)
 
     def run_pending(self) -> None:
         """

@@ -16,7 +16,7 @@ import typer
 
 from quiver.cli.aof_admin import add_admin_commands
 from quiver.cli.aof_logs import LogName, Logs, Objects, checked_logs, one_log
-from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
+from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -51,14 +51,21 @@ def dump(
 ) -> None:
     """
     Show metrics, residency and queues of the logs, as tables and as one line of JSON. Works beside a live writer.
+
+    What a writer has in memory alone is shown as it told it last, with its age.
     """
+    from quiver.aof.status import read_status  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+
     if (logs is None) == (root is None):
         raise WrongUse("say once which logs: quiver aof dump aof/, or quiver aof dump --root aof/")
     root = root or logs or Path()
     checked = checked_logs(root, log, read_records=False)
+    now_ns = SYSTEM_CLOCK.now_ns()
+    all_told = [one.as_dict() | {"writer": read_status(REAL_FILES, one.directory).as_dict(now_ns)} for one in checked]
     if not json_only:
-        for one in checked:
-            told = one.as_dict()
+        for one, told in zip(checked, all_told, strict=True):
             typer.echo(f"{one.name}: {one.directory}")
             queues = told["queues"]
             waiting = {"waiting to be sealed": queues["seal"], "batches of sinks": queues["sink"]}
@@ -68,7 +75,8 @@ def dump(
             print_table("tier 2", [_sizes(told["tier2"]) | waiting])
             print_table("segments", [_segment_row(row) for row in told["segments"]])
             _print_findings(one.findings)
-    print_json({"root": str(root), "logs": [one.as_dict() for one in checked]}, in_a_line=True)
+            _print_writer(told["writer"])
+    print_json({"root": str(root), "logs": all_told}, in_a_line=True)
 
 
 def inspect(
@@ -229,6 +237,24 @@ def _print_file(one: Description) -> None:
     if one.problems:
         rows = [{"offset": at.offset, "level": at.level, "reason": at.reason} for at in one.problems]
         print_table("problems", rows)
+
+
+def _print_writer(told: dict[str, Any]) -> None:
+    row = {
+        "writer": told["writer"],
+        "state": told["state"],
+        "told": human_age(told["age_s"]),
+        "what it is": told["said"],
+    }
+    figures = told["figures"]
+    print_table("writer", [row if figures is not None else {"what it is": told["said"]}])
+    if figures is not None:
+        plain = {key: value for key, value in figures.items() if not isinstance(value, dict)}
+        print_table("writer's figures", [_sizes(plain)])
+        for name, values in figures.items():
+            if isinstance(values, dict):
+                rows = [{"name": key, "value": value} for key, value in _sizes(values).items() if values[key]]
+                print_table(f"writer's {name.replace('_', ' ')}", rows, empty="all 0")
 
 
 def _print_findings(findings: tuple[Finding, ...]) -> None:

@@ -3,10 +3,11 @@ Small files replaced whole, and names that stay gone.
 
 ::
 
-    replace_file   temp beside the target → write → fdatasync → rename over it → fsync directory
-    remove_durably unlink → fsync directory
+    replace_file          temp beside the target → write → fdatasync → rename over it → fsync directory
+    replace_advisory_file temp beside the target → write → rename over it
+    remove_durably        unlink → fsync directory
 
-A crash between any two of these steps leaves the old file or the new one, never neither and never a mixture. What
+A crash between any two steps of the first leaves the old file or the new one, never neither and never a mixture. What
 may be left over is ``<path>.tmp``; the next replacement of the same file takes it over.
 """
 
@@ -19,7 +20,14 @@ from collections.abc import Iterable
 
 from quiver.primitives.files import Buffer, FileSystem
 
-__all__ = ["TEMPORARY_SUFFIX", "remove_durably", "remove_files_below", "remove_if_empty", "replace_file"]
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "remove_durably",
+    "remove_files_below",
+    "remove_if_empty",
+    "replace_advisory_file",
+    "replace_file",
+]
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -43,6 +51,24 @@ def replace_file(fs: FileSystem, path: str, data: Buffer, *, mode: int = 0o600) 
         file.close()
     fs.rename(temporary, path)
     fs.sync_dir(os.path.dirname(path))  # noqa: PTH120
+
+
+def replace_advisory_file(fs: FileSystem, path: str, data: Buffer, *, mode: int = 0o600) -> None:
+    """
+    Make *path* hold exactly *data*, without a sync. Readers see the old file or the new one, as long as power lasts.
+
+    For what nobody relies on: after a loss of power the file may be old, gone, empty or half there.
+
+    Raises:
+        OSError: the old contents are still there.
+    """
+    temporary = path + TEMPORARY_SUFFIX
+    file = fs.create_or_truncate(temporary, mode=mode)
+    try:
+        file.pwrite(data, 0)
+    finally:
+        file.close()
+    fs.rename(temporary, path)
 
 
 def remove_durably(fs: FileSystem, paths: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ from quiver.aof.format.sealed_pointer import decode_pointer
 from quiver.aof.format.segment_file import decode_footer, decode_header
 from quiver.aof.format.sink_batch import decode_commit, encode_commit
 from quiver.aof.format.sparse_index import decode_index
+from quiver.aof.format.status import decode_status, encode_status
 from quiver.aof.format.warm_file import FRAME_BYTES, SKIPPABLE_MAGIC, decode_seek_table
 from quiver.primitives.scan import Frame
 
@@ -154,6 +155,16 @@ def test_durability_example():
     found = value_of(decode_durability(memoryview(text)))
     assert [dataclasses.asdict(one) for one in found] == said
     assert encode_durability(found) == text
+
+
+def test_status_example():
+    """The text is what is written for the values below it, and is read as these values."""
+    page = page_of("aof-status")
+    text = re.findall(r"^```text\n(.*?)\n```", page, re.MULTILINE)[0].encode()
+    said = json.loads(re.findall(r"^```json\n(.*?)```", page, re.MULTILINE | re.DOTALL)[0])
+    found = value_of(decode_status(memoryview(text)))
+    assert dataclasses.asdict(found) == said
+    assert encode_status(found) == text
 
 
 def test_index_example():

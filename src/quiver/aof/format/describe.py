@@ -9,7 +9,13 @@ from typing import Any
 from quiver.aof.format.durability import decode_durability
 from quiver.aof.format.manifest_chunk import CHUNK_HEADER_BYTES, CHUNK_MAGIC, decode_chunk, decode_chunk_header
 from quiver.aof.format.manifest_record import Event
-from quiver.aof.format.names import parse_chunk_name, parse_index_name, parse_segment_name, parse_warm_name
+from quiver.aof.format.names import (
+    STATUS_NAME,
+    parse_chunk_name,
+    parse_index_name,
+    parse_segment_name,
+    parse_warm_name,
+)
 from quiver.aof.format.record import RecordEntry, entries, join_record_id, scan_records
 from quiver.aof.format.sealed_pointer import POINTER_MAGIC, decode_pointer
 from quiver.aof.format.segment_file import (
@@ -24,6 +30,7 @@ from quiver.aof.format.segment_file import (
 )
 from quiver.aof.format.sink_batch import decode_begun, decode_commit
 from quiver.aof.format.sparse_index import decode_index
+from quiver.aof.format.status import STATUS_VERSION, decode_status
 from quiver.aof.format.warm_file import decode_seek_table
 from quiver.primitives.batch_notes import parse_note_name
 from quiver.primitives.findings import Description, Problem
@@ -67,6 +74,8 @@ def _kind_of(name: str, view: memoryview) -> str:
         return "aof warm"
     if parse_index_name(base) is not None:
         return "aof index"
+    if base == STATUS_NAME:
+        return "aof status"
     note = parse_note_name(base)
     if note is not None:
         return "aof sink step" if note[1] == "begun" else "aof sink commit"
@@ -145,6 +154,18 @@ def _describe_durability(to: Description, view: memoryview, rows_max: int) -> No
         to.tables["segments"] = [{name: getattr(row, name) for name in row.__slots__} for row in rows[:rows_max]]
 
 
+def _describe_status(to: Description, view: memoryview, rows_max: int) -> None:
+    status = to.accept(decode_status(view))
+    if status is None:
+        return
+    to.version = STATUS_VERSION
+    to.fields = {"state": status.state, "writer": status.writer, "written_at_ns": status.written_at_ns}
+    to.fields |= {name: value for name, value in status.figures.items() if not isinstance(value, dict)}
+    for name, group in status.figures.items():
+        if isinstance(group, dict):
+            to.tables[name] = [{"name": key, "value": value} for key, value in group.items()][:rows_max]
+
+
 def _describe_manifest(to: Description, view: memoryview, rows_max: int) -> None:
     to.version = int.from_bytes(view[8:12], "little") if len(view) >= CHUNK_HEADER_BYTES else None
     header = to.accept(decode_chunk_header(view))
@@ -199,6 +220,7 @@ _DESCRIBERS = {
     "aof segment": _describe_segment,
     "aof pointer": _describe_pointer,
     "aof durability": _describe_durability,
+    "aof status": _describe_status,
     "aof manifest": _describe_manifest,
     "aof warm": _describe_warm,
     "aof index": _describe_index,

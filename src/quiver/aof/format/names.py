@@ -5,6 +5,7 @@ Names of the files of a log, made and parsed in one place. A name that this code
 
     <root>/
       aof.id                                                  the stream's number, as text
+      aof.status                                              what its writer tells of itself, advisory
       segments/<segment_id>_<base_offset>_<created_at>.seg    a segment; each number has 20 digits
       segments/<number>.spare                                 room for a segment to come, or one not yet named
       segments/current.sealed                                 the newest sealed segment
@@ -35,6 +36,7 @@ __all__ = [
     "POINTER_NAME",
     "QUARANTINE",
     "SEGMENTS",
+    "STATUS_NAME",
     "WARM",
     "SegmentName",
     "archive_name",
@@ -67,6 +69,7 @@ DURABILITY = "warm/durability"
 POINTER_NAME = "current.sealed"
 IDENTITY_NAME = "aof.id"
 LOCK_NAME = "aof.lock"
+STATUS_NAME = "aof.status"
 
 _U64_MAX = (1 << 64) - 1
 _I64_MAX = (1 << 63) - 1

@@ -1,0 +1,206 @@
+"""
+What a writer has in memory alone, told to those beside it: whose it is, how old, and that it never harms.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+from aof_as_log import ROOT, open_manager, payloads, tiny
+from typer.testing import CliRunner
+
+from quiver.aof import AofManager, FlushConfig
+from quiver.aof.check import check_log_directory
+from quiver.aof.format.describe import describe_log_file
+from quiver.aof.format.status import STATUS_BYTES_MAX, decode_status
+from quiver.aof.status import read_status
+from quiver.cli.main import build_app
+from quiver.errors import WouldBlock
+from quiver.primitives.lock import hold
+from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.scan import Frame
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+PATH = f"{ROOT}/orders/aof.status"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def dumped(root) -> dict:
+    done = CliRunner().invoke(build_app(), ["aof", "dump", "--root", str(root)])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output.splitlines()[-1])["logs"][0]["writer"] | {"text": " ".join(done.output.split())}
+
+
+def test_a_dump_beside_a_live_writer_has_its_counts(tmp_path):
+    """What was refused, what was flushed and what waits: as the writer told it, with its age and whose it is."""
+    with AofManager.open(str(tmp_path)) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x" * 100)
+        log.flush()
+        log.run_status()
+        told = dumped(tmp_path)
+        assert (told["state"], told["held"], told["problem"]) == ("open", True, "")
+        assert told["writer"] == told["holder"] == f"pid {os.getpid()} quiver aof"
+        assert told["age_s"] >= 0
+        assert told["figures"]["appended_records"] == 1
+        assert told["figures"]["flush"]["synchronous_flushes"] == 1
+        assert told["figures"]["queues"] == {"seal": 0}
+        assert "told by the writer, which has the log open" in told["text"]
+        assert "synchronous_flushes" in told["text"]
+    told = dumped(tmp_path)
+    assert (told["state"], told["held"]) == ("closed", False)
+    assert "closed the log" in told["said"]
+    assert "sound" in CliRunner().invoke(build_app(), ["aof", "verify", str(tmp_path)]).output
+
+
+def test_a_writer_that_died_is_called_dead(tmp_path):
+    """Its last words are shown, and that they are old. One who opens the log next begins with none."""
+    with AofManager.open(str(tmp_path)) as manager:
+        manager.log("orders").append_record(b"x")
+        manager.log("orders").run_status()
+        kept = (tmp_path / "orders" / "aof.status").read_bytes()
+    (tmp_path / "orders" / "aof.status").write_bytes(kept)
+    assert "nobody on this machine has the log open" in dumped(tmp_path)["said"]
+    lock = hold(REAL_FILES, str(tmp_path / "aof.lock"), owner="somebody else")
+    told = dumped(tmp_path)
+    assert f"stale: pid {os.getpid()} somebody else has the log open now" in told["said"]
+    assert told["figures"]["appended_records"] == 1
+    lock.release()
+    with AofManager.open(str(tmp_path), background=False) as manager:
+        manager.log("orders")
+        told = dumped(tmp_path)
+        assert told["figures"] is None
+        assert told["said"] == f"no status of a writer; pid {os.getpid()} quiver aof has the log open"
+    assert dumped(tmp_path)["said"] == "no status of a writer"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0" * 1000, b"{}", b"[" * 60_000, b"9" * 5000, b"x" * (STATUS_BYTES_MAX + 1)],
+    ids=["empty", "zeros", "another object", "deep", "digits", "too large"],
+)
+def test_a_damaged_status_is_ignored_with_a_word(tmp_path, data):
+    """Nothing rests on it: no command fails, and the log is sound."""
+    with AofManager.open(str(tmp_path), background=False) as manager:
+        manager.log("orders").append_record(b"x")
+    (tmp_path / "orders" / "aof.status").write_bytes(data)
+    told = dumped(tmp_path)
+    assert told["figures"] is None
+    assert told["said"].startswith("the status file is ignored: not a writer's status")
+    checked = check_log_directory(REAL_FILES, "orders", str(tmp_path / "orders"), read_records=True)
+    assert checked.sound
+    assert [one.kind for one in checked.findings] == ["left over"]
+    assert not describe_log_file("aof.status", memoryview(data)).sound
+
+
+def test_a_directory_in_its_place_is_ignored(tmp_path):
+    """By readers, and by the writer, which goes on without telling."""
+    with AofManager.open(str(tmp_path)) as manager:
+        (tmp_path / "orders" / "aof.status" / "kept").mkdir(parents=True)
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.run_status()
+        assert "is ignored" in dumped(tmp_path)["said"]
+    with AofManager.open(str(tmp_path), background=False) as manager:
+        assert payloads(manager.log("orders")) == [b"x"]
+
+
+class StatusFails(FaultFileSystem):
+    """What is done to the status, or to learn whose it is, fails while *operation* is set."""
+
+    operation = ""
+
+    def may_fail(self, op: str, path: str) -> None:
+        if op == self.operation and ("aof.status" in path or (op, path[-8:]) == ("read_all", "aof.lock")):
+            raise OSError(errno.ENOSPC, "no space left on device", path)
+        super().may_fail(op, path)
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "rename", "remove", "read_all"])
+def test_a_status_that_cannot_be_written_harms_nobody(operation):
+    """Neither appends nor flushes nor closing; once the disk lets it, it is told again."""
+    clock = ManualClock(waits="hold")
+    files = StatusFails(CrashFileSystem())
+    files.operation = operation
+    with AofManager.open(ROOT, tiny(), files=files, clock=clock) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.flush()
+        log.run_status()
+        assert files.exists(PATH) == (operation in {"remove", "read_all"})
+        assert payloads(log) == [b"x"]
+    files.operation = ""
+    with AofManager.open(ROOT, tiny(), files=files, clock=clock) as manager:
+        log = manager.log("orders")
+        assert not files.exists(PATH)
+        log.run_status()
+        status = read_status(files, f"{ROOT}/orders").status
+        assert status is not None
+        assert status.figures["records"] == 1
+
+
+def test_it_is_written_when_there_is_something_new():
+    """Time alone is nothing new; a refusal is."""
+    clock = ManualClock(waits="hold")
+    files = CrashFileSystem()
+    config = tiny(flush=FlushConfig(flush_interval_ms=0, max_unflushed_bytes=1000))
+    with AofManager.open(ROOT, config, files=files, clock=clock) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x" * 900)
+        log.run_status()
+        first = files.read_all(PATH, size_max=STATUS_BYTES_MAX)
+        log.run_status()
+        assert files.read_all(PATH, size_max=STATUS_BYTES_MAX) == first
+        with pytest.raises(WouldBlock):
+            log.append_record(b"x" * 900)
+        log.run_status()
+        answer = decode_status(memoryview(files.read_all(PATH, size_max=STATUS_BYTES_MAX)))
+        assert isinstance(answer, Frame)
+        assert answer.value.figures["would_block"] == {"flush": 1}
+        assert answer.value.figures["backlog_bytes"] > 900
+
+
+def test_a_log_without_threads_tells_nothing():
+    """Not even when it is closed: whoever drives it by hand decides what is written when."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.run_status()
+        manager.maintain()
+    assert not files.exists(PATH)
+
+
+def test_crashes_while_it_is_replaced():
+    """What a crash leaves of it, half a file under another name included, goes when the log is opened."""
+    files = CrashFileSystem()
+    disks: list[CrashFileSystem] = []
+    with AofManager.open(ROOT, tiny(), files=files, clock=ManualClock(waits="hold")) as manager:
+        log = manager.log("orders")
+        log.append_record(b"x")
+        log.flush()
+        log.run_status()
+        files.on_step = lambda _op, path: disks.extend(
+            [files.clone_after_kill(), *map(files.clone_after_crash, range(3))] if "aof.status" in path else []
+        )
+        log.append_record(b"y")
+        log.run_status()
+        files.on_step = None
+    assert len(disks) >= 12
+    for disk in disks:
+        with open_manager(disk) as manager:
+            assert payloads(manager.log("orders"))[0] == b"x"
+            assert not [name for name in disk.list_dir(f"{ROOT}/orders") if name.startswith("aof.status")]
