@@ -4,16 +4,20 @@ Opening what crashes, damage and other programs left: nothing that a file holds 
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from aof_as_log import ROOT, SEGMENTS, open_manager, payloads, segment_files, tail_of, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quiver.aof import Retention
 from quiver.aof.format.names import SegmentName, spare_name
 from quiver.aof.format.record import encode_record
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader, encode_header
-from quiver.errors import NotYetDurable
+from quiver.errors import NotYetDurable, WouldBlock
+from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
@@ -312,6 +316,39 @@ def test_ids_are_never_used_twice():
         assert log.append_record(b"more") >> 32 == 3
         assert [bytes(one.payload) for one in log.open_reader()] == [b"record 0", b"record 1", b"more"]
     assert f"{ROOT}/orders/quarantine/" in log.snapshot().quarantined[0]
+
+
+class NoRoom(FaultFileSystem):
+    """No block can be reserved while *full*."""
+
+    full = True
+
+    def may_fail(self, op: str, path: str) -> None:
+        if self.full and op == "reserve":
+            raise OSError(errno.ENOSPC, "no space left on device", path)
+        super().may_fail(op, path)
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_a_log_opens_on_a_full_disk(spares):
+    """Its records are read, old segments can leave to make room, and then it takes records again."""
+    disk = CrashFileSystem()
+    with open_manager(disk) as manager:
+        for number in range(3):
+            manager.log("orders").append_record_with_timeout(b"%d" % number * 9000, 5)
+    files = NoRoom(disk)
+    clock = ManualClock()
+    config = tiny(preallocate_segments=spares, retention=Retention("size", max_total_bytes=1, action="expire"))
+    with open_manager(files, config, clock) as manager:
+        log = manager.log("orders")
+        assert len(payloads(log)) == 3
+        with pytest.raises(WouldBlock, match="admission"):
+            log.append_record_with_timeout(b"four", 5)
+        manager.maintain()
+        assert len(payloads(log)) < 3
+        files.full = False
+        log.append_record_with_timeout(b"four", 5)
+        assert payloads(log)[-1] == b"four"
 
 
 def test_a_full_disk_at_opening_seals_the_tail():

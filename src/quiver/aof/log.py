@@ -141,7 +141,7 @@ class Aof:
                 tail.adopt(recovered.tail)
             tail.next_segment_id = recovered.next_segment_id
         tail.coordinator_watermark = recovered.coordinator_watermark
-        self._upkeep.make_spares()
+        self._upkeep.make_first_spares()
 
     def _poison(self, reason: str) -> StoreFailed:
         message = f"the log {self.name} failed: {reason}; open it again to recover"

@@ -121,10 +121,13 @@ class Upkeep:
         try:
             step()
         except OSError as error:
-            self._observer.count("aof_upkeep_failed_total")
-            self._observer.event("aof.upkeep.failed", level=logging.WARNING, problem=str(error))
+            self._tell(error)
             return False
         return True
+
+    def _tell(self, error: OSError) -> None:
+        self._observer.count("aof_upkeep_failed_total")
+        self._observer.event("aof.upkeep.failed", level=logging.WARNING, problem=str(error))
 
     def seal_pending(self) -> None:
         """
@@ -172,6 +175,22 @@ class Upkeep:
             spare.close()
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(spare.path)
+
+    def make_first_spares(self) -> None:
+        """
+        Make the spares with which a log opens. Where there is no room it opens without: what it holds can be read, and
+        old segments leave to make some.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        try:
+            self.make_spares()
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            self._tell(error)
+            self._again(_AGAIN_S)
 
     def make_spares(self) -> None:
         """
