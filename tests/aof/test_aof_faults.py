@@ -14,7 +14,8 @@ from aof_as_log import open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofManager, FlushConfig
 from quiver.aof.format.record import encode_record
-from quiver.errors import NotYetDurable, RecordInvalid, StoreClosed
+from quiver.errors import NotYetDurable, RecordInvalid, StoreClosed, StoreFailed
+from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -233,3 +234,41 @@ def test_ids_of_a_segment_in_quarantine_are_not_given_out_again():
             assert log.snapshot().segments[-1].segment_id == 0
     with open_manager(disk) as manager:
         assert manager.log("orders").append_record(b"three") >> 32 > lost >> 32
+
+
+class Failing(InMemoryObserver):
+    """Somebody's observer that fails for one name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def _may_fail(self, name: str) -> None:
+        if name == self._name:
+            raise ValueError(f"no gauge for {name}")
+
+    def count(self, name: str, *args: Any, **labels: Any) -> None:
+        self._may_fail(name)
+        super().count(name, *args, **labels)
+
+    def record(self, name: str, *args: Any, **labels: Any) -> None:
+        self._may_fail(name)
+        super().record(name, *args, **labels)
+
+
+@pytest.mark.parametrize(
+    "name", ["aof_flush_latency_seconds", "aof_durable_bytes_total", "aof_segment_rollovers_total"]
+)
+def test_no_producer_waits_for_a_thread_that_an_observer_ended(tmp_path, name: str) -> None:
+    """What nobody foresaw fails its log, which says so; the threads go on for the others."""
+    with AofManager.open(str(tmp_path), tiny(flush=FlushConfig(0, 1)), observer=Failing(name)) as manager:
+        log = manager.log("orders")
+        other = manager.log("other")
+        with pytest.raises(StoreFailed, match="no gauge for"):
+            for _ in range(100):
+                log.append_record_with_timeout(b"x" * 5000, 30)
+        with pytest.raises(StoreFailed, match="no gauge for"):
+            for _ in range(100):
+                other.append_record_with_timeout(b"x" * 5000, 30)
+    with AofManager.open(str(tmp_path), tiny(), background=False) as manager:
+        assert set(payloads(manager.log("orders"))) == {b"x" * 5000}

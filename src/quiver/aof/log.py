@@ -25,7 +25,7 @@ from quiver.aof.flush import Flusher
 from quiver.aof.format.names import SEGMENTS
 from quiver.aof.format.record import split_record_id
 from quiver.aof.index import SparseIndexes
-from quiver.aof.lookup import OpenSegments
+from quiver.aof.lookup import OpenSegments, require_id
 from quiver.aof.notify import Notifier
 from quiver.aof.reader import OnDamage, Reader, Record, TailFollower, first_at, read_one
 from quiver.aof.recovery import Recovered
@@ -38,7 +38,7 @@ from quiver.aof.upkeep import NOTE_AFTER_S, Upkeep
 from quiver.aof.waiting import Waiting
 from quiver.aof.workers import Workers, WorkersAsked
 from quiver.clock import Clock
-from quiver.errors import RecordUnknown, RolloverFailed, StoreClosed, StoreFailed, WouldBlock, WrongUse
+from quiver.errors import RolloverFailed, StoreClosed, StoreFailed, WouldBlock, WrongUse
 from quiver.objects import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.files import Buffer, FileSystem
@@ -86,14 +86,14 @@ class Aof:
         self._flusher = Flusher(
             self._tail, fs, f"{config.root_dir}/{SEGMENTS}", config.flush, clock=clock, observer=observer,
             again=lambda after_s: workers.ask_flush(self, after_s),
-            flushed=lambda: workers.ask_upkeep(self, NOTE_AFTER_S), poison=self._poison, seed=stream_id,
+            flushed=lambda: workers.ask_upkeep(self, NOTE_AFTER_S), poison=self.poison, seed=stream_id,
         )  # fmt: skip
         self.flush_metrics = self._flusher.metrics
         self._trim = HeadTrim(name, compaction if config.compaction == "head_trim" else None, observer)
         indexes = SparseIndexes(fs, config.root_dir, enabled=config.enable_sparse_index, observer=observer)
         self._upkeep = Upkeep(
             self._tail, self._flusher, self._catalog, fs, config, stream_id=stream_id, clock=clock, observer=observer,
-            again=lambda after_s: workers.ask_upkeep(self, after_s), poison=self._poison, indexes=indexes,
+            again=lambda after_s: workers.ask_upkeep(self, after_s), poison=self.poison, indexes=indexes,
             trim=self._trim,
         )  # fmt: skip
         self._sinks = SinkAdoption(
@@ -143,10 +143,13 @@ class Aof:
         tail.coordinator_watermark = recovered.coordinator_watermark
         self._upkeep.make_first_spares()
 
-    def _poison(self, reason: str) -> StoreFailed:
+    def poison(self, reason: str) -> StoreFailed:
+        """
+        Refuse everything from now on; return the error that says so. Called by the manager's threads.
+        """
         message = f"the log {self.name} failed: {reason}; open it again to recover"
-        self._observer.event("aof.failed", level=logging.ERROR, log=self.name, reason=reason)
         self._tail.refuse(lambda: StoreFailed(message))
+        self._observer.event("aof.failed", level=logging.ERROR, log=self.name, reason=reason)
         return StoreFailed(message)
 
     # ---- appending
@@ -241,7 +244,7 @@ class Aof:
             RecordUnknown, StoreClosed: there is no such record; whether there is cannot be told any more.
             StoreFailed: written bytes were lost.
         """
-        _require_id(record_id)
+        require_id(record_id)
         self._durability.flush_until(record_id, timeout_s)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
@@ -314,7 +317,7 @@ class Aof:
         Raises:
             WrongUse: it is no record id.
         """
-        _require_id(record_id)
+        require_id(record_id)
         if timestamp is not None:
             found = self.find_record(timestamp)
             record_id = self._tail.end_id() if found is None else found
@@ -343,7 +346,7 @@ class Aof:
             RecordUnknown: none begins there, or its segment was retired.
             Damaged: it is not what was written.
         """
-        _require_id(record_id)
+        require_id(record_id)
         return read_one(self._segments, record_id)
 
     def find_record(self, timestamp: int) -> int | None:
@@ -376,7 +379,7 @@ class Aof:
         With *durable_only* it sees what a power loss cannot take back any more.
         """
         if record_id is not None:
-            _require_id(record_id)
+            require_id(record_id)
         start = self._tail.end_id() if record_id is None else record_id
         if not durable_only:
             self._tail.watched = True
@@ -468,7 +471,7 @@ class Aof:
             RecordUnknown: it is no id at all: no whole number of 64 bits.
             ObjectsUnavailable, StoreClosed, OSError: the segment cannot be brought back now.
         """
-        _require_id(record_id)
+        require_id(record_id)
         return self._durability.is_durable(record_id)
 
     def segment_snapshot(self) -> tuple[SegmentSnapshot, ...]:
@@ -590,8 +593,3 @@ class Aof:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _require_id(record_id: int) -> None:
-    if not isinstance(record_id, int) or not 0 <= record_id < 1 << 64:
-        raise RecordUnknown(f"no record {record_id!r}: an id is a whole number of 64 bits, as an append returns it")

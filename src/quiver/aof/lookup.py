@@ -17,8 +17,9 @@ from quiver.aof.reader import heads
 from quiver.aof.source import Source
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers
+from quiver.errors import RecordUnknown
 
-__all__ = ["OpenSegments"]
+__all__ = ["OpenSegments", "require_id"]
 
 
 class OpenSegments:
@@ -129,3 +130,14 @@ class OpenSegments:
                 at = None if source is None else next(islice(heads(source, offset), number - base - known, None), None)
                 return None if at is None else segment_id << 32 | at[0]
         return None
+
+
+def require_id(record_id: int) -> None:
+    """
+    Return when *record_id* may be one.
+
+    Raises:
+        RecordUnknown: no record has such an id.
+    """
+    if not isinstance(record_id, int) or not 0 <= record_id < 1 << 64:
+        raise RecordUnknown(f"no record {record_id!r}: an id is a whole number of 64 bits, as an append returns it")

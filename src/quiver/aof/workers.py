@@ -8,6 +8,7 @@ by `run_pending`, in the caller.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -15,10 +16,14 @@ from typing import Protocol
 
 from quiver.aof.flush import FlushMetrics
 from quiver.clock import Clock
-from quiver.errors import QuiverError
+from quiver.errors import QuiverError, StoreFailed
 from quiver.observe import Observer
 
 __all__ = ["Worked", "Workers", "WorkersAsked"]
+
+
+_WAITED_FOR = ("flush", "upkeep", "sinks")
+"""What producers wait for."""
 
 
 class Worked(Protocol):
@@ -51,6 +56,11 @@ class Worked(Protocol):
     def run_status(self) -> None:
         """
         Tell those beside the process how the log does.
+        """
+
+    def poison(self, reason: str) -> StoreFailed:
+        """
+        Refuse everything from now on.
         """
 
 
@@ -167,7 +177,21 @@ class Workers:
                 # The log knows and refuses whoever comes next; this thread has nobody to tell.
                 self._observer.event(f"aof.{kind}", level=logging.ERROR, log=log.name, problem=str(error))
 
-        return work
+        def survived(log: Worked) -> None:
+            try:
+                work(log)
+            except Exception as error:  # noqa: BLE001 - an observer's, an object store's, or a mistake of ours
+                # Nobody knows what was left half done, and nobody may wait for ever for a thread that is gone: the log
+                # refuses whoever comes next, and the others go on. Tiers and status are not what appends wait for.
+                problem = f"in the thread for {kind}: {error!r}"
+                with contextlib.suppress(Exception):  # the observer may be what failed
+                    if kind in _WAITED_FOR:
+                        log.poison(problem)
+                    else:
+                        self._observer.event(f"aof.{kind}", level=logging.ERROR, log=log.name, problem=problem)
+
+        # A caller who does the work by hand is told what happened.
+        return survived if self.threaded else work
 
     def start(self) -> None:
         """
