@@ -92,6 +92,8 @@ def test_sizes_are_rounded_and_kept_in_order(given, made):
         lambda: TierConfig(compression_level=0),
         lambda: TierConfig(compression_level="fast"),
         lambda: TierConfig(tier0_max_bytes="1GiB"),
+        lambda: TierConfig(objects=5),
+        lambda: TierConfig(objects=["cold/"]),
         lambda: FlushConfig(flush_interval_ms="5ms"),
         lambda: FlushConfig(flush_interval_ms=float("nan")),
         lambda: FlushConfig(flush_watermark_bytes=None),

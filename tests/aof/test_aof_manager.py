@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from aof_as_log import ROOT, open_manager, payloads
+from aof_as_log import ROOT, open_manager, payloads, tiny
 
-from quiver.aof import AofManager, replay_upstream
-from quiver.errors import Damaged, DirectoryInUse, RecordInvalid, StoreClosed, WrongUse
+from quiver.aof import AofManager, TierConfig, replay_upstream
+from quiver.errors import Damaged, DirectoryInUse, RecordInvalid, SettingsInvalid, StoreClosed, WrongUse
 from quiver.settings import MIB
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -112,6 +112,42 @@ def test_a_closed_manager_refuses():
             attempt()
     with open_manager(files.clone_after_crash(0)) as again:
         assert payloads(again.log("orders")) == [b"x"]
+
+
+def test_settings_are_not_passed_over():
+    """A log that is open keeps its settings: whoever asks for it with others is told. The same ones are fine."""
+    with open_manager(CrashFileSystem()) as manager:
+        log = manager.log("orders", tiny(preallocate_segments=2))
+        assert manager.log("orders", tiny(preallocate_segments=2)) is log
+        assert manager.log("orders") is log
+        with pytest.raises(WrongUse, match="open with other settings"):
+            manager.log("orders", tiny(preallocate_segments=3))
+        log.close()
+        assert manager.log("orders", tiny(preallocate_segments=3)).config.preallocate_segments == 3
+
+
+@pytest.mark.parametrize("name", [7, None, b"orders", "aof.lock"])
+def test_what_is_no_name_of_a_log(name):
+    """The manager's own file, too."""
+    with open_manager(CrashFileSystem()) as manager, pytest.raises(WrongUse, match="cannot be called"):
+        manager.log(name)
+
+
+@pytest.mark.parametrize(
+    ("objects", "reason"),
+    [
+        ("nope://x", "no backend for nope"),
+        ("", "objects"),
+        ({"backend": "nope"}, "backend is one of"),
+        ("s3://", "bucket"),
+    ],
+)
+def test_a_place_of_objects_that_is_none_is_refused_at_once(objects, reason):
+    """Not when a disk runs full and the first segment is to leave. Other logs open."""
+    with open_manager(CrashFileSystem()) as manager:
+        with pytest.raises(SettingsInvalid, match=reason):
+            manager.log("orders", tiny(tiers=TierConfig(objects=objects)))
+        manager.log("other").append_record(b"x")
 
 
 def test_the_upstream_watermark_comes_back():

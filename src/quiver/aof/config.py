@@ -111,6 +111,8 @@ class TierConfig:
         for name in ("tier0_max_bytes", "warm_max_bytes"):
             if getattr(self, name) is not None:
                 _require_whole(f"tiers.{name}", getattr(self, name), 0, None)
+        if self.objects is not None and not isinstance(self.objects, str | Mapping):
+            raise SettingsInvalid(f"tiers.objects is a URL, a directory or a mapping, not {self.objects!r}")
         _require_whole("tiers.compression_level", self.compression_level, 1, 19)
         if self.warm_max_bytes is not None and self.objects is None:
             raise SettingsInvalid("tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot leave")

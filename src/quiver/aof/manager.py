@@ -29,7 +29,7 @@ from quiver.aof.tiers.keeper import has_tiers
 from quiver.aof.workers import Workers
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, QuiverError, StoreClosed, WrongUse
-from quiver.objects import ObjectTier, open_objects
+from quiver.objects import ObjectLocation, ObjectTier, open_objects
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem, directory_name
@@ -129,16 +129,18 @@ class AofManager:
         Return the log *name*, opened or created; the same object until it is closed.
 
         Raises:
-            WrongUse: a log cannot have that name, or settings that are none.
+            WrongUse: a log cannot have that name, or settings that are none; or it is open with other settings.
             StoreClosed: the manager was closed.
             OSError: the disk refused.
         """
-        if not is_stream_name(name):
+        if not isinstance(name, str) or not is_stream_name(name):
             raise WrongUse(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
         with self._guard:
             if self._closed:
                 raise StoreClosed(f"{self.path} was closed")
             log = self._logs.get(name)
+            if log is not None and not log.closed and config is not None:
+                _require_same(log, config)
             if log is None or log.closed:
                 log = self._logs[name] = self._open(name, _checked(config) or self.config)
                 log.adopt()
@@ -151,6 +153,7 @@ class AofManager:
         stream_id = self._identity(f"{root}/{IDENTITY_NAME}")
         config = dataclasses.replace(config, root_dir=root)
         has_tiers(self._files, config, stream_id)  # what it refuses, it refuses before anything is opened
+        objects = self._objects_of(config)
         began = self._clock.monotonic()
         recovered = recover(
             self._files, root, stream_id=stream_id, clock=self._clock, observer=self._observer, now_s=began
@@ -158,7 +161,7 @@ class AofManager:
         self._observer.record("aof_recovery_duration_seconds", self._clock.monotonic() - began)
         log = Aof(
             name, config, recovered, stream_id=stream_id, fs=self._files,
-            clock=self._clock, observer=self._observer, workers=self._workers, objects=self._objects_of(config),
+            clock=self._clock, observer=self._observer, workers=self._workers, objects=objects,
             compaction=self._compaction,
         )  # fmt: skip
         refuse_in_children(log, f"the log {name}")
@@ -168,7 +171,11 @@ class AofManager:
         location = None if config.tiers is None else config.tiers.objects
         if self._objects is not None or location is None:
             return self._objects
-        return lambda: open_objects(location, fs=self._files, clock=self._clock, observer=self._observer)
+        # Taken apart now, opened when first needed: nobody should learn of a wrong URL when a disk runs full.
+        parsed = (
+            ObjectLocation.from_url(location) if isinstance(location, str) else ObjectLocation.from_mapping(location)
+        )
+        return lambda: open_objects(parsed, fs=self._files, clock=self._clock, observer=self._observer)
 
     def _identity(self, path: str) -> int:
         """
@@ -245,6 +252,11 @@ class AofManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _require_same(log: Aof, config: AofConfig) -> None:
+    if dataclasses.replace(_checked(config) or config, root_dir="") != dataclasses.replace(log.config, root_dir=""):
+        raise WrongUse(f"the log {log.name} is open with other settings: close it first, or ask for it without any")
 
 
 def _checked(config: AofConfig | None) -> AofConfig | None:

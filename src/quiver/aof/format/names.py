@@ -222,6 +222,6 @@ def durability_name(stream_id: int) -> str:
 
 def is_stream_name(name: str) -> bool:
     """
-    Say whether a stream may be called *name*: it becomes a directory.
+    Say whether a stream may be called *name*: it becomes a directory, beside the lock of all.
     """
-    return _STREAM.fullmatch(name) is not None
+    return _STREAM.fullmatch(name) is not None and name != LOCK_NAME
