@@ -14,7 +14,7 @@ from aof_as_log import open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofManager, FlushConfig
 from quiver.aof.format.record import encode_record
-from quiver.errors import NotYetDurable, RecordInvalid, StoreClosed, StoreFailed
+from quiver.errors import NotYetDurable, RecordInvalid, StoreClosed, StoreFailed, WrongUse
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -272,3 +272,23 @@ def test_no_producer_waits_for_a_thread_that_an_observer_ended(tmp_path, name: s
                 other.append_record_with_timeout(b"x" * 5000, 30)
     with AofManager.open(str(tmp_path), tiny(), background=False) as manager:
         assert set(payloads(manager.log("orders"))) == {b"x" * 5000}
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), "5", b"", [1]])
+def test_what_is_no_time_out_is_refused(timeout_s: Any) -> None:
+    """One that is not a number never passes: whoever waits with it would wait for ever, and not even sleep."""
+    with open_manager(CrashFileSystem(), tiny(flush=FlushConfig(flush_interval_ms=0))) as manager:
+        log = manager.log("orders")
+        record_id = log.append_record(b"x")
+        with log.append_reserve(10):
+            for call in (
+                lambda: log.append_record_with_timeout(b"y", timeout_s),
+                lambda: log.append_records_with_timeout([b"y"], timeout_s),
+                lambda: log.wait_for_writable_segment(timeout_s),
+                lambda: log.flush_until(record_id, timeout_s=timeout_s),
+                lambda: log.flush(timeout_s=timeout_s),
+                lambda: log.force_rollover(timeout_s=timeout_s),
+                lambda: log.tail_follower().next(timeout_s),
+            ):
+                with pytest.raises(WrongUse, match="a time-out is a number of seconds"):
+                    call()

@@ -82,6 +82,7 @@ def test_the_number_of_a_log_is_its_own_for_ever():
     files = CrashFileSystem()
     with open_manager(files) as manager:
         numbers = {name: manager.log(name).stream_id for name in ("a", "b")}
+        manager.log("a").append_record(b"x")
     with open_manager(files) as manager:
         assert {name: manager.log(name).stream_id for name in ("b", "a")} == numbers
     file = files.open_write(f"{ROOT}/a/aof.id")
@@ -90,6 +91,9 @@ def test_the_number_of_a_log_is_its_own_for_ever():
     with open_manager(files) as manager, pytest.raises(Damaged) as error:
         manager.log("a")
     assert error.value.path == f"{ROOT}/a/aof.id"
+    assert "write it back" in error.value.reason
+    (named,) = files.list_dir(f"{ROOT}/a/warm/durability")
+    assert int(named.removesuffix(".json")) == numbers["a"]
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden"])

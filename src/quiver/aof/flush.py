@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from random import Random
 
 from quiver.aof.config import FlushConfig
+from quiver.aof.notify import deadline_of
 from quiver.aof.segment import Segment
 from quiver.aof.tail import Tail
 from quiver.clock import Clock
@@ -122,8 +123,9 @@ class Flusher:
         Raises:
             NotYetDurable: *timeout_s* passed, or syncs failed too often; the record is written.
             StoreFailed: written bytes were lost.
+            WrongUse: *timeout_s* is no number.
         """
-        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        deadline = deadline_of(self._clock, timeout_s)
         failures = 0
         while True:
             with self._turn:

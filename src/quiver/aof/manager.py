@@ -188,7 +188,8 @@ class AofManager:
             finally:
                 file.close()
             if not (text.isascii() and text.isdecimal()):
-                raise Damaged(path, 0, f"{text[:20]!r} is not the number of a log")
+                where = f"write it back, the name of the file in {DURABILITY}/ has it"
+                raise Damaged(path, 0, f"{text[:20]!r} is not the number of a log: {where}")
             return int(text)
         # Nanoseconds of its creation: unlike a counter they differ between managers whose objects share a bucket.
         number = self._clock.now_ns()

@@ -8,13 +8,15 @@ over at once. Callers in an event loop leave a function instead, which is called
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from quiver.clock import Clock
+from quiver.errors import WrongUse
 
-__all__ = ["KINDS", "Notifier", "in_loop"]
+__all__ = ["KINDS", "Notifier", "deadline_of", "in_loop"]
 
 KINDS = ("admission", "rollover", "hydration", "flush", "tail", "records")
 """Those of `WouldBlock`, and `records`: something can be read that could not be read before."""
@@ -31,6 +33,20 @@ def in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Callab
             loop.call_soon_threadsafe(call)
 
     return hand_over
+
+
+def deadline_of(clock: Clock, timeout_s: float | None) -> float | None:
+    """
+    Return the moment at which *timeout_s* from now has passed; None: there is none.
+
+    Raises:
+        WrongUse: it is no number of seconds.
+    """
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+        raise WrongUse(f"a time-out is a number of seconds, or None, not {timeout_s!r}")
+    return clock.monotonic() + timeout_s
 
 
 class Notifier:

@@ -14,7 +14,7 @@ from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_recor
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.index import before_time
-from quiver.aof.notify import Notifier
+from quiver.aof.notify import Notifier, deadline_of
 from quiver.aof.source import Source
 from quiver.clock import Clock
 from quiver.errors import Damaged, RecordUnknown
@@ -368,7 +368,7 @@ class TailFollower:
         return record
 
     def _wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        deadline = deadline_of(self._clock, timeout_s)
         while True:
             seen = self._notifier.generation("records")
             is_closed = self._is_closed()

@@ -221,7 +221,7 @@ class Tail:
                 f"{self.record_bytes_max}; raise segment_max_bytes"
             )
         if self._reserved is not None:
-            raise self._blocked("tail", "a reservation is open")
+            raise self._blocked("tail", "a reservation is open: commit or cancel it")
         if self._held and not held:
             raise self._blocked("tail", "a batch that was committed is being appended")
         if self.rollover is not None and not self.rollover.done:
@@ -569,7 +569,7 @@ class Tail:
                 raise self.refusal()
             if self.rollover is None:
                 if self._reserved is not None:
-                    raise self._blocked("tail", "a reservation is open")
+                    raise self._blocked("tail", "a reservation is open: commit or cancel it")
                 retired = self.retire() if self.segment is not None and self.segment.record_count else None
                 if retired is None:
                     return None

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from quiver.aof.notify import KINDS, Notifier, in_loop
+from quiver.aof.notify import KINDS, Notifier, deadline_of, in_loop
 from quiver.aof.workers import Workers
 from quiver.clock import Clock
 from quiver.errors import QuiverError, WouldBlock
@@ -39,7 +39,9 @@ class Waiting:
 
         Raises:
             WouldBlock: it was refused for *timeout_s*; or for what does not pass by itself.
+            WrongUse: that is no number.
         """
+        deadline = deadline_of(self._clock, timeout_s)
         began = self._clock.monotonic()
         kind = ""
         while True:
@@ -50,7 +52,7 @@ class Waiting:
                 if blocked.kind not in _PASSING:
                     raise
                 kind = blocked.kind
-                left = None if timeout_s is None else began + timeout_s - self._clock.monotonic()
+                left = None if deadline is None else deadline - self._clock.monotonic()
                 if left is not None and left <= 0:
                     raise
             else:
