@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 from aof_as_log import ROOT, open_manager, payloads, tiny
@@ -28,14 +26,9 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 PATH = f"{ROOT}/orders/aof.status"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def dumped(root) -> dict:
