@@ -208,6 +208,32 @@ def test_one_that_is_stuck_holds_up_nobody_beyond_the_deadline(exports, caplog):
     assert "into still had something to write; it goes on at the next start" in caplog.text
 
 
+def test_a_query_with_rare_turns_has_one_more(tmp_path, monkeypatch):
+    """Its next turn may be hours away: it is stopped, and started for what is there."""
+    said = []
+
+    class Rare:
+        def __init__(self, once):
+            self.once, self.isActive, self.status = once, True, {"isTriggerActive": False}
+
+        def stop(self):
+            said.append("stopped")
+
+        def awaitTermination(self, timeout):  # noqa: N802 - as Spark calls it
+            said.append(("takes all" if self.once else "never ends", 0 < timeout <= 60))
+
+    sieve = SimpleNamespace(halted=None, close=lambda: said.append("let go"))
+    start = lambda _spark, _plan, _observer, once=False: RunningQuery(Rare(once), sieve)
+    monkeypatch.setattr(export, "start_query", start)
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, trigger=300.0)
+    plan = SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config, into=None))
+    one = export._Export(None, plan)
+    one.look()
+    export._drain([one], 60.0)
+
+    assert said == ["stopped", "let go", ("takes all", True)]
+
+
 # ── the deadline ─────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -37,6 +37,8 @@ LOOK_S = 0.25
 STOP_S = 10.0
 CLOSE_S = 6.0
 HEALTHY_S = 30.0
+TRIGGER_AWAITED_S = 5.0
+"""A query whose turns are further apart than this is not waited for when it is drained, but has one turn more."""
 
 _log = logging.getLogger("quiver.pipeline")
 
@@ -129,7 +131,7 @@ class _Export:
             for one in self.before:
                 one.is_drained.wait(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
             if self._running is not None and self._running.query.isActive:
-                self._running.query.processAllAvailable()
+                self._take_all(self._running, deadline)
             if self._plan.route.into is not None:
                 _await_taken_over(self._plan.route.config.destination, deadline)
         except Exception as error:  # noqa: BLE001 - the edge: Spark raises many kinds, and what is not written stays in the store
@@ -137,14 +139,26 @@ class _Export:
         finally:
             self.is_drained.set()
 
-    def stop(self) -> None:
+    def _take_all(self, running: RunningQuery, deadline: float) -> None:
+        if getattr(self._plan.route.config, "trigger", 0.0) <= TRIGGER_AWAITED_S:
+            running.query.processAllAvailable()
+            return
+        # Spark sleeps until the next turn, which may be hours away, and nothing wakes it.
+        self.stop(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
+        self._running = start_query(self._spark, self._plan, self._observer, once=True)
+        self._running.query.awaitTermination(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
+
+    def stop(self, timeout_s: float = STOP_S) -> None:
         """
-        Stop the query between two batches where possible.
+        Stop the query between two batches, if there is such a moment in *timeout_s* seconds.
         """
         from quiver.spark.bundle_query import stop_query  # noqa: PLC0415 - an extra
 
         if self._running is not None:
-            stop_query(self._running.query, timeout_s=STOP_S)
+            try:
+                stop_query(self._running.query, timeout_s=timeout_s)
+            except Exception as error:  # noqa: BLE001 - the edge: Spark raises many kinds, also when it ends meanwhile
+                _log.info("%s was cut short: %s", self.name, error)
         self._bury()
 
 

@@ -124,9 +124,12 @@ class RunningQuery:
         self.sieve.close()
 
 
-def start_query(spark: SparkSession, plan: QueryPlan, observer: Observer | None = None) -> RunningQuery:
+def start_query(
+    spark: SparkSession, plan: QueryPlan, observer: Observer | None = None, *, once: bool = False
+) -> RunningQuery:
     """
-    Start *plan* in *spark*; return the running query. *observer* takes counts of what is given up.
+    Start *plan* in *spark*; return the running query. *observer* takes counts of what is given up. With *once* it takes
+    what is there now, and ends.
 
     Raises:
         WrongUse: an option is unknown.
@@ -140,6 +143,7 @@ def start_query(spark: SparkSession, plan: QueryPlan, observer: Observer | None 
     # Each route is a pool of its own; pools take turns under FAIR, and mean nothing under FIFO.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.subscriber)
     config: Any = plan.route.config
+    milliseconds = max(round(getattr(config, "trigger", 0.0) * 1000), 1)
     sieve = PoisonSieve(
         export_of(plan),
         plan.subscriber,
@@ -157,7 +161,7 @@ def start_query(spark: SparkSession, plan: QueryPlan, observer: Observer | None 
             plan.subscriber,
             sieve,
             checkpoint=plan.checkpoint,
-            trigger={"processingTime": f"{max(round(getattr(config, 'trigger', 0.0) * 1000), 1)} milliseconds"},
+            trigger={"availableNow": True} if once else {"processingTime": f"{milliseconds} milliseconds"},
             options={"failOnDataLoss": "false"} if plan.may_lose else {},
             query_name=plan.name,
         )
