@@ -20,7 +20,7 @@ from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import AtCapacity
-from quiver.pipeline import child, export
+from quiver.pipeline import child, export, lifeline
 from quiver.pipeline.child import INGEST_READY, ChildContext, has_closed, write_closed, write_ready
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
@@ -237,11 +237,29 @@ def test_a_query_with_rare_turns_has_one_more(tmp_path, monkeypatch):
 # ── the deadline ─────────────────────────────────────────────────────────────────────────────────────
 
 
+def lifeline_at(clock):
+    """A lifeline that hears no signals: they are the main thread's."""
+    line = object.__new__(Lifeline)
+    line._clock, line._told_at, line._is_orphan, line._deadline_s = clock, None, False, 20.0
+    line._asked = SimpleNamespace(put=lambda _: None)
+    return line
+
+
+def test_a_child_without_a_supervisor_ends_in_order(monkeypatch):
+    """It is cut off hard in 20 s: it may not drain for as long."""
+    line = lifeline_at(ManualClock())
+    monkeypatch.setattr(lifeline, "os", SimpleNamespace(read=lambda *_: b"", _exit=lambda _code: None))
+    monkeypatch.setattr(lifeline, "threading", SimpleNamespace(Event=lambda: SimpleNamespace(wait=lambda _s: None)))
+    line._stdin_fd = 0
+    line._watch()
+    assert line.left_s(25.0) == 10.0
+    assert line.left_s(8.0) == 8.0
+
+
 def test_the_time_to_drain_begins_when_the_pipeline_is_told_to_stop():
     """Not anew when it is this child's turn."""
     clock = ManualClock()
-    line = object.__new__(Lifeline)
-    line._clock, line._told_at, line._asked = clock, None, SimpleNamespace(put=lambda _: None)
+    line = lifeline_at(clock)
     assert line.left_s(8.0) == 8.0
     line._end("close")
     clock.advance(5.0)

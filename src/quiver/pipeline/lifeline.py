@@ -41,6 +41,7 @@ class Lifeline:
         self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._clock = clock
         self._told_at: float | None = None
+        self._is_orphan = False
         self._stopping = False
         self._reload = False
         self.is_closing = False
@@ -80,8 +81,11 @@ class Lifeline:
 
     def left_s(self, drain_s: float) -> float:
         """
-        Return how much is left of *drain_s* seconds, which began when the child was first told of the end.
+        Return how much is left of *drain_s* seconds, which began when the child was first told of the end. Without a
+        supervisor they are no more than leave time to end in order.
         """
+        if self._is_orphan:
+            drain_s = min(drain_s, self._deadline_s / 2)
         now = self._clock.monotonic()
         return max((now if self._told_at is None else self._told_at) + drain_s - now, 0.0)
 
@@ -96,6 +100,7 @@ class Lifeline:
         # os.read, not sys.stdin: a thread blocked inside a buffered reader makes the interpreter's exit abort.
         while os.read(self._stdin_fd, 1):
             pass
+        self._is_orphan = True
         self._end("stop")
         threading.Event().wait(self._deadline_s)
         os._exit(1)
