@@ -3,6 +3,7 @@
 """
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -120,6 +121,26 @@ def test_it_runs_until_standard_input_ends(command, tmp_path):
 
     assert read_state(run_dir)["state"] == "stopped"
     assert not is_running(child["pid"])
+
+
+def test_a_child_that_starts_again_does_not_read_what_somebody_is_writing(command, tmp_path):
+    """The file is half written, and nobody asked for a reload: what runs goes on as it was checked."""
+    run_dir = tmp_path / "buffer.run"
+
+    def pid():
+        return read_state(run_dir)["children"]["ingest"]["pid"]
+
+    def ready_as():
+        return json.loads((run_dir / INGEST_READY).read_bytes())["pid"]
+
+    with start([*command, "--stop-with-stdin"]) as running:
+        wait_until((run_dir / INGEST_READY).exists)
+        first = pid()
+        (tmp_path / "p.yaml").write_text("nodes: [")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: running.poll() is not None or ready_as() != first)
+        running.stdin.close()
+        assert running.wait(30) == 0, running.stdout.read()
 
 
 @pytest.mark.slow

@@ -103,9 +103,12 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def read_pipeline(path: Path, assignments: Sequence[str], environment: Mapping[str, str]) -> Pipeline:
+def read_pipeline(
+    path: Path, assignments: Sequence[str], environment: Mapping[str, str], *, source: str | None = None
+) -> Pipeline:
     """
-    Read and check the pipeline file; placeholders come from *assignments*, then from *environment*.
+    Read and check the pipeline file; placeholders come from *assignments*, then from *environment*. It goes by the name
+    *source*, where that is not its own.
 
     Raises:
         PipelineInvalid: the file is wrong.
@@ -121,7 +124,7 @@ def read_pipeline(path: Path, assignments: Sequence[str], environment: Mapping[s
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise WrongUse(f"cannot read {path}: {reason}") from error
-    pipeline, placeholders = load_pipeline(text, source=str(path), values=ChainMap(given, dict(environment)))
+    pipeline, placeholders = load_pipeline(text, source=source or str(path), values=ChainMap(given, dict(environment)))
     for name in given:
         if name not in placeholders:
             known = ", ".join(sorted(placeholders)) or "none"
@@ -138,6 +141,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
     parser = argparse.ArgumentParser()
     parser.add_argument("pipeline", type=Path)
     parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--source")
     parser.add_argument("--set", dest="assignments", action="append", default=[])
     parser.add_argument("--cores", type=int)
     parser.add_argument("--core", type=int, default=0)
@@ -148,7 +152,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
     )
 
     def reread() -> Pipeline:
-        pipeline = read_pipeline(arguments.pipeline, arguments.assignments, os.environ)
+        pipeline = read_pipeline(arguments.pipeline, arguments.assignments, os.environ, source=arguments.source)
         return pipeline.placed(arguments.run_dir)
 
     try:

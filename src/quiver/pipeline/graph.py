@@ -12,7 +12,7 @@ import os
 import posixpath
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path as FilePath
@@ -161,6 +161,8 @@ class Pipeline:
     buffers: tuple[Buffer, ...]
     metrics: MetricsConfig | None = None
     log_level: str = "info"
+    text: str = field(default="", repr=False)
+    """What stands in the file, placeholders and all."""
 
     @property
     def receivers(self) -> list[tuple[str, ReceiverConfig | PolledReceiverConfig]]:
@@ -305,8 +307,8 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
         raise document.invalid(("memory",), "memory has no effect: the persistence node holds what waits")
     buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig()) for plan in plans)
     paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
-    level = _log_level(document)
-    pipeline = Pipeline(source, nodes, tuple(_lead_into(buffer, paths) for buffer in buffers), metrics, level)
+    buffers = tuple(_lead_into(buffer, paths) for buffer in buffers)
+    pipeline = Pipeline(source, nodes, buffers, metrics, _log_level(document), text)
     _check_addresses(document, raw, nodes, metrics)
     _check_positions(document, raw, nodes)
     _check_directories(document, raw, pipeline)

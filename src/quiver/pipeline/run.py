@@ -58,6 +58,9 @@ __all__ = [
 ]
 
 STATE_NAME = "state.json"
+KEPT_NAME = "running.yaml"
+"""The file as it runs. The children read this one: one that starts again must not find what somebody is writing."""
+
 RUN_LOCK = "quiver.run.lock"
 RESTART_S_MAX = 5.0
 """An SDK gives up after about half a minute of trying: no restart waits so long that its batch is lost."""
@@ -164,13 +167,27 @@ class _Running:
         self._options = options
         self._reread = reread
         self._say = say
+        self._file = self._keep(pipeline)
         self.supervisor = Supervisor(
-            _children(pipeline, options),
+            _children(pipeline, options, self._file),
             on_change=self._on_change,
             on_reload=self._on_reload,
             backoff=Backoff(first_s=0.2, cap_s=RESTART_S_MAX),
             random=Random(),  # noqa: S311 - jitter, not a secret
         )
+
+    def _keep(self, pipeline: Pipeline) -> Path:
+        """
+        Write down what runs, and return the file that the children read.
+        """
+        path = self._options.run_dir / KEPT_NAME
+        try:
+            replace_file(REAL_FILES, str(path), pipeline.text.encode())
+        except OSError as error:
+            # A full disk is no reason not to start: what is in the buffer wants to be delivered.
+            _log.warning("the children read %s itself: %s", pipeline.source, error)
+            return Path(pipeline.source).absolute()
+        return path
 
     def _on_change(self, supervisor: Supervisor, what: str) -> None:
         state = _state(self.pipeline, supervisor, self._options)
@@ -198,13 +215,18 @@ class _Running:
         if reasons:
             self._tell(f"not reloaded, this needs a restart: {'; '.join(reasons)}")
             return
+        try:
+            replace_file(REAL_FILES, str(self._options.run_dir / KEPT_NAME), new.text.encode())
+        except OSError as error:
+            self._tell(f"not reloaded: {error}")
+            return
         old, self.pipeline = self.pipeline, new
         for child in supervisor.children:
             if child.spec.stage == INGEST_STAGE or not changed_queries(old, new):
                 supervisor.tell(child.spec.name, signal.SIGHUP)
             else:
                 supervisor.renew(child.spec.name)
-        supervisor.change(_children(new, self._options))
+        supervisor.change(_children(new, self._options, self._file))
         self._tell(f"reloaded: {told(old, new)}")
 
     def tell_what_is_left_behind(self) -> None:
@@ -339,8 +361,8 @@ def _watch(descriptor: int, supervisor: Supervisor) -> None:
     supervisor.request_stop()
 
 
-def _children(pipeline: Pipeline, options: RunOptions) -> list[ChildSpec]:
-    rest = [str(Path(pipeline.source).absolute()), "--run-dir", str(options.run_dir)]
+def _children(pipeline: Pipeline, options: RunOptions, file: Path) -> list[ChildSpec]:
+    rest = [str(file), "--source", pipeline.source, "--run-dir", str(options.run_dir)]
     for text in options.assignments:
         rest += ["--set", text]
     if options.cores is not None:
