@@ -286,11 +286,11 @@ def test_a_stop_drains_in_the_order_of_the_graph(tmp_path):
     text = text.replace("          - otlp_exporter\n", "          - otlp_exporter\n          - late_files\n")
     file = tmp_path / "p.yaml"
     file.write_text(text + LATE_FILES)
-    with far_side(tmp_path / "far", out), Run(tmp_path, file, values, "--drain", "60s") as run:
+    with far_side(tmp_path / "far", out), Run(tmp_path, file, values, "--drain", "150s") as run:
         run.until(lambda: "ready: listens" in run.said, 150)
         for number in range(3):
             run.post(http_in, request(number))
-        said = run.stop(100)
+        said = run.stop(200)
 
     assert bodies(tmp_path / "far") == records(0, 1, 2)
     lines = [line for path in (tmp_path / "files").glob("*/*.jsonl") for line in path.read_text().splitlines()]
