@@ -181,6 +181,7 @@ TestTieredLog.settings = settings(max_examples=25, stateful_step_count=30, deadl
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 class TestTieredLogForLong(TieredLogMachine.TestCase):
     """The same for minutes."""
 
@@ -188,6 +189,7 @@ class TestTieredLogForLong(TieredLogMachine.TestCase):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 class TestLogForLong(LogMachine.TestCase):
     """The same for minutes."""
 
