@@ -105,6 +105,7 @@ def test_tail(root):
     assert len(run("tail", root, "--log", "orders", "--durable").splitlines()) == 9
     assert "choose one" in run("tail", root, code=2)
     assert "record id" in run("tail", root, "--log", "orders", "--from", "latest", code=2)
+    assert "64 bits" in run("tail", root, "--log", "orders", "--from", 1 << 64, code=2)
     assert "no log 'x'" in run("tail", root, "--log", "x", code=2)
 
 

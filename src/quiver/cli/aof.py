@@ -144,8 +144,8 @@ def tail(
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     _, directory = one_log(root, log)
-    if start != "earliest" and not start.isdecimal():
-        raise WrongUse("--from takes earliest or a record id")
+    if start != "earliest" and not (start.isdecimal() and int(start) < 1 << 64):
+        raise WrongUse("--from takes earliest or a record id, which is a whole number of 64 bits")
     source = LogFiles(directory, objects=objects)
     reader = Reader(source, int(start) if start.isdecimal() else 0, durable_only=durable, on_damage="skip")
     printed = 0
