@@ -13,6 +13,8 @@ from quiver import AtCapacity, Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
 from quiver.primitives.files import FileSystem
+from quiver.store.drops import DropLedger
+from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import DROP_LEDGER, RESERVE
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -405,6 +407,20 @@ def test_a_drop_is_counted_once_wherever_a_directory_sync_fails(goes_on: bool) -
         if not hit:
             break
     assert call > 3
+
+
+def test_a_ledger_that_is_found_is_durable_before_anything_in_it_goes() -> None:
+    """Also when whoever wrote it ended before the sync of its name: a power loss from there on leaves it."""
+    inner = CrashFileSystem()
+    inner.make_dirs(ROOT)
+    disk = FaultFileSystem(inner, {"sync_dir": 1})
+    entry = DroppedSegment(7, 3, 100, "age", 1)
+    with pytest.raises(OSError, match="sync|Input/output"):
+        DropLedger(disk, ROOT).add([entry])
+    found = inner.clone_after_kill()
+    assert DropLedger.load(found, ROOT, InMemoryObserver()).entries == [entry]
+    for seed in range(20):
+        assert DropLedger.load(found.clone_after_crash(seed), ROOT, InMemoryObserver()).entries == [entry]
 
 
 @pytest.mark.parametrize("step_s", [-86_400, 86_400])
