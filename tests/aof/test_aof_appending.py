@@ -5,6 +5,7 @@ Appending: it is written and has an id, or nothing was written; there is no thir
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from itertools import pairwise
 
@@ -188,11 +189,64 @@ def test_a_cancelled_reservation_leaves_no_trace(manager):
         assert payloads(again.log("orders")) == [b"z" * 30, b"y" * 30]
 
 
+def test_a_reservation_that_is_dropped_is_cancelled_by_the_next_append(manager):
+    """Its bytes are gone, its payload is no memory any more, and neither appends nor a rollover are held up."""
+    log = manager.log("orders")
+    room = log.append_reserve(50)
+    payload = room.payload
+    payload[:] = b"\xff" * 50
+    with pytest.raises(WouldBlock, match="commit or cancel"):
+        log.append_record(b"early")
+    del room
+    with pytest.raises(ValueError, match="released"):
+        payload[0] = 1
+    log.append_record(b"after")
+    log.append_reserve(20)
+    log.append_records([b"batch"])
+    log.append_reserve(20)
+    log.append_reserve(3).commit()
+    log.append_reserve(20)
+    log.force_rollover()
+    with open_manager(manager._files.clone_after_kill()) as again:
+        assert payloads(again.log("orders")) == [b"after", b"batch", bytes(3)]
+
+
+def test_a_reservation_is_finished_once(manager):
+    """Committed or cancelled, it never finishes the one that somebody else opened since."""
+    log = manager.log("orders")
+    for finish in (lambda room: room.commit(), lambda room: room.cancel()):
+        room = log.append_reserve(4)
+        finish(room)
+        other = log.append_reserve(9)
+        with pytest.raises(RecordInvalid, match="before"):
+            room.commit()
+        room.cancel()
+        other.payload[:] = b"unharmed!"
+        other.commit()
+    assert payloads(log) == [bytes(4), b"unharmed!", b"unharmed!"]
+
+
+def test_an_array_that_holds_the_payload_does_not_keep_it_from_being_finished(manager):
+    """A ctypes array holds its buffer; the record is written all the same, or cancelled."""
+    log = manager.log("orders")
+    room = log.append_reserve(4)
+    held = (ctypes.c_char * 4).from_buffer(room.payload)
+    held.raw = b"held"
+    room.commit()
+    cancelled = log.append_reserve(4)
+    also_held = (ctypes.c_char * 4).from_buffer(cancelled.payload)
+    cancelled.cancel()
+    log.append_record(b"next")
+    assert payloads(log) == [b"held", b"next"]
+    del also_held
+
+
 def test_a_reservation_that_nobody_finishes_costs_nothing_that_was_written(manager):
-    """Dropped, and then a crash, or closing: all records are there."""
+    """It is open at a crash, or at closing: all records are there."""
     log = manager.log("orders")
     log.append_record(b"before")
-    log.append_reserve(50).payload[:] = b"\xff" * 50
+    room = log.append_reserve(50)
+    room.payload[:] = b"\xff" * 50
     with open_manager(manager._files.clone_after_kill()) as again:
         assert payloads(again.log("orders")) == [b"before"]
     log.close()

@@ -4,6 +4,7 @@ Room at the end of a log that the caller fills in place.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -19,12 +20,15 @@ class Reservation:
     A record to be: fill `payload`, then `commit`, or `cancel`. Nobody else appends meanwhile; they are refused with
     `WouldBlock("tail")`.
 
-    As a context it commits at the end, and cancels when an error leaves it. A crash before `commit` leaves nothing.
+    As a context it commits at the end, and cancels when an error leaves it. A crash before `commit` leaves nothing. One
+    that is dropped without either is cancelled by the next who appends; arrays made of `payload` must not outlive it.
 
     Attributes:
         payload: the writable memory of the record, in the mapped segment.
         record_id: the id, once it is committed.
     """
+
+    _open = False  # also of one that was refused
 
     def __init__(self, tail: Tail, size: int) -> None:
         if not isinstance(size, int) or size < 0:
@@ -44,6 +48,8 @@ class Reservation:
         Raises:
             RecordInvalid: it was committed or cancelled before, or *size* is not 1 to what was reserved.
         """
+        if not self._open:
+            raise RecordInvalid("the reservation was committed or cancelled before; reserve again")
         kept = self._size if size is None else size
         self.record_id = self._tail.complete(kept, self._size, ext_id)
         self._close()
@@ -57,9 +63,16 @@ class Reservation:
             self._close()
             self._tail.cancel(self._size)
 
+    def __del__(self) -> None:
+        # Collecting may happen anywhere, also in a thread that holds the lock of the tail: only a mark is safe.
+        if self._open:
+            self._close()
+            self._tail.forsaken = self._size
+
     def _close(self) -> None:
         self._open = False
-        self.payload.release()
+        with suppress(BufferError):  # an array refers to it; what becomes of the record does not depend on that
+            self.payload.release()
 
     def __enter__(self) -> Self:
         return self

@@ -37,6 +37,7 @@ _PENDING_MAX = 1
 
 _LARGE_BYTES = 2048
 _NEVER = 1 << 62
+_RESERVED = "a reservation is open: commit or cancel it"
 _HALF = 0xFFFF_FFFF
 
 
@@ -49,6 +50,7 @@ class Tail:
         pending: full ones that are not sealed yet, oldest first.
         spares: empty ones that were made ahead.
         discards: spares that turned out too small, to be removed.
+        forsaken: bytes of the open reservation, once nobody can finish it any more; set without the lock.
         record_bytes_max: of one pass, heads included: what the largest segment has room for.
     """
 
@@ -59,11 +61,8 @@ class Tail:
         self.pending: list[Segment] = []
         self.spares: deque[Segment] = deque()
         self.discards: list[Segment] = []
-        self.next_segment_id = 0
-        self.next_base_offset = 0
-        self.next_base_record_count = 0
-        self.last_timestamp = 0
-        self.ext_id = 0
+        self.next_segment_id = self.next_base_offset = self.next_base_record_count = 0
+        self.last_timestamp = self.ext_id = self.forsaken = 0
         self.flush_failed = False
         self.refusal: Callable[[], QuiverError] | None = None
         self.rollover: Rollover | None = None
@@ -126,13 +125,9 @@ class Tail:
             # The head last: until its length is there, nothing begins here.
             try:
                 RECORD_HEAD.pack_into(
-                    view,
-                    offset,
-                    size,
-                    (checksum >> 32) ^ (checksum & _HALF),
-                    now,
+                    view, offset, size, (checksum >> 32) ^ (checksum & _HALF), now,
                     self.ext_id if ext_id is None else ext_id,
-                )
+                )  # fmt: skip
             except struct.error:
                 # What is left of a longer payload could one day be read as records behind a shorter one.
                 segment.zero(offset, end)
@@ -220,8 +215,8 @@ class Tail:
                 f"{need} bytes with their heads do not fit into the largest segment, which has room for "
                 f"{self.record_bytes_max}; raise segment_max_bytes"
             )
-        if self._reserved is not None:
-            raise self._blocked("tail", "a reservation is open: commit or cancel it")
+        if self._is_reserved():
+            raise self._blocked("tail", _RESERVED)
         if self._held and not held:
             raise self._blocked("tail", "a batch that was committed is being appended")
         if self.rollover is not None and not self.rollover.done:
@@ -293,7 +288,7 @@ class Tail:
         with self.lock:
             if self.refusal is not None:
                 raise self.refusal()
-            if self._held or self._reserved is not None:
+            if self._held or self._is_reserved():
                 raise self._blocked("tail", "somebody else appends")
             self._held = True
             self._regate()
@@ -386,15 +381,24 @@ class Tail:
         Give the open reservation of *size* bytes back: its room is zero again and the next record takes it.
         """
         with self.lock:
-            segment = self._reserved
-            if segment is None:
-                return
-            if self.refusal is None:
-                segment.zero(segment.size, segment.size + RECORD_HEAD_BYTES + size)
-            # Otherwise the log may have been opened again, and others' records stand there now.
-            self._reserved = None
-            self._regate()
+            self._give_back(size)
         self.notifier.notify("tail")
+
+    def _give_back(self, size: int) -> None:
+        segment = self._reserved
+        if segment is None:
+            return
+        if self.refusal is None:
+            segment.zero(segment.size, segment.size + RECORD_HEAD_BYTES + size)
+        # Otherwise the log may have been opened again, and others' records stand there now.
+        self._reserved = None
+        self._regate()
+
+    def _is_reserved(self) -> bool:
+        if self.forsaken:
+            size, self.forsaken = self.forsaken, 0
+            self._give_back(size)
+        return self._reserved is not None
 
     # ---- segments come and go; all with the lock held
 
@@ -568,8 +572,8 @@ class Tail:
             if self.refusal is not None:
                 raise self.refusal()
             if self.rollover is None:
-                if self._reserved is not None:
-                    raise self._blocked("tail", "a reservation is open: commit or cancel it")
+                if self._is_reserved():
+                    raise self._blocked("tail", _RESERVED)
                 retired = self.retire() if self.segment is not None and self.segment.record_count else None
                 if retired is None:
                     return None
