@@ -46,3 +46,49 @@ def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
     assert 0.25 <= tried[1] - tried[0] <= 1.25 < tried[3] - tried[2] <= 4.25
     assert [record.levelname for record in caplog.records].count("ERROR") == 3
     assert str(problem) in caplog.text
+
+
+class _Starting:
+    """A query whose Python process is not up yet."""
+
+    isActive = True  # noqa: N815 - Spark's name
+
+    def __init__(self):
+        self.status = {"message": "Initializing sources"}
+
+
+def _many(monkeypatch, count):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
+    started = {}
+
+    def start_query(_spark, plan, _observer):
+        started[plan.name] = _Starting()
+        return RunningQuery(started[plan.name], SimpleNamespace(halted=None, close=lambda: None))
+
+    monkeypatch.setattr(export, "start_query", start_query)
+    route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY))
+    plans = [SimpleNamespace(name=f"out{number}", store_path="buffer", route=route) for number in range(count)]
+    return [export._Export(None, plan) for plan in plans], started, clock
+
+
+def test_queries_start_a_few_at_a_time(monkeypatch):
+    """Their Python processes would hold each other up beyond the time that Spark gives them, at every new try."""
+    exports, started, clock = _many(monkeypatch, 5)
+    export.look_at_all(exports)
+    export.look_at_all(exports)
+    assert list(started) == ["out0", "out1"]
+
+    started["out1"].status = {"message": "Waiting for next trigger"}
+    export.look_at_all(exports)
+    assert list(started) == ["out0", "out1", "out2"]
+
+    started["out0"].isActive = False
+    started["out0"].exception = lambda: RuntimeError("Python worker failed to connect back.")
+    export.look_at_all(exports)
+    export.look_at_all(exports)
+    assert list(started) == ["out0", "out1", "out2", "out3"]
+
+    clock.now = export.STARTING_S
+    export.look_at_all(exports)
+    assert list(started)[-1] == "out4", "those that hang for a reason of their own hold up nobody"

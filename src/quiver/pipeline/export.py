@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 LOOK_S = 0.25
+STARTS_AT_ONCE = 2
+"""Spark gives the Python process of a new query 10 s to come up. On a slow machine a dozen of them would hold each other
+up until none made it, at every new try."""
+STARTING_S = 15.0
+"""One that takes longer than this hangs for a reason of its own, and holds up nobody."""
 STOP_S = 10.0
 CLOSE_S = 6.0
 HEALTHY_S = 30.0
@@ -59,6 +64,7 @@ class _Export:
         self._started_at = 0.0
         self._start_at = SYSTEM_CLOCK.monotonic()
         self._is_halted = False
+        self._is_up = False
         self.is_drained = threading.Event()
         self.before: list[_Export] = []
         """Those that write into the buffer that this one reads."""
@@ -66,9 +72,21 @@ class _Export:
     def _new_delays(self) -> Iterator[float]:
         return self._backoff.delays(Random())  # noqa: S311 - jitter, not a secret
 
-    def look(self) -> None:
+    @property
+    def is_starting(self) -> bool:
         """
-        Start the query when it is due; bury it when it has died. One that halted is left alone.
+        Whether the Python process of its query is still to come up.
+        """
+        if self._running is None or self._is_up or SYSTEM_CLOCK.monotonic() >= self._started_at + STARTING_S:
+            return False
+        query = self._running.query
+        self._is_up = query.isActive and not query.status["message"].startswith("Initializing")
+        return query.isActive and not self._is_up
+
+    def look(self, *, may_start: bool = True) -> None:
+        """
+        Start the query when it is due, and others are not about to; bury it when it has died. One that halted is left
+        alone.
         """
         now = SYSTEM_CLOCK.monotonic()
         if self._is_halted:
@@ -90,7 +108,7 @@ class _Export:
             self.stop()
             self._halt(halted)
             return
-        if self._running is None and now >= self._start_at:
+        if may_start and self._running is None and now >= self._start_at:
             try:
                 self._start(now)
             except Exception as problem:  # noqa: BLE001 - the edge: Spark and a user's processor raise many kinds
@@ -112,6 +130,7 @@ class _Export:
 
     def _start(self, now: float) -> None:
         self._running = start_query(self._spark, self._plan, self._observer)
+        self._is_up = False
         self._started_at = now
         _log.info("%s runs: %s → %s", self.name, self._plan.store_path, self._plan.route.config.destination)
 
@@ -171,6 +190,17 @@ def linked(exports: list[_Export]) -> list[_Export]:
     return exports
 
 
+def look_at_all(exports: Sequence[_Export]) -> None:
+    """
+    Look at each of *exports*. So many queries start at once, and the others when these are up or have failed.
+    """
+    starting = sum(one.is_starting for one in exports)
+    for one in exports:
+        was_starting = one.is_starting
+        one.look(may_start=starting < STARTS_AT_ONCE)
+        starting += one.is_starting - was_starting
+
+
 def _in_short(error: Any) -> str:
     from quiver.spark.held import told  # noqa: PLC0415 - an extra
 
@@ -204,8 +234,7 @@ def export(context: ChildContext) -> None:
         return
     counts = CountsWritten(context.run_dir, os.getpid())
     exports = linked([_Export(spark, plan, counts.observer) for plan in plans])
-    for one in exports:
-        one.look()
+    look_at_all(exports)
     write_ready(context.run_dir, SPARK_READY, {"exporters": [one.name for one in exports]})
     scratch = Path(spark.conf.get("spark.local.dir") or "/")
     while not context.lifeline.wait(LOOK_S):
@@ -214,9 +243,10 @@ def export(context: ChildContext) -> None:
         if not scratch.exists():
             # Somebody tidies up temporary files. Nothing that Spark starts would run any more.
             raise FileNotFoundError(errno.ENOENT, "Spark's scratch directory is gone", str(scratch))
-        for one in exports:
-            one.look()
+        look_at_all(exports)
         _write(counts)
+    for one in exports:
+        one.look()  # who only waited for its turn has something to write, too
     drain_s = context.lifeline.left_s(context.drain_s)
     _log.info("stopping: writing what is sealed, for at most %.0f s", drain_s)
     _drain(exports, drain_s)
