@@ -159,6 +159,16 @@ def test_sampling_without_a_trace_goes_by_the_contents(spark):
     assert process({"metrics": metrics}, [SampleSettings(0.001)]) == {"metrics": metrics}
 
 
+def test_sampling_of_columns_with_any_name(spark):
+    """A query may call a column `service.name`, which is no field of a column `service`."""
+    rows = spark.createDataFrame([(i, f"shop {i}") for i in range(400)], "time_unix_nano long, name string")
+    named = rows.withColumnsRenamed({"name": "service.name"})
+    sampled = numbers(build(SampleSettings(0.25))(named))
+    assert 60 < len(sampled) < 140
+    odd = rows.withColumnsRenamed({"name": "a`b"})
+    assert numbers(build(SampleSettings(1.0))(odd)) == list(range(400))
+
+
 def test_redaction_in_tasks(logs):
     """The schema stays; what matches does not."""
     made = build(RedactSettings(keys=("user",), value_patterns=(r"\S+@\S+",)))(logs)

@@ -44,6 +44,7 @@ from quiver.spark.questdb_export import QuestdbExporter
 from quiver.spark.questdb_export_settings import QuestdbSinkSettings
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_stage import Staged, commit_batch, is_committed, sink_root, stage_here, task_place
+from quiver.spark.tables import column_named
 from quiver.spark.topic_export import TopicExporter
 from quiver.spark.topic_export_settings import TopicSinkSettings
 from quiver.store.format.sink_commit import INCOMING_DIR
@@ -434,7 +435,7 @@ def _lines(frame: DataFrame) -> DataFrame:
     """
     Return one column, `line`: each row as JSON.
     """
-    return frame.select(F.to_json(F.struct(*(F.col(f"`{name}`") for name in frame.columns)), _TIMES).alias("line"))
+    return frame.select(F.to_json(F.struct(*map(column_named, frame.columns)), _TIMES).alias("line"))
 
 
 def _cut(text: str, length: int) -> str:

@@ -39,6 +39,7 @@ from quiver.spark.processor_settings import (
     SqlSettings,
 )
 from quiver.spark.redaction import Redaction
+from quiver.spark.tables import column_named
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -248,7 +249,7 @@ def _sample(settings: SampleSettings) -> FrameFunction:
     rejected = round((1.0 - settings.ratio) * 2**_RANDOM_BITS)
 
     def apply(frame: DataFrame) -> DataFrame:
-        chance = F.pmod(F.xxhash64(F.to_json(F.struct(*map(F.col, frame.columns)))), F.lit(2**_RANDOM_BITS))
+        chance = F.pmod(F.xxhash64(F.to_json(F.struct(*map(column_named, frame.columns)))), F.lit(2**_RANDOM_BITS))
         if "trace_id" in frame.columns:
             last = F.conv(F.substring("trace_id", -(_RANDOM_BITS // 4), _RANDOM_BITS // 4), 16, 10).cast("bigint")
             chance = F.coalesce(last, chance)

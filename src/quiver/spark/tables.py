@@ -25,11 +25,20 @@ from quiver.spark.segments import store_root
 from quiver.store.segment.conform import coalesce, conform
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Descriptors", "tables_of"]
+__all__ = ["Descriptors", "column_named", "tables_of"]
 
 _log = logging.getLogger("quiver")
+
+
+def column_named(name: str) -> Column:
+    """
+    Return the column that is called *name*, whatever stands in that: `service.name` is no field of a column `service`.
+    """
+    from pyspark.sql import functions as f  # noqa: PLC0415 - in the driver only
+
+    return f.col(f"`{name.replace('`', '``')}`")
 
 
 @dataclass(frozen=True)
