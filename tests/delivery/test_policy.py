@@ -35,6 +35,13 @@ def test_delays_grow_to_the_cap():
     ]
 
 
+@pytest.mark.parametrize("multiplier", [1e5, 1e300])
+def test_a_large_multiplier_goes_to_the_cap_at_once(multiplier):
+    """Its powers are more than a float can hold, which must not end an exporter after many tries."""
+    policy = RetryPolicy(initial_interval_s=0.5, max_interval_s=8.0, multiplier=multiplier, jitter=0.0)
+    assert [policy.delay_s(attempts, Random(1)) for attempts in (1, 2, 3, 64, 10**9)] == [0.5, 8.0, 8.0, 8.0, 8.0]
+
+
 def test_chance_only_shortens():
     """Between what is left of the delay and the delay, and not always the same."""
     policy = RetryPolicy(initial_interval_s=4.0, max_interval_s=4.0, jitter=0.25)

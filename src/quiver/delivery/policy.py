@@ -188,8 +188,10 @@ class RetryPolicy:
 
         It is that of a count, not of a sequence: a bundle whose count came back from the disk goes on where it was.
         """
-        # Far below the exponent where a float overflows; the cap is reached long before.
-        grown = self.initial_interval_s * self.multiplier ** min(attempts - 1, 64)
+        # Compared by their logarithms: a power of a large multiplier is soon more than a float can hold.
+        growth = math.log(self.max_interval_s) - math.log(self.initial_interval_s)
+        is_longest = (attempts - 1) * math.log(self.multiplier) >= growth
+        grown = self.max_interval_s if is_longest else self.initial_interval_s * self.multiplier ** (attempts - 1)
         return min(grown, self.max_interval_s) * (1 - self.jitter * random.random())
 
     def for_processors(self) -> RetryPolicy:
