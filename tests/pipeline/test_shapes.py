@@ -80,6 +80,10 @@ def test_the_buffer_speaks_for_its_neighbours():
     own = LATER.replace('14317"}', '14317", initial_retry_interval: 1s}')
     ((_, exporter),) = load(own).forwarders
     assert (exporter.policy().initial_interval_s, exporter.policy().max_interval_s) == (1.0, 40.0)
+    own = LATER.replace('14317"}', '14317", retry: {initial_interval: 1s, multiplier: 3, jitter: 0}}')
+    ((_, exporter),) = load(own).forwarders
+    policy = exporter.policy()
+    assert (policy.initial_interval_s, policy.max_interval_s, policy.multiplier) == (1.0, 40.0, 3.0)
 
 
 def test_the_names_of_a_year_before_are_read():

@@ -35,7 +35,7 @@ __all__ = ["export"]
 
 LOOK_S = 0.25
 STARTS_AT_ONCE = 2
-"""Spark gives the Python process of a new query 10 s to come up. On a slow machine a dozen of them would hold each other
+"""Spark gives the Python process of a new query 10 s to come up. On a slow machine a dozen would hold each other
 up until none made it, at every new try."""
 STARTING_S = 15.0
 """One that takes longer than this hangs for a reason of its own, and holds up nobody."""

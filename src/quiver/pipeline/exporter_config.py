@@ -28,6 +28,7 @@ __all__ = [
     "QuiverExporterConfig",
     "RetryConfig",
     "SparkExporterConfig",
+    "is_said",
 ]
 
 
@@ -56,6 +57,22 @@ class RetryConfig(Config):
     on_exhausted: OnExhausted | None = None
 
 
+_IN_RETRY = {
+    "initial_retry_interval": "initial_interval",
+    "max_retry_interval": "max_interval",
+    "retry_multiplier": "multiplier",
+}
+"""Keys of an exporter → what the same is called in its `retry`."""
+
+
+def is_said(config: Mapping[str, Any], key: str) -> bool:
+    """
+    Say whether the *config* of an exporter, as it is written, has *key* under either of its names.
+    """
+    retry = config.get("retry")
+    return key in config or (isinstance(retry, Mapping) and retry.get(_IN_RETRY.get(key, "")) is not None)
+
+
 class ExporterConfig(Config):
     """
     What every exporter has.
@@ -76,11 +93,7 @@ class ExporterConfig(Config):
         """
         Refuse a retry policy that is none.
         """
-        for flat, key in (
-            ("initial_retry_interval", "initial_interval"),
-            ("max_retry_interval", "max_interval"),
-            ("retry_multiplier", "multiplier"),
-        ):
+        for flat, key in _IN_RETRY.items():
             if getattr(self, flat) is not None and getattr(self.retry, key) is not None:
                 raise ValueError(f"{flat} and retry.{key} both say the same; keep one")
         try:

@@ -29,6 +29,7 @@ from quiver.pipeline.exporter_config import (
     ParquetExporterConfig,
     QueryExporterConfig,
     QuiverExporterConfig,
+    is_said,
 )
 from quiver.pipeline.flow import BufferKind, BufferPlan, plan_buffers
 from quiver.pipeline.parse import Document, Path, load_document, nearest
@@ -369,7 +370,9 @@ def _nodes(document: Document, raw: Mapping[str, RawNode], plans: list[BufferPla
 
 def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node:
     fields = () if raw.plugin.model is None else raw.plugin.model.model_fields
-    inside = {key: value for key, value in defaults.items() if key in fields} | dict(raw.config)
+    # What the node says itself counts, in whichever of its spellings.
+    inside = {key: value for key, value in defaults.items() if key in fields and not is_said(raw.config, key)}
+    inside |= dict(raw.config)
     config = raw.plugin.config(document, (*raw.path, "config"), inside)
     if raw.plugin.is_store:
         try:
