@@ -30,7 +30,7 @@ from quiver.errors import BundleInvalid, BundleUnavailable, DirectoryInUse
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.store.format.names import SEGMENTS_DIR, check_subscriber_id
+from quiver.store.format.names import DEAD_LETTER_DIR, SEGMENTS_DIR, check_subscriber_id
 from quiver.store.log_tail import sealed_and_logged
 from quiver.store.opening import open_store
 from quiver.store.read import StoreReader
@@ -55,7 +55,6 @@ __all__ = [
     "replay_letters",
 ]
 
-DEAD_LETTER_DIR = "dead-letter"
 LETTERS = "letters"
 """The one subscriber of such a store: what it has resolved was replayed or dropped by a person."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUse, QuiverError
 from quiver.primitives.atomic import remove_durably
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import hold
@@ -17,12 +17,14 @@ from quiver.store.format.names import (
     COLD_LIST,
     COLD_MARK,
     CURSOR_NAME,
+    DEAD_LETTER_DIR,
     QUARANTINE_DIR,
     SEGMENTS_DIR,
     STORE_LOCK,
     WAL_DIR,
     parse_segment_name,
 )
+from quiver.store.log_tail import sealed_and_logged
 
 __all__ = ["remove_drained"]
 
@@ -31,38 +33,29 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
     """
     Remove a closed store's *directory*, durably; False when it stays.
 
-    It stays while somebody has it open, while it holds a segment after all or its list names objects of a tier, and for
-    ever when damaged bytes were put into its quarantine: those only a person may throw away.
+    It stays while somebody has it open, while it holds a segment after all or its list names objects of a tier, while
+    an exporter's dead letters are in it, and for ever when damaged bytes were put into its quarantine: those only a
+    person may throw away.
 
     Raises:
         OSError: the disk refused; what is left can be opened and removed later.
     """
-    try:
-        lock = hold(fs, f"{directory}/{STORE_LOCK}", owner="removal of a drained core")
-    except DirectoryInUse:
-        return False
-    try:
-        if _must_stay(fs, directory):
+    boxes = _letter_boxes(fs, directory)
+    with contextlib.ExitStack() as held:
+        try:
+            for one in (directory, *boxes):
+                held.callback(hold(fs, f"{one}/{STORE_LOCK}", owner="removal of a drained core").release)
+        except DirectoryInUse:
             return False
-        # The log first: without its cursor, or without progress files, what is in it would be delivered once more.
-        log = [name for name in _names(fs, f"{directory}/{WAL_DIR}") if name != CURSOR_NAME]
-        remove_durably(fs, [f"{directory}/{WAL_DIR}/{name}" for name in log])
+        if _must_stay(fs, directory) or any(_must_stay(fs, box) or _has_logged(fs, box) for box in boxes):
+            return False
+        for box in boxes:
+            _empty(fs, box)
+            remove_durably(fs, [f"{box}/{STORE_LOCK}"])
+            fs.remove_dir(box)
         # The lock's own file last: until it goes nobody else can open what is being removed.
-        for name in fs.list_dir(directory):
-            path = f"{directory}/{name}"
-            if name == STORE_LOCK:
-                continue
-            try:
-                within = fs.list_dir(path)
-            except NotADirectoryError:
-                fs.remove(path)
-                continue
-            remove_durably(fs, [f"{path}/{inner}" for inner in within])
-            fs.remove_dir(path)
-        fs.sync_dir(directory)
+        _empty(fs, directory)
         remove_durably(fs, [f"{directory}/{STORE_LOCK}"])
-    finally:
-        lock.release()
     # Whoever made a file in it meanwhile keeps it.
     with contextlib.suppress(OSError):
         fs.remove_dir(directory)
@@ -70,11 +63,49 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
     return not fs.exists(directory)
 
 
+def _letter_boxes(fs: FileSystem, directory: str) -> list[str]:
+    """
+    Return the stores of dead letters in the store at *directory*.
+    """
+    return [f"{directory}/{DEAD_LETTER_DIR}/{name}" for name in _names(fs, f"{directory}/{DEAD_LETTER_DIR}")]
+
+
+def _empty(fs: FileSystem, directory: str) -> None:
+    """
+    Remove what is in a store's directory, but for its lock, durably.
+    """
+    # The log first: without its cursor, or without progress files, what is in it would be delivered once more.
+    log = [name for name in _names(fs, f"{directory}/{WAL_DIR}") if name != CURSOR_NAME]
+    remove_durably(fs, [f"{directory}/{WAL_DIR}/{name}" for name in log])
+    for name in fs.list_dir(directory):
+        path = f"{directory}/{name}"
+        if name == STORE_LOCK:
+            continue
+        try:
+            within = fs.list_dir(path)
+        except NotADirectoryError:
+            fs.remove(path)
+            continue
+        remove_durably(fs, [f"{path}/{inner}" for inner in within])
+        fs.remove_dir(path)
+    fs.sync_dir(directory)
+
+
 def _must_stay(fs: FileSystem, directory: str) -> bool:
     if _names(fs, f"{directory}/{QUARANTINE_DIR}") or fs.exists(f"{directory}/{COLD_MARK}"):
         return True
     names = _names(fs, f"{directory}/{SEGMENTS_DIR}")
     return COLD_LIST in names or any(parse_segment_name(name) is not None for name in names)
+
+
+def _has_logged(fs: FileSystem, directory: str) -> bool:
+    """
+    Say whether something may be in the log of a store that is in no segment.
+    """
+    try:
+        return sealed_and_logged(fs, directory)[1] > 0
+    except QuiverError:
+        return True  # damaged, and a person's to look at
 
 
 def _names(fs: FileSystem, directory: str) -> list[str]:

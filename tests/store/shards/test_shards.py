@@ -12,6 +12,7 @@ from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_o
 
 import quiver
 from quiver import AtCapacity, BundleRef, DirectoryInUse, SettingsInvalid, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.delivery.dead_letters import DeadLetters, open_letters, read_letters
 from quiver.store.shards import ShardedStore
 
 
@@ -446,6 +447,37 @@ def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
         rig.tick(store)
         assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
         assert rig.files.exists(f"{ROOT}/core_3/quarantine/something.damaged")
+
+
+def _gone(rig: Rig, *, letters: DeadLetters | None = None) -> bool:
+    """Whether core 3 is removed when all is delivered and its turn has come several times; *letters* are open then."""
+    with rig.open(cores=3) as store:
+        store.flush()
+        drain(store)
+        for _ in range(3):
+            rig.tick(store)
+            rig.clock.advance(1_000)
+            rig.tick(store)
+    if letters is not None:
+        letters.close()
+    return not rig.files.exists(f"{ROOT}/core_3")
+
+
+def test_dead_letters_keep_a_removed_core(rig: Rig) -> None:
+    """An exporter gave something up there: the directory stays until somebody replayed or dropped it, and then goes."""
+    left_over(rig)
+    root = f"{ROOT}/core_3"
+    letters = DeadLetters(root, "one", files=rig.files, clock=rig.clock, background=False)
+    assert letters.add(BundleRef(9, 9), numbered(99), reason="HTTP 400")
+    assert not _gone(rig, letters=letters)
+    assert not _gone(rig)
+    assert [letter.ref for letter in read_letters(rig.files, root, "one")] == [BundleRef(9, 9)]
+
+    with open_letters(rig.files, root, "one") as box:
+        assert box is not None
+        assert box.drop({BundleRef(9, 9)}) == 1
+    assert _gone(rig)
+    assert cores_on_disk(rig) == ["core_0", "core_1", "core_2"]
 
 
 def test_a_crash_at_every_step_of_a_removal(rig: Rig) -> None:

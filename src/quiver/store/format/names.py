@@ -17,6 +17,7 @@ __all__ = [
     "COLD_LIST",
     "COLD_MARK",
     "CURSOR_NAME",
+    "DEAD_LETTER_DIR",
     "DROP_LEDGER",
     "QUARANTINE_DIR",
     "RESERVE",
@@ -56,6 +57,7 @@ COLD_LIST = "quiver.cold"
 COLD_MARK = "quiver.tier"
 """In the root, as long as there is a `COLD_LIST`: where it is and the list is not, that was lost."""
 QUARANTINE_DIR = "quarantine"
+DEAD_LETTER_DIR = "dead-letter"
 STORE_LOCK = "quiver.lock"
 STORE_ID = "quiver.id"
 """One line: a UUID made with the directory, by which a Spark offset knows its store."""
