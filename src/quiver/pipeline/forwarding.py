@@ -57,26 +57,30 @@ class Forwarding:
 
     def __init__(self, pipeline: Pipeline, store: Store, observer: Observer) -> None:
         self.drain_s = DRAIN_S
-        self._names = []
+        self._names: list[str] = []
         self._forwarders: list[BundleForwarder] = []
-        for name, config in pipeline.forwarders:
-            settings = config.settings()
-            forwarder = BundleForwarder(
-                store.register(name, start="earliest"),
-                sender_of(name, config),
-                origin=_identity(store),
-                in_flight_max=settings.in_flight_max,
-                undelivered=_undelivered(name, config.policy(), store, observer),
-                observer=observer,
-            )
-            self._names.append(f"{name} → {config.destination}")
-            self._forwarders.append(forwarder)
+        try:
+            for name, config in pipeline.forwarders:
+                self._forwarders.append(_forwarder(name, config, store, observer))
+                self._names.append(f"{name} → {config.destination}")
+        except BaseException:
+            self._break_off()
+            raise
 
     def __enter__(self) -> Self:
-        for name, forwarder in zip(self._names, self._forwarders, strict=True):
-            forwarder.start()
-            _log.info("%s runs", name)
+        try:
+            for name, forwarder in zip(self._names, self._forwarders, strict=True):
+                forwarder.start()
+                _log.info("%s runs", name)
+        except BaseException:
+            self._break_off()
+            raise
         return self
+
+    def _break_off(self) -> None:
+        # Whoever tries again needs their retry sets, which one at a time may hold.
+        for forwarder in self._forwarders:
+            forwarder.stop(0.0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -88,6 +92,17 @@ class Forwarding:
                 state = forwarder.state()
                 problem = state.halted or state.problem
                 _log.warning("%s: %d bundles stay in the store%s", name, left, f": {problem}" if problem else "")
+
+
+def _forwarder(name: str, config: OtlpExporterConfig, store: Store, observer: Observer) -> BundleForwarder:
+    return BundleForwarder(
+        store.register(name, start="earliest"),
+        sender_of(name, config),
+        origin=_identity(store),
+        in_flight_max=config.settings().in_flight_max,
+        undelivered=_undelivered(name, config.policy(), store, observer),
+        observer=observer,
+    )
 
 
 def _identity(store: Store) -> str:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, WrongUse
+from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, StoreClosed, WrongUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.pipeline.child import DRAIN_S, ChildContext, child_main, set_log_level, write_closed, write_ready
 from quiver.pipeline.counts import CountsRead
@@ -59,12 +59,20 @@ class _Station:
         """
         Let the exporters of this process run on each store that is open and has none yet: cores are drained, too.
         """
-        stores = [self.store] if isinstance(self.store, Store) else self.store.open_stores().values()
-        for path in self.sending.keys() - {store.path for store in stores}:
+        for path in self.sending.keys() - {store.path for store in self._open_stores()}:
             self.sending.pop(path).__exit__(None, None, None)  # drained, and gone
-        for store in stores:
-            if store.path not in self.sending:
+        for store in self._open_stores():
+            if store.path in self.sending:
+                continue
+            try:
                 self.sending[store.path] = Forwarding(self.part, store, self.observer).__enter__()
+            except StoreClosed:
+                if store in self._open_stores():
+                    raise
+                # A core that there is no more of, and that had nothing left: it went while it was looked at.
+
+    def _open_stores(self) -> list[Store]:
+        return [self.store] if isinstance(self.store, Store) else list(self.store.open_stores().values())
 
     def stop_sending(self, drain_s: float = DRAIN_S) -> None:
         """

@@ -1,0 +1,92 @@
+"""
+The exporters of an ingest process while cores come and go below it.
+"""
+
+import contextlib
+
+import pytest
+
+import quiver
+from quiver.errors import StoreClosed
+from quiver.observe import InMemoryObserver
+from quiver.pipeline import ingest
+from quiver.pipeline.forwarding import Forwarding
+from quiver.pipeline.graph import load_pipeline
+
+PIPELINE = """\
+nodes:
+  receiver:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [persistence]}}
+    config: {protocols: {http: {listening_addr: "127.0.0.1:4318"}}}
+  persistence:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports: {out_port: {destinations: [one, two]}}
+    config: {path: buffer}
+  one:
+    kind: exporter
+    plugin_urn: "urn:otel:otlp:exporter"
+    config: {http_endpoint: "http://127.0.0.1:1"}
+  two:
+    kind: exporter
+    plugin_urn: "urn:otel:otlp:exporter"
+    config: {http_endpoint: "http://127.0.0.1:1"}
+"""
+
+
+@pytest.fixture
+def part():
+    (found,) = load_pipeline(PIPELINE, source="p.yaml", values={})[0].parts()
+    return found
+
+
+def test_a_core_that_goes_while_it_is_looked_at_ends_nothing(part, tmp_path, monkeypatch):
+    """A core that there is no more of, with nothing left in it, is removed by another thread at any moment."""
+    quiver.open(tmp_path / "buffer", cores=2, background=False).close()
+    observer = InMemoryObserver()
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(quiver.open(tmp_path / "buffer", cores=1, background=False))
+        station = ingest._Station(part, store, store.core(0), observer)
+        opened.callback(station.stop_sending, 0.0)
+        assert sorted(store.open_stores()) == [0, 1]
+
+        def forwarding(part, one, observer):
+            store.maintain()
+            return Forwarding(part, one, observer)
+
+        monkeypatch.setattr(ingest, "Forwarding", forwarding)
+        station.send()
+        assert list(station.sending) == [store.core(0).path]
+        assert sorted(store.open_stores()) == [0]
+
+
+def test_a_store_that_failed_is_told(part, tmp_path):
+    """One that is closed and still counted among the open ones did not go in good order."""
+    with quiver.open(tmp_path / "buffer", cores=1, background=False) as store:
+        station = ingest._Station(part, store, store.core(0), InMemoryObserver())
+        store.core(0).close()
+        with pytest.raises(StoreClosed):
+            station.send()
+        assert not station.sending
+
+
+def test_what_could_not_be_made_holds_nothing(part, tmp_path, monkeypatch):
+    """Where the second exporter cannot be made, the first lets go of its retry set, so that both can be made later."""
+    from quiver.pipeline import forwarding
+
+    real = forwarding.sender_of
+
+    def sender_of(name, config):
+        if name == "two":
+            raise quiver.WrongUse("a certificate cannot be read")
+        return real(name, config)
+
+    with quiver.open(tmp_path / "buffer", background=False) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(forwarding, "sender_of", sender_of)
+            with pytest.raises(quiver.WrongUse, match="certificate"):
+                Forwarding(part, store, InMemoryObserver())
+        with Forwarding(part, store, InMemoryObserver()) as made:
+            made.drain_s = 0.0
