@@ -344,6 +344,30 @@ def test_a_signal_is_handed_on(tmp_path):
         assert running.child("b").pid is not None
 
 
+def test_a_reload_waits_for_a_child_that_starts(tmp_path):
+    """One that is still importing is not killed by it, and hears of it when it can."""
+    script = (
+        "import pathlib, threading\n"
+        "print('born', flush=True)\n"
+        f"while not pathlib.Path({str(tmp_path / 'go')!r}).exists(): threading.Event().wait(0.02)\n"
+        "from quiver.pipeline.lifeline import Lifeline\n"
+        "line = Lifeline(deadline_s=5)\n"
+        "while not line.wait(60):\n"
+        "    if line.reload_asked(): print('again', flush=True)\n"
+    )
+
+    def tell(supervisor):
+        supervisor.tell("a", signal.SIGHUP)
+        (tmp_path / "go").touch()
+
+    with Running(tmp_path, {"a": script}, on_reload=tell) as running:
+        wait_until(lambda: "born" in (tmp_path / "a.log").read_text())
+        running.supervisor.request_reload()
+        wait_until(lambda: "again" in (tmp_path / "a.log").read_text() or running.child("a").starts > 1)
+
+        assert running.child("a").starts == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_lifeline_hears_signals(number):
     """Asked once, it stays asked."""

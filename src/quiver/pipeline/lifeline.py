@@ -48,6 +48,8 @@ class Lifeline:
         self._deadline_s = deadline_s
         self._stdin_fd = stdin_fd
         self.hear_signals()
+        # Held back by the supervisor until there is somebody to hear it: what came meanwhile comes now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         threading.Thread(target=self._watch, name="quiver-lifeline", daemon=True).start()
 
     def hear_signals(self) -> None:

@@ -270,7 +270,7 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with child.spec.log_path.open("ab") as log:
+        with child.spec.log_path.open("ab") as log, _reload_waits():
             process = subprocess.Popen(  # noqa: S603 - our own modules, no shell
                 list(child.spec.argv),
                 stdin=subprocess.PIPE,
@@ -429,6 +429,18 @@ def _exit_words(code: int) -> str:
     if code < 0:
         return f"signal {-code}"
     return f"exit code {code}"
+
+
+@contextlib.contextmanager
+def _reload_waits() -> Iterator[None]:
+    """
+    A child that is started here is handed SIGHUP when its lifeline can hear it. Before, it would die of it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _last_line(log_path: Path) -> str:
