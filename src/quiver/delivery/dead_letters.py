@@ -40,7 +40,6 @@ from quiver.store.subscribers.progress_store import SubscriberFile, find_subscri
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 
 __all__ = [
-    "DEAD_LETTER_DIR",
     "LETTERS",
     "LETTER_SCHEMA",
     "DeadLetter",

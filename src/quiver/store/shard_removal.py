@@ -24,6 +24,7 @@ from quiver.store.format.names import (
     WAL_DIR,
     parse_segment_name,
 )
+from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.log_tail import sealed_and_logged
 
 __all__ = ["remove_drained"]
@@ -34,8 +35,8 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
     Remove a closed store's *directory*, durably; False when it stays.
 
     It stays while somebody has it open, while it holds a segment after all or its list names objects of a tier, while
-    an exporter's dead letters are in it, and for ever when damaged bytes were put into its quarantine: those only a
-    person may throw away.
+    an exporter's dead letters are in it, and for ever when a sink has staged there, or damaged bytes were put into its
+    quarantine: those only a person may throw away.
 
     Raises:
         OSError: the disk refused; what is left can be opened and removed later.
@@ -92,7 +93,9 @@ def _empty(fs: FileSystem, directory: str) -> None:
 
 
 def _must_stay(fs: FileSystem, directory: str) -> bool:
-    if _names(fs, f"{directory}/{QUARANTINE_DIR}") or fs.exists(f"{directory}/{COLD_MARK}"):
+    if fs.exists(f"{directory}/{COLD_MARK}"):
+        return True
+    if any(_names(fs, f"{directory}/{kept}") for kept in (QUARANTINE_DIR, INCOMING_DIR)):
         return True
     names = _names(fs, f"{directory}/{SEGMENTS_DIR}")
     return COLD_LIST in names or any(parse_segment_name(name) is not None for name in names)
