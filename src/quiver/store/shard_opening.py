@@ -24,6 +24,8 @@ from quiver.store.shard_capacity import SharedCapacity, find_cores
 from quiver.store.shard_claims import Evictor
 from quiver.store.shards import Shard, ShardedStore
 from quiver.store.store import Store
+from quiver.store.subscribers.progress_store import create_if_missing, find_subscribers
+from quiver.store.subscribers.state import Segments
 
 __all__ = ["open_path"]
 
@@ -110,10 +112,10 @@ def open_path(
             root, settings, files=files, clock=clock, observer=observer, adapter=adapter, background=background
         )
     _check_cores(files, root, cores, core)
-    part = _divided(settings, cores, len({*found, *range(cores)}))
+    one = _settings_of_one(settings, cores, len({*found, *range(cores)}), share_cap=share_cap)
     # make_dirs makes each missing level durable, so no core's directory is lost behind its segments.
     files.make_dirs(root)
-    place = _Place(root, settings if share_cap else part, cores, files, clock, observer, adapter, background)
+    place = _Place(root, one, cores, core is None, files, clock, observer, adapter, background)
     store = ShardedStore(
         root,
         settings,
@@ -141,12 +143,14 @@ def _checked(settings: Settings | None) -> Settings:
 @dataclass(frozen=True, slots=True)
 class _Place:
     """
-    A directory of cores, and how the store of each is opened. *settings* are those of one core.
+    A directory of cores, and how the store of each is opened. *settings* are those of one core, *has_all* says that
+    this process has all of them.
     """
 
     root: str
     settings: Settings
     cores: int
+    has_all: bool
     files: FileSystem
     clock: Clock
     observer: Observer
@@ -174,8 +178,12 @@ class _Place:
         return Shard(core, store, capacity, evictor)
 
     def _open_store(self, core: int, capacity: SharedCapacity | None) -> Store:
+        directory = f"{self.root}/{core_directory(core)}"
+        # A process for each core may have subscribers that no other has: they are not waited for in every core.
+        if self.has_all and not self.files.exists(f"{directory}/{WAL_DIR}"):
+            self._await_known(directory)
         return open_store(
-            f"{self.root}/{core_directory(core)}",
+            directory,
             self.settings,
             files=self.files,
             clock=self.clock,
@@ -184,6 +192,24 @@ class _Place:
             background=self.background,
             capacity=capacity,
         )
+
+    def _await_known(self, directory: str) -> None:
+        """
+        Give every subscriber of the other cores its progress in a new one, at its beginning. Durable on return.
+
+        One whose program comes back late would find gone what the others had finished of it. This goes before the log
+        is there: a crash leaves a core that is new still.
+        """
+        others = (f"{self.root}/{core_directory(other)}" for other in find_cores(self.files, self.root))
+        known = sorted({name for other in others for name in find_subscribers(self.files, other)})
+        if not known:
+            return
+        self.files.make_dirs(directory)
+        nothing = Segments((), next_seq=0)
+        for name in known:
+            create_if_missing(
+                self.files, directory, name, start="earliest", segments=nothing, profile=self.settings.format_profile
+            )
 
     def _capacity(self, core: int, evictor: Evictor) -> SharedCapacity:
         settings = self.settings
@@ -227,17 +253,18 @@ def _check_cores(files: FileSystem, root: str, cores: int, core: int | None) -> 
         )
 
 
-def _divided(settings: Settings, cores: int, directories: int) -> Settings:
+def _settings_of_one(settings: Settings, cores: int, directories: int, *, share_cap: bool) -> Settings:
     """
-    Return the settings of one core when the cap is divided evenly, which also checks that each can live on its part.
+    Return the settings of one core, the cap divided evenly unless they share it. Each could live on its part.
     """
     cap = settings.size_cap_bytes
     if cap is None:
         return settings
     try:
         replace(settings, size_cap_bytes=cap // cores)
-        return replace(settings, size_cap_bytes=cap // directories)
+        divided = replace(settings, size_cap_bytes=cap // directories)
     except SettingsInvalid as error:
         raise SettingsInvalid(
             f"retention.size_cap ({cap} bytes) over {directories} cores leaves each {cap // directories} bytes: {error}"
         ) from error
+    return settings if share_cap else divided

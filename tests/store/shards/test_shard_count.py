@@ -32,3 +32,57 @@ def test_what_is_nobody_elses_keeps_a_removed_core(what: str, caplog: pytest.Log
     assert rig.files.exists(f"{ROOT}/core_1/quiver.sub.one")
     if what == "dead-letter/out":
         assert [found.reason for found in read_letters(rig.files, f"{ROOT}/core_1", "out")] == ["no such table"]
+
+
+def test_who_is_known_is_waited_for_in_a_new_core() -> None:
+    """A subscriber whose program comes back late, or asks for what is new, gets all that new cores took meanwhile."""
+    rig = Rig()
+    with rig.open(cores=2) as store:
+        fill(store, 0, 2)
+        drain(store, "one")
+        store.register("late")
+    with rig.open(cores=3) as store:
+        numbers = fill(store, 2, 3, first=100)
+        assert drain(store, "one", "latest") == numbers
+        for _ in range(3):
+            rig.clock.advance(rig.settings.delete_grace_s)
+            rig.tick(store)
+        assert [(one.id, one.pending_bundles) for one in store.orphans()] == [("late", 3)]
+        assert drain(store, "late", "latest") == numbers
+
+
+def test_who_was_unregistered_is_not_waited_for_in_a_new_core() -> None:
+    """Only those whose progress is in the directory count."""
+    rig = Rig()
+    with rig.open(cores=2) as store:
+        store.register("one")
+        store.register("two")
+        store.unregister("two")
+    with rig.open(cores=3) as store:
+        fill(store, 2, 1)
+        assert [one.id for one in store.subscribers()] == ["one"]
+
+
+def test_a_process_for_each_core_waits_for_its_own_subscribers() -> None:
+    """Who reads another core's process reads nothing here: nothing is held for it."""
+    rig = Rig()
+    with rig.open(cores=2, core=0) as first:
+        first.register("of-the-first")
+        with rig.open(cores=2, core=1) as second:
+            assert second.subscribers() == []
+
+
+def test_a_crash_while_a_core_is_new() -> None:
+    """Whenever the process dies while the number grows, who is known is waited for afterwards."""
+    rig = Rig()
+    with rig.open(cores=1) as store:
+        store.register("late")
+    clones = []
+    rig.files.on_step = lambda _op, _path: clones.extend(rig.files.clone_after_crash(seed) for seed in (0, 1))
+    rig.open(cores=2).close()
+    rig.files.on_step = None
+    assert len(clones) > 20
+    for clone in clones:
+        with Rig(clone, rig.clock).open(cores=2) as store:
+            numbers = fill(store, 1, 1)
+            assert drain(store, "late", "latest") == numbers
