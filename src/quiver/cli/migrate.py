@@ -49,10 +49,13 @@ def migrate(
     from quiver.store.check import refuse_snapshot  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
     from quiver.store.migrate import migrate as change  # noqa: PLC0415
+    from quiver.store.migrate import require_migratable  # noqa: PLC0415
 
     table = None if adapter is None else _read_adapter(adapter)
     roots = instance_roots(REAL_FILES, str(directory))
     refuse_snapshot(REAL_FILES, str(directory))
+    for root in roots if len(roots) > 1 else ():
+        require_migratable(REAL_FILES, root)
     done = [
         {"directory": root}
         | change(REAL_FILES, root, profile=profile.value, adapter=table, clock=SYSTEM_CLOCK).as_dict()

@@ -30,16 +30,22 @@ def repair(
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import refuse_snapshot  # noqa: PLC0415
+    from quiver.store.closed import require_closed  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
     from quiver.store.repair import repair as mend  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
     refuse_snapshot(REAL_FILES, str(directory))
-    reports = [mend(REAL_FILES, root, clock=SYSTEM_CLOCK, dry_run=dry_run) for root in roots]
-    if as_json:
-        print_json([report.as_dict() for report in reports])
-    else:
-        for report in reports:
+    require_closed(REAL_FILES, roots, owner="quiver repair")
+    reports: list[RepairReport] = []
+    try:
+        for root in roots:
+            reports.append(mend(REAL_FILES, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - some may be told
+    finally:
+        # Also when a later core is refused: what was given up is said once, or never.
+        if reports and as_json:
+            print_json([report.as_dict() for report in reports])
+        for report in () if as_json else reports:
             _say(report)
     if any(report.damaged for report in reports):
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR, STORE_LOCK
 from quiver.store.opening import open_store
 from quiver.store.written_by import written_by
 
-__all__ = ["drain", "held_closed", "raise_floor"]
+__all__ = ["drain", "held_closed", "raise_floor", "require_closed"]
 
 _FLOOR_BYTES_MAX = 64 * 1024
 _NEVER_S = 1e9
@@ -55,6 +55,18 @@ def held_closed(fs: FileSystem, root: str, *, owner: str) -> Iterator[None]:
         if parse_core_directory(posixpath.basename(root)) is not None:
             held.callback(hold(fs, f"{root}/{EVICT_LOCK}", owner=owner).release)
         yield
+
+
+def require_closed(fs: FileSystem, roots: Sequence[str], *, owner: str) -> None:
+    """
+    Return when nobody has one of *roots* open: what is done to all cores of a store begins with none of them otherwise.
+
+    Raises:
+        DirectoryInUse, OSError: as `held_closed`.
+    """
+    for root in roots:
+        with held_closed(fs, root, owner=owner):
+            pass
 
 
 def raise_floor(fs: FileSystem, root: str, floor: int) -> None:

@@ -55,7 +55,7 @@ from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 from quiver.store.wal.replay import find_wal_files, scan_file
 from quiver.store.written_by import AdapterByHash, written_by
 
-__all__ = ["Migrated", "migrate"]
+__all__ = ["Migrated", "migrate", "require_migratable"]
 
 _EXTRA_COLUMN = "item_count"
 """What the manifest of the `otap` profile may have and that of `spec` has not."""
@@ -106,18 +106,8 @@ def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | N
         WrongUse: *root* is not a store, or is a snapshot, or has segments in an object tier.
         OSError: the disk refused; call it again.
     """
-    require_store(fs, root)
-    refuse_snapshot(fs, root)
-    if read_cold_list(fs, f"{root}/{SEGMENTS_DIR}") is not None:
-        raise WrongUse(
-            f"{root} has segments in an object tier, which would stay as they are: take a snapshot, which has them, "
-            "restore it to a new directory, and migrate that"
-        )
     with ExitStack() as held:
-        # Before anything is changed: whoever works for a subscriber would write the old profile again.
-        for subscriber in find_subscribers(fs, root):
-            held.callback(lock_subscriber(fs, root, subscriber).release)
-        _require_sound(fs, root)
+        _begin(fs, root, held)
         before = _bundle_count(fs, root)
         drain(fs, root, clock=clock)
         sealed = _bundle_count(fs, root) - before
@@ -128,6 +118,36 @@ def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | N
         progress = sum(_rewrite_progress(fs, root, one, profile) for one in find_subscribers(fs, root))
         _require_sound(fs, root)
     return Migrated(profile, config_hash.hex(), sealed, rewritten, replaced, progress)
+
+
+def require_migratable(fs: FileSystem, root: str) -> None:
+    """
+    Return when `migrate` would begin with the store at *root*; change nothing. For all cores of a store, before the
+    first of them is migrated: with one of them left behind, neither profile opens it.
+
+    Raises:
+        DirectoryInUse, Damaged, WrongUse, OSError: as `migrate`.
+    """
+    with ExitStack() as held:
+        _begin(fs, root, held)
+        held.enter_context(held_closed(fs, root, owner="quiver migrate"))
+
+
+def _begin(fs: FileSystem, root: str, held: ExitStack) -> None:
+    """
+    Refuse what cannot be migrated, and keep those out who work for a subscriber as long as *held* is open.
+    """
+    require_store(fs, root)
+    refuse_snapshot(fs, root)
+    if read_cold_list(fs, f"{root}/{SEGMENTS_DIR}") is not None:
+        raise WrongUse(
+            f"{root} has segments in an object tier, which would stay as they are: take a snapshot, which has them, "
+            "restore it to a new directory, and migrate that"
+        )
+    # Before anything is changed: whoever works for a subscriber would write the old profile again.
+    for subscriber in find_subscribers(fs, root):
+        held.callback(lock_subscriber(fs, root, subscriber).release)
+    _require_sound(fs, root)
 
 
 def _require_sound(fs: FileSystem, root: str) -> None:
