@@ -81,6 +81,7 @@ class CoreHandle:
 
         Raises:
             BundleUnavailable: the handle was acknowledged, deferred or given back before.
+            WrongUse: *why* is no text; nothing was decided.
             StoreClosed: the store is closed; the bundle will be delivered again.
         """
         self.handle.reject(why)

@@ -8,6 +8,7 @@ import pytest
 from registry_rig import ROOT, Bench, crash_states, dropped
 
 from quiver.bundle import BundleRef
+from quiver.errors import WrongUse
 from quiver.store.format.audit import AuditRecord
 from quiver.store.subscribers import audit_trail
 from quiver.store.subscribers.audit_trail import read_audit
@@ -31,6 +32,21 @@ def test_it_is_off_unless_asked_for():
     bench.registry.close()
     assert sorted(bench.disk.list_dir(ROOT)) == ["quiver.sub.a", "quiver.sub.a.lock"]
     assert list(read_audit(bench.disk, ROOT)) == []
+
+
+@pytest.mark.parametrize("why", [ValueError("no such column"), 5, None, b"bytes"])
+def test_a_reason_that_is_no_text_is_refused_at_once(why):
+    """Nothing is decided, and the thread that writes the trail later does not fail over it."""
+    bench = Bench(audit_bytes_max=100_000)
+    subscriber = bench.registry.register("a", "earliest")
+    bench.seal(0, 1)
+    handle = subscriber.next_bundle(timeout=0)
+    with pytest.raises(WrongUse, match=r"say why as text, for example str\(error\)"):
+        handle.reject(why)
+    assert handle.outcome is None
+    handle.reject("no such column")
+    bench.registry.flush()
+    assert _said(bench.disk) == [("a", 0, ((0, 0),), "rejected", "no such column")]
 
 
 def test_every_outcome_is_there_with_time_and_reason():

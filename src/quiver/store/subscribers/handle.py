@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.errors import BundleUnavailable, Damaged
+from quiver.errors import BundleUnavailable, Damaged, WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -88,8 +88,12 @@ class BundleHandle:
 
         Raises:
             BundleUnavailable: the handle was acknowledged, deferred or given back before.
+            WrongUse: *why* is no text; nothing was decided.
             StoreClosed: the store is closed; the bundle will be delivered again.
         """
+        if not isinstance(why, str):
+            # The trail is written by another thread, later: there it would cost that thread, and the store with it.
+            raise WrongUse(f"reject({why!r}): say why as text, for example str(error)")
         self._claims.settle(self._membership, self, "rejected", why)
 
     def defer(self, seconds: float = 0.0) -> None:
