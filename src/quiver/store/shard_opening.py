@@ -243,8 +243,8 @@ class _Place:
 def _check_cores(files: FileSystem, root: str, cores: int, core: int | None) -> None:
     if not isinstance(cores, int) or not 1 <= cores <= CORE_MAX + 1:
         raise WrongUse(f"cores={cores!r} is not 1 to {CORE_MAX + 1}")
-    if core is not None and not 0 <= core < cores:
-        raise WrongUse(f"core={core} is not 0 to {cores - 1}")
+    if core is not None and not (isinstance(core, int) and 0 <= core < cores):
+        raise WrongUse(f"core={core!r} is not 0 to {cores - 1}")
     refuse_snapshot(files, root)
     if files.exists(f"{root}/{WAL_DIR}") or files.exists(f"{root}/{SEGMENTS_DIR}"):
         raise WrongUse(

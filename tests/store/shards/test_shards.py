@@ -180,7 +180,13 @@ def test_unregistering_is_final_in_every_core(rig: Rig) -> None:
 
 def test_what_does_not_fit_is_refused_in_words(rig: Rig) -> None:
     """Wrong numbers, a segment number as a start, a directory that is of the other kind."""
-    for wrong in ({"cores": 0}, {"cores": 2, "core": 2}, {"cores": 2, "core": -1}, {"cores": 5000}):
+    for wrong in (
+        {"cores": 0},
+        {"cores": 2, "core": 2},
+        {"cores": 2, "core": -1},
+        {"cores": 2, "core": "1"},
+        {"cores": 5000},
+    ):
         with pytest.raises(WrongUse):
             rig.open(**wrong)
     with pytest.raises(WrongUse, match="needs cores"):
