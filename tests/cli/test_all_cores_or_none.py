@@ -72,3 +72,13 @@ def test_what_was_mended_is_told_when_a_later_core_is_refused(cores_dir, call, o
     assert done.exit_code == 2
     assert "core_0/wal/quiver.wal.cursor" in done.stdout
     assert "core_1/wal/quiver.wal.cursor" in done.stderr
+
+
+def test_a_segment_number_is_of_one_core(cores_dir, call):
+    """The first core may have reached it and the second not: none of them is rewound."""
+    before = contents(cores_dir)
+    done = call("subscribers", cores_dir, "rewind", "fast", "--to", "0")
+    assert done.exit_code == 2
+    assert "each core counts its own segments" in done.stderr
+    assert contents(cores_dir) == before
+    assert call("subscribers", cores_dir / "core_1", "rewind", "fast", "--to", "0").exit_code == 0

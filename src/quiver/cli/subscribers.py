@@ -156,6 +156,8 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
     from quiver.store.roster import rewind  # noqa: PLC0415
 
     start: Any = parse_start(to, option="--to", now_ns=SYSTEM_CLOCK.now_ns())
+    if isinstance(start, int) and len(roots) > 1:
+        raise WrongUse(f"--to {to}: each core counts its own segments; give a time, or the directory of one core")
     done: list[dict[str, Any]] = []
     for root in _those_with(roots, subscriber):
         rewound = rewind(REAL_FILES, root, subscriber, start)
