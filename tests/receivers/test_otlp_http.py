@@ -75,12 +75,19 @@ def test_a_content_type_may_have_parameters(receiver):
     {"content_type": None},
     {"content_encoding": "br"},
     {"content_encoding": "gzip, zstd"},
+    {"content_encoding": "\xff"},
+    {"content_type": "\xff/x"},
 ])  # fmt: skip
 def test_other_types_and_encodings_are_refused(receiver, store, headers):
     status, message, code = refused(post(receiver, log_request(), **headers))
     assert (status, code) == (415, 3)
     assert "is not" in message
     assert store.kept == []
+
+
+def test_a_refusal_in_json_repeats_odd_bytes_as_text(receiver):
+    status, _, body = post(receiver, b"{}", content_type=JSON, content_encoding="\xff")
+    assert (status, json.loads(body)["message"]) == (415, "content encoding ? is not gzip or zstd")
 
 
 def packed(data: bytes, encoding: str | None) -> bytes:

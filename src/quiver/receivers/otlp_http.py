@@ -85,6 +85,8 @@ class _Reply:
 
     def refusal(self, status: int, message: str, *, retry_after_s: float | None = None) -> web.Response:
         code = _RPC_CODES[status]
+        # It may repeat a header, and bytes of one that are no UTF-8 are lone surrogates here.
+        message = message.encode("utf-8", "replace").decode()
         told = json.dumps({"code": code, "message": message}).encode() if self._json else encode_status(code, message)
         response = self._response(status, told)
         if retry_after_s is not None:
