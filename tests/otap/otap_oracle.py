@@ -29,6 +29,10 @@ def nano(value: int) -> int | None:
     return value if value < 2**63 else None
 
 
+def hexed(value: bytes) -> str | None:
+    return value.hex() if any(value) else None
+
+
 def time(value: int) -> datetime | None:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // 1000) if value else None
 
@@ -90,8 +94,8 @@ def _logs(request):
                     "severity_number": record.severity_number,
                     "severity_text": record.severity_text or None,
                     "body": typed(record.body),
-                    "trace_id": record.trace_id.hex() or None,
-                    "span_id": record.span_id.hex() or None,
+                    "trace_id": hexed(record.trace_id),
+                    "span_id": hexed(record.span_id),
                     "flags": record.flags,
                     "event_name": record.event_name or None,
                     "attributes": pairs(record.attributes),
@@ -109,9 +113,9 @@ def _spans(request):
             for span in scope.spans:
                 start, end = nano(span.start_time_unix_nano), nano(span.end_time_unix_nano)
                 yield {
-                    "trace_id": span.trace_id.hex() or None,
-                    "span_id": span.span_id.hex() or None,
-                    "parent_span_id": span.parent_span_id.hex() or None,
+                    "trace_id": hexed(span.trace_id),
+                    "span_id": hexed(span.span_id),
+                    "parent_span_id": hexed(span.parent_span_id),
                     "trace_state": span.trace_state or None,
                     "flags": span.flags,
                     "name": span.name or None,
@@ -138,8 +142,8 @@ def _spans(request):
                     "dropped_events_count": span.dropped_events_count,
                     "links": [
                         {
-                            "trace_id": link.trace_id.hex() or None,
-                            "span_id": link.span_id.hex() or None,
+                            "trace_id": hexed(link.trace_id),
+                            "span_id": hexed(link.span_id),
                             "trace_state": link.trace_state or None,
                             "flags": link.flags,
                             "attributes": pairs(link.attributes),
@@ -195,8 +199,8 @@ def _exemplar(exemplar) -> dict:
         "time_unix_nano": nano(exemplar.time_unix_nano),
         "int_value": exemplar.as_int if arm == "as_int" else None,
         "double_value": exemplar.as_double if arm == "as_double" else None,
-        "trace_id": exemplar.trace_id.hex() or None,
-        "span_id": exemplar.span_id.hex() or None,
+        "trace_id": hexed(exemplar.trace_id),
+        "span_id": hexed(exemplar.span_id),
         "filtered_attributes": pairs(exemplar.filtered_attributes),
     }
 

@@ -4,6 +4,7 @@ Whole requests and tables in a store's slots give the same rows of a view.
 
 import pyarrow as pa
 import pytest
+from otap_oracle import REQUESTS
 from otap_random import carried_request, random_request
 from otap_ways import CASES, VECTORS, VIEW_OF, bytes_of, weighed
 
@@ -84,6 +85,28 @@ def test_random_requests_give_equal_rows(signal):
         if not isinstance(tables_of_request(data, signal), Damage):
             compared += same_rows(data, signal)
     assert compared
+
+
+@pytest.mark.parametrize("signal", ["logs", "traces", "metrics"])
+def test_ids_of_zeros_are_unset_in_requests_and_in_tables(signal):
+    """Some senders write zeros where others leave an id out; an id that only begins with zeros is one."""
+    request = REQUESTS[VIEW_OF[signal]]()
+    ids = [(bytes(16), bytes(8)), (b"", b""), (bytes(15) + b"\1", bytes(7) + b"\1"), (b"\2" * 16, b"")]
+    for trace_id, span_id in ids:
+        if signal == "logs":
+            scope = request.resource_logs.add().scope_logs.add()
+            scope.log_records.add(trace_id=trace_id, span_id=span_id)
+        elif signal == "traces":
+            span = request.resource_spans.add().scope_spans.add().spans.add(trace_id=trace_id, span_id=span_id)
+            span.parent_span_id = span_id
+            span.links.add(trace_id=trace_id, span_id=span_id)
+        else:
+            metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m")
+            metric.sum.data_points.add(as_int=1).exemplars.add(trace_id=trace_id, span_id=span_id)
+    assert same_rows(request.SerializeToString(), signal) == 4
+    first, *_, last = view(whole(request.SerializeToString(), signal), signal).to_pylist()
+    assert "0000" not in repr(first)
+    assert "02" * 16 in repr(last)
 
 
 def rows_of(group) -> list[dict]:

@@ -146,7 +146,7 @@ def counts_of_binary(values: pa.Array) -> np.ndarray:
 
 def hex_ids(values: pa.Array) -> pa.Array:
     """
-    Return ids as lower-case hex, whatever their length; an empty id is null.
+    Return ids as lower-case hex, whatever their length; an id that is empty, or all zeros, is null.
     """
     if len(values) == 0:
         return pa.array([], pa.string())
@@ -157,10 +157,21 @@ def hex_ids(values: pa.Array) -> pa.Array:
     data = values.buffers()[2]
     raw = np.frombuffer(data, np.uint8)[start:end] if data is not None and end > start else np.zeros(0, np.uint8)
     doubled = pa.py_buffer((offsets - start) * np.int32(2))
-    empty = np.diff(offsets) == 0
+    unset = _without_bits(raw, offsets - start)
     return pa.Array.from_buffers(
-        pa.string(), len(values), [_nulls_where(empty), doubled, pa.py_buffer(_HEX[raw].view(np.uint8))]
+        pa.string(), len(values), [_nulls_where(unset), doubled, pa.py_buffer(_HEX[raw].view(np.uint8))]
     )
+
+
+def _without_bits(raw: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """
+    Return which of the strings in *raw* are empty or zeros only.
+    """
+    unset: np.ndarray = np.diff(offsets) == 0
+    starts = offsets[:-1][~unset]
+    if len(starts):  # empty ones take no bytes: what is left stands side by side
+        unset[~unset] = np.bitwise_or.reduceat(raw, starts) == 0
+    return unset
 
 
 def signed(values: pa.Array) -> pa.Array:

@@ -63,9 +63,9 @@ def texts(values: Iterable[str]) -> pa.Array:
 
 def hex_ids(values: Iterable[bytes]) -> pa.Array:
     """
-    Return ids as lower-case hex, whatever their length; an empty id is null.
+    Return ids as lower-case hex, whatever their length; an id that is empty, or all zeros, is null.
     """
-    return pa.array([value.hex() or None for value in values], pa.string())
+    return pa.array([value.hex() if any(value) else None for value in values], pa.string())
 
 
 def signed(values: Sequence[int]) -> pa.Array:
