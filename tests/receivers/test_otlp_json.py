@@ -76,8 +76,26 @@ def test_values_of_every_kind():
 
 def test_unknown_keys_are_ignored_wherever_they_are_and_whatever_they_hold():
     record = {"body": {"stringValue": "x"}, "new": {"traceId": "no hex", "deep": [1, None]}, "severityText": None}
+    record["attributes"] = [
+        {"key": "k", "value": {"stringValue": "v", "newBytes": "?"}, "bytesValue": "?", "kind": "?"}
+    ]
     assert read(logs(record, alsoNew=[{"spanId": "zz"}])).body.string_value == "x"
     assert read(logs({"traceId": None, "spanId": ""})).trace_id == b""
+
+
+@pytest.mark.parametrize("value", [9, "SEVERITY_NUMBER_INFO", "9", 9.0])
+def test_an_enum_is_a_number_or_the_name_that_protobuf_gives_it(value):
+    assert read(logs({"severityNumber": value})).severity_number == 9
+    assert read(logs({"severity_number": -1})).severity_number == -1
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("AAH_", b"\0\1\xff"), ("AAH/", b"\0\1\xff"), ("AAE=", b"\0\1"), ("AAE", b"\0\1"), ("AA==", b"\0"), ("AA", b"\0"),
+    ("", b""),
+])  # fmt: skip
+def test_bytes_are_base64_of_either_alphabet_padded_or_not(text, expected):
+    body = read(logs({"body": {"bytesValue": text}})).body
+    assert (body.WhichOneof("value"), body.bytes_value) == ("bytes_value", expected)
 
 
 def test_names_of_fields_as_protobuf_spells_them_are_read_too():
@@ -93,6 +111,9 @@ def test_names_of_fields_as_protobuf_spells_them_are_read_too():
     logs({"timeUnixNano": -1}), logs({"timeUnixNano": "x"}), logs({"timeUnixNano": 2**64}), logs({"flags": 0.5}),
     logs({"body": {"stringValue": "a", "intValue": 1}}), logs({"body": {"bytesValue": "A"}}),
     logs({"body": {"stringValue": "\ud800"}}), logs({"body": {"stringValue": 5}}),
+    *(logs({"body": {"bytesValue": text}}) for text in ("!!!!", "AAE=more", "AA%=", "A A A A", "AA==AA==", "\u00e9")),
+    logs({"attributes": [{"value": {"kvlistValue": {"values": [{"value": {"bytesValue": "?"}}]}}}]}),
+    *(logs({"severityNumber": value}) for value in ("INFO", "info", "", 9.5, True, [9], {"a": 9})),
     b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": NaN}]}]}]}',
     b'{"a":' * 100_000, b"[" * 1_000_000, b'{"a": ' + b"1" * 10_000 + b"}",
     logs({"body": json.loads('{"arrayValue": {"values": [' * 200 + "]}}" * 200)}),
