@@ -3,6 +3,7 @@ OTLP in JSON becomes the protobuf that says the same, by the rules of the OTLP s
 """
 
 import json
+import tracemalloc
 
 import pytest
 from google.protobuf import json_format
@@ -131,6 +132,19 @@ def test_a_small_text_cannot_ask_for_much_memory(piece):
     answer = request_from_json(bomb, "logs")
     assert isinstance(answer, Damage)
     assert "more than 200000 objects and lists" in answer.reason
+
+
+@pytest.mark.parametrize(
+    "record", ['{"traceId": "%s"}', '{"body": {"bytesValue": "%s"}}', '{"body": {"stringValue": "%s"}}']
+)
+def test_a_long_text_takes_a_few_times_its_length(record):
+    data = b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [%s]}]}]}' % (record % ("ab" * 1_000_000)).encode()
+    tracemalloc.start()
+    try:
+        assert isinstance(request_from_json(data, "logs"), bytes)
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_every_cut_is_damage_and_every_changed_byte_gives_an_answer():
