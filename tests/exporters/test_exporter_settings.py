@@ -18,6 +18,8 @@ from quiver.exporters.settings import ExporterSettings, Target, split_endpoint
         ("http://[::1]:9", "grpc", Target("::1", 9, "", False)),
         ("http://collector", "http", Target("collector", 4318, "", False)),
         ("https://collector:443/otlp/", "http", Target("collector", 443, "/otlp", True)),
+        ("http://collector./a%20b\n", "http", Target("collector.", 4318, "/a%20b", False)),
+        ("http://k\u00f6ln.example", "http", Target("k\u00f6ln.example", 4318, "", False)),
     ],
 )
 def test_endpoints(endpoint, protocol, target):
@@ -30,6 +32,9 @@ def test_endpoints(endpoint, protocol, target):
     [
         ("", "grpc"), ("http://", "grpc"), ("ftp://x", "grpc"), ("http://x:99999", "grpc"), ("http://x/path", "grpc"),
         ("collector:4318", "http"), ("http://user:word@x", "http"), ("http://x?y", "http"), ("http://[::1", "http"),
+        ("http://x:0", "grpc"), ("http://x:0", "http"), ("http://x/a b", "http"), ("http://x/\u00e4", "http"),
+        ("http://x/\x7f", "http"), ("http://x y", "http"), ("http://x y", "grpc"), ("http://a..b", "grpc"),
+        ("http://" + "a" * 64, "http"), ("http://.", "http"), ("http://x\ty", "http"),
     ],
 )  # fmt: skip
 def test_what_is_no_endpoint(endpoint, protocol):

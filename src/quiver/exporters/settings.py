@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, get_args
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from quiver.errors import SettingsInvalid
 from quiver.exporters.reply import Denied
@@ -74,9 +74,22 @@ def split_endpoint(endpoint: str, *, protocol: Protocol) -> Target:
     except ValueError as error:
         raise SettingsInvalid(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}") from error
     odd = parts.query or parts.fragment or parts.username is not None or (protocol == "grpc" and parts.path.strip("/"))
+    # Port 0 is nobody's; what cannot be written into a request would be tried again for ever.
+    odd = odd or port == 0 or not _can_be_asked(text, parts)
     if parts.scheme not in {"http", "https"} or not parts.hostname or odd:
         raise SettingsInvalid(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}")
     return Target(parts.hostname, port or _PORTS[protocol], parts.path.rstrip("/"), parts.scheme == "https")
+
+
+def _can_be_asked(text: str, parts: SplitResult) -> bool:
+    """
+    Say whether *text* has a host that can be looked up, and nothing that HTTP cannot say.
+    """
+    try:
+        host = (parts.hostname or "").encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host) and parts.path.isascii() and text.strip().isprintable() and " " not in text.strip()
 
 
 @dataclass(frozen=True, slots=True)
