@@ -27,6 +27,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 import quiver
 from clean_process import in_a_clean_process
+from quiver import otap
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DirectoryInUse, SettingsInvalid, StoreFailed, WrongUse
 from quiver.otel import (
@@ -244,6 +245,28 @@ def test_one_store_for_all_exporters_of_a_process(tmp_path):
         quiver.open(tmp_path / "local")
     second.shutdown()
     quiver.open(tmp_path / "local").close()
+
+
+def test_an_item_that_cannot_be_encoded_takes_no_other_along(tmp_path):
+    """A file's name that is no UTF-8, in the text of two records, the name of a span, the description of a metric."""
+    odd = "caf\udce9"
+    spans, logs = QuiverSpanExporter(tmp_path), QuiverLogExporter(tmp_path)
+    reader = PeriodicExportingMetricReader(metrics := QuiverMetricExporter(tmp_path), export_interval_millis=600_000)
+    meters, tracers, loggers = MeterProvider([reader]), TracerProvider(), LoggerProvider()
+    tracers.add_span_processor(BatchSpanProcessor(spans))
+    loggers.add_log_record_processor(BatchLogRecordProcessor(logs))
+    for number in range(20):
+        tracers.get_tracer("t").start_span(odd if number == 7 else f"n{number}").end()
+        loggers.get_logger("l").emit(LogRecord(body=odd if number in {0, 19} else f"n{number}"))
+        meters.get_meter("m").create_counter(f"n{number}", description=odd if number == 7 else "").add(1)
+    for provider in (tracers, loggers, meters):
+        provider.shutdown()
+    assert [exporter.dropped_items for exporter in (spans, logs, metrics)] == [
+        {"unencodable": 1}, {"unencodable": 2}, {"unencodable": 1},
+    ]  # fmt: skip
+    bundles = [bundle for _, bundle in quiver.read(tmp_path).bundles()]
+    kept = [sum(otap.view(bundle, view).num_rows for bundle in bundles) for view in ("spans", "logs", "metrics")]
+    assert kept == [19, 18, 19]
 
 
 def test_what_cannot_be_kept_is_a_failure_and_never_an_exception(tmp_path, monkeypatch):

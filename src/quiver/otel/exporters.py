@@ -75,26 +75,30 @@ class _Intake:
         self._is_losing = False
         self._is_shut = False
 
-    def keep(self, items: int, requests: Callable[[], Iterator[bytes]], timeout_s: float) -> bool:
+    def keep(self, items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], timeout_s: float) -> bool:
         """
-        Store *requests* as one bundle; False when that was not possible, counted. Raises nothing.
+        Store *items* as one bundle, those left out that *encode* cannot say; False when none of them was kept. What
+        was not is counted. Raises nothing.
         """
-        reason, problem = self._keep(requests, timeout_s)
-        if not reason:
+        unsaid: list[str] = []
+        reason, problem = self._keep(partial(_split, items, encode, unsaid), timeout_s)
+        if unsaid:
+            self._drop(len(unsaid), "unencodable", unsaid[0])
+        left = len(items) - len(unsaid)
+        if reason:
+            self._drop(left, reason, problem)
+        elif not unsaid:
             self._is_losing = False
-            return True
-        self._drop(items, reason, problem)
-        return False
+        return not reason and left > 0
 
     def _keep(self, requests: Callable[[], Iterator[bytes]], timeout_s: float) -> tuple[str, str]:
         if self._is_shut:
             return "shutdown", "the exporter was shut down"
         if not self._lease.is_ours:
             return "forked", "the process was forked after the exporter was made; make one in each child"
-        try:
-            data = list(requests())
-        except Exception as error:  # noqa: BLE001 - the edge: what the SDK's encoder cannot say must not reach the application
-            return "unencodable", f"{type(error).__name__}: {error}"
+        data = list(requests())
+        if not data:
+            return "", ""
         column = pa.array(data, pa.binary())
         bundle = Bundle({OTLP_SLOTS[self.signal]: pa.record_batch([column], schema=OTLP_SCHEMA)})
         try:
@@ -151,17 +155,24 @@ class _Intake:
             _log.warning("the store did not close cleanly: %s", error)
 
 
-def _split(items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message]) -> Iterator[bytes]:
+def _split(items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], unsaid: list[str]) -> Iterator[bytes]:
     """
-    Yield *items* as requests that are small enough, if each of them is.
+    Yield *items* as requests that are small enough, if each of them is; add to *unsaid* why, for each item that
+    *encode* cannot say: it takes none of its neighbours along.
     """
-    data = encode(items).SerializeToString()
-    if len(data) <= REQUEST_BYTES_MAX or len(items) == 1:
-        yield data
-        return
+    try:
+        data = encode(items).SerializeToString()
+    except Exception as error:  # noqa: BLE001 - the edge: what the SDK's encoder raises must not reach the application
+        if len(items) == 1:
+            unsaid.append(f"{type(error).__name__}: {error}")
+            return
+    else:
+        if len(data) <= REQUEST_BYTES_MAX or len(items) == 1:
+            yield data
+            return
     middle = len(items) // 2
-    yield from _split(items[:middle], encode)
-    yield from _split(items[middle:], encode)
+    yield from _split(items[:middle], encode, unsaid)
+    yield from _split(items[middle:], encode, unsaid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +275,12 @@ class QuiverSpanExporter(_Keeping, SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """
-        Keep *spans*; a failure is counted in `dropped_items`, and nothing of the batch was kept.
+        Keep *spans*; a failure is counted in `dropped_items`, and nothing of the batch was kept. What cannot be
+        encoded is counted there, too, and the rest is a success.
         """
         if not spans:
             return SpanExportResult.SUCCESS
-        kept = self._intake.keep(len(spans), lambda: _split(spans, encode_spans), self._intake.timeout_s)
+        kept = self._intake.keep(spans, encode_spans, self._intake.timeout_s)
         return SpanExportResult.SUCCESS if kept else SpanExportResult.FAILURE
 
 
@@ -281,11 +293,12 @@ class QuiverLogExporter(_Keeping, LogRecordExporter):
 
     def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
         """
-        Keep *batch*; a failure is counted in `dropped_items`, and nothing of the batch was kept.
+        Keep *batch*; a failure is counted in `dropped_items`, and nothing of the batch was kept. What cannot be
+        encoded is counted there, too, and the rest is a success.
         """
         if not batch:
             return LogRecordExportResult.SUCCESS
-        kept = self._intake.keep(len(batch), lambda: _split(batch, encode_logs), self._intake.timeout_s)
+        kept = self._intake.keep(batch, encode_logs, self._intake.timeout_s)
         return LogRecordExportResult.SUCCESS if kept else LogRecordExportResult.FAILURE
 
 
@@ -315,12 +328,12 @@ class QuiverMetricExporter(_Keeping, MetricExporter):
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
         """
-        Keep *metrics_data*; a failure is counted in `dropped_items`, and nothing of it was kept.
+        Keep *metrics_data*; a failure is counted in `dropped_items`, and nothing of it was kept. What cannot be encoded
+        is counted there, too, and the rest is a success.
         """
         points = _points(metrics_data)
         if not points:
             return MetricExportResult.SUCCESS
         timeout_s = min(self._intake.timeout_s, max(timeout_millis, 0) / 1000)
-        requests = partial(_split, points, lambda some: encode_metrics(_metrics_data(some)))
-        kept = self._intake.keep(len(points), requests, timeout_s)
+        kept = self._intake.keep(points, lambda some: encode_metrics(_metrics_data(some)), timeout_s)
         return MetricExportResult.SUCCESS if kept else MetricExportResult.FAILURE
