@@ -46,6 +46,8 @@ _SUMMED = ("segments", "segment_bytes", "wal_bytes", "wal_files", "open_bundles"
 _SUMMED_COLD = ("segments", "segment_bytes", "only_there", "waiting", "leaving")
 _ADOPT_S = 5.0
 """A directory of a removed core that another process has open is tried again this often."""
+_ADOPT_S_MAX = 300.0
+"""One that must stay is opened again after a pause that doubles up to this: somebody may have cleared it up."""
 
 
 class CoreReceipt(NamedTuple):
@@ -147,6 +149,8 @@ class ShardedStore(ShardedSubscriberCalls):
         self._reader = StoreReader(root, fs=files, adapter=adapter)
         self._turn = itertools.count()
         self._adopt_again_s = -math.inf
+        self._stayed: dict[int, tuple[float, float]] = {}
+        """Removed cores whose directory stayed → the pause, and when it ends."""
         self._background: Background | None = None
         self.cores = tuple(range(cores)) if core is None else (core,)
         """The cores of this process that take bundles."""
@@ -384,6 +388,8 @@ class ShardedStore(ShardedSubscriberCalls):
             mine = self._core is None or number % self.core_count == self._core
             if number < self.core_count or number in self._shards or not mine:
                 continue
+            if number in self._stayed and self._clock.monotonic() < self._stayed[number][1]:
+                continue
             try:
                 shard = self._open(number)
             except DirectoryInUse:
@@ -410,6 +416,9 @@ class ShardedStore(ShardedSubscriberCalls):
         if shard.capacity is not None:
             shard.capacity.close()
         removed = remove_drained(self._files, shard.store.path)
+        if not removed:
+            pause_s = min(2 * self._stayed.get(shard.core, (_ADOPT_S / 2, 0.0))[0], _ADOPT_S_MAX)
+            self._stayed[shard.core] = (pause_s, self._clock.monotonic() + pause_s)
         self._observer.event("quiver.core.drained", core_id=shard.core, removed=removed)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────

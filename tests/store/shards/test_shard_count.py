@@ -4,6 +4,8 @@ Another number of cores than last time: what is kept of those that go, and who i
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from shard_rig import ROOT, Rig, drain, fill, numbered
 
@@ -32,6 +34,27 @@ def test_what_is_nobody_elses_keeps_a_removed_core(what: str, caplog: pytest.Log
     assert rig.files.exists(f"{ROOT}/core_1/quiver.sub.one")
     if what == "dead-letter/out":
         assert [found.reason for found in read_letters(rig.files, f"{ROOT}/core_1", "out")] == ["no such table"]
+
+
+def test_a_removed_core_that_must_stay_is_looked_at_more_and_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    """An hour of it is some twenty looks, not seven hundred; and it goes some minutes after it was cleared up."""
+    rig = Rig()
+    caplog.set_level(logging.INFO, "quiver")
+    kept = f"{ROOT}/core_1/quarantine/something.damaged"
+    rig.open(cores=2).close()
+    rig.files.make_dirs(kept.rpartition("/")[0])
+    rig.files.create(kept).close()
+    with rig.open(cores=1) as store:
+        drain(store)
+        for _ in range(3600):
+            rig.clock.advance(1.0)
+            store.maintain()
+        assert 5 < caplog.text.count("quiver.core.drained") < 25
+        rig.files.remove(kept)
+        for _ in range(301):
+            rig.clock.advance(1.0)
+            store.maintain()
+        assert not rig.files.exists(f"{ROOT}/core_1")
 
 
 def test_who_is_known_is_waited_for_in_a_new_core() -> None:
