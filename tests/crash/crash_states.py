@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -124,8 +125,8 @@ class Promises:
     """By core: these bundles survive the death of the process."""
     durable: tuple[frozenset[int], ...] = ()
     """By core: these bundles survive a power cut."""
-    dropped: frozenset[tuple[int, int]] = frozenset()
-    """Segments that policy gave up, with their bundles."""
+    dropped: frozenset[tuple[str, int, int]] = frozenset()
+    """Segments that policy gave up: the store, the number, and how many bundles."""
     asked: tuple[frozenset[int], ...] = (frozenset(),) * len(NAMES)
     """By subscriber: what it acknowledged, or was about to."""
     kept: tuple[frozenset[int], ...] = (frozenset(),) * len(NAMES)
@@ -192,8 +193,8 @@ class Workload:
     def _say(self, **changes: object) -> None:
         self.promises = dataclasses.replace(self.promises, **changes)
 
-    def dropped(self, segment: int, bundle_count: int) -> None:
-        self._say(dropped=self.promises.dropped | {(segment, bundle_count)})
+    def dropped(self, store: str, segment: int, bundle_count: int) -> None:
+        self._say(dropped=self.promises.dropped | {(store, segment, bundle_count)})
 
     def _open(self) -> None:
         self.store = self.variant.open(self.files, self.clock, _Drops(self.dropped))
@@ -255,16 +256,16 @@ class Workload:
 
 class _Drops(InMemoryObserver):
     """
-    Tells what a store says it gave up: the segment, and its bundles.
+    Tells what a store says it gave up: which store, the segment, and its bundles.
     """
 
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
+    def __init__(self, tell: Callable[[str, int, int], None]) -> None:
         super().__init__()
         self._tell = tell
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
         if name == "quiver.segment.drop":
-            self._tell(int(attributes["segment"] or 0), int(attributes["bundles"] or 0))
+            self._tell(str(attributes["path"]), int(attributes["segment"] or 0), int(attributes["bundles"] or 0))
 
 
 # ── what a disk holds ───────────────────────────────────────────────────────────────────────────────────
@@ -280,8 +281,8 @@ class Found:
     """By core."""
     pending: tuple[tuple[tuple[int, ...], ...], ...]
     """By core, then by subscriber."""
-    dropped: frozenset[tuple[int, int]]
-    """What the ledgers named, with their bundles."""
+    dropped: frozenset[tuple[str, int, int]]
+    """What the ledgers named: the store, the number, and how many bundles."""
 
 
 def digest(files: CrashFileSystem) -> int:
@@ -343,14 +344,14 @@ def _go_on(opened: Any, variant: Variant, clock: ManualClock) -> None:
             assert drained(store, name) == [AFTERWARDS], f"what comes after recovery does not reach {name}"
 
 
-def _ledger(files: CrashFileSystem, directory: str) -> list[tuple[int, int]]:
+def _ledger(files: CrashFileSystem, directory: str) -> list[tuple[str, int, int]]:
     entries = []
     for name in (DROP_LEDGER, EVICTED):
         if files.exists(f"{directory}/{name}"):
             data = files.read_all(f"{directory}/{name}", size_max=DROP_LEDGER_BYTES_MAX)
             answer = decode_drop_ledger(memoryview(data))
             assert isinstance(answer, Frame), f"{name} is replaced whole, and reads {answer}"
-            entries += [(entry.seq, entry.bundle_count) for entry in answer.value]
+            entries += [(directory, entry.seq, entry.bundle_count) for entry in answer.value]
     return entries
 
 
@@ -363,9 +364,10 @@ def drained(store: Store, name: str) -> list[int]:
     return got
 
 
-def judge(found: Found, promises: Promises, *, power_cut: bool) -> None:
-    dropped = sum(count for _, count in found.dropped | promises.dropped)
-    lost = dict.fromkeys(NAMES, 0)
+def judge(found: Found, promises: Promises, stores: list[str], *, power_cut: bool) -> None:
+    dropped: Counter[str] = Counter()
+    for store, _, count in found.dropped | promises.dropped:
+        dropped[store] += count
     for core, promised in enumerate(promises.durable if power_cut else promises.logged):
         sealed = found.sealed[core]
         assert all(number < promises.attempted for number in sealed), f"invented {sealed}"
@@ -374,11 +376,10 @@ def judge(found: Found, promises: Promises, *, power_cut: bool) -> None:
             missing = promised - promises.asked[who] - got
             newer = {number for number in missing if sealed and number > sealed[0]}
             assert not newer, f"{name} misses {sorted(newer)} of {sorted(promised)}"
-            lost[name] += len(missing)
+            given_up = dropped[stores[core]]
+            assert len(missing) <= given_up, f"{name} misses {sorted(missing)}, and policy dropped {given_up} bundles"
             again = promises.kept[who] & got
             assert not again, f"{name} gets {sorted(again)} again"
-    for name, count in lost.items():
-        assert count <= dropped, f"{name} misses {count} bundles, and {dropped} were dropped by policy"
 
 
 # ── the enumeration ─────────────────────────────────────────────────────────────────────────────────────
@@ -418,7 +419,7 @@ class _Explorer:
             if new:
                 self.known[key] = examine(state.files.clone_after_kill(), variant)
                 self.count.distinct += 1
-            judge(self.known[key], state.promises, power_cut=state.power_cut)
+            judge(self.known[key], state.promises, variant.directories, power_cut=state.power_cut)
         except BaseException as failure:
             failure.add_note(state.label)
             raise

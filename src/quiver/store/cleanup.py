@@ -375,6 +375,7 @@ class Cleanup:
             self._parts.observer.event(
                 "quiver.segment.drop",
                 level=logging.WARNING,
+                path=self._parts.path,
                 segment=entry.seq,
                 bundles=entry.bundle_count,
                 bytes=entry.size_bytes,
