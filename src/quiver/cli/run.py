@@ -61,7 +61,8 @@ def run(
         return
     if cores is not None and checked.metrics is not None and not as_json:
         typer.echo(f"metrics: each core tells its own, at {checked.metrics.listen} and the ports above it")
-    described = describe(checked, cores=cores)
+    directory = run_dir or default_run_dir(checked)
+    described = describe(checked.placed(directory), cores=cores)
     if check and as_json:
         print_json(described)
         return
@@ -70,7 +71,7 @@ def run(
         return
     options = RunOptions(
         given,
-        run_dir or default_run_dir(checked),
+        directory,
         cores,
         None if drain is None else parse_duration_s(drain, key="--drain"),
         0 if stop_with_stdin else None,

@@ -33,7 +33,11 @@ def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
         "receivers": [
             _receiver(name, config, buffer) for buffer in pipeline.buffers for name, config in _receivers(buffer)
         ],
-        "persistence": {"path": main.config.path or None, "durability": _durability(main), "cores": cores},
+        "persistence": {
+            "path": None if main.kind == "memory" else main.config.path,
+            "durability": _durability(main),
+            "cores": cores,
+        },
         "buffers": [_buffer(buffer) for buffer in pipeline.buffers],
         "processors": [
             {"node": node.name, "does": _does(node)}
@@ -75,10 +79,22 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
             f"There is no persistence node: up to {cap} wait in memory. When this pipeline stops or dies, what was not "
             "exported is lost, also what was confirmed."
         )
+        kept = [one.config.path or f"of {one.name}" for one in pipeline.buffers if _keeps_letters_in_memory(one)]
+        if kept:
+            said.append(
+                "Dead letters are in memory, too, and lost with the rest: look at them, or replay them, while it runs "
+                f"(quiver dead-letters {' and '.join(kept)})."
+            )
     said += [f"Beware: {text}" for text in (*_exposed(pipeline), *_loops(pipeline))]
     if cores is not None and cores > 1:
         said.append(f"{cores} ingest processes share each port, each with a store of its own; exporters read them all.")
     return said
+
+
+def _keeps_letters_in_memory(buffer: Buffer) -> bool:
+    return buffer.kind == "memory" and any(
+        route.config.policy().on_exhausted == "dead_letter" for route in buffer.routes
+    )
 
 
 def _exposed(pipeline: Pipeline) -> list[str]:
@@ -214,30 +230,32 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
         "through": [node.name for node in route.processors],
         "runs_in": "spark" if route.is_query else "ingest",
         "sends": route.config.sends,
-        "retry": _retry(route),
+        "retry": _retry(buffer, route),
     }
 
 
-def _retry(route: Route) -> str:
+def _retry(buffer: Buffer, route: Route) -> str:
     policy = route.config.policy()
+    where = "in memory, as long as this runs" if buffer.kind == "memory" else ""
     if not route.is_query:
-        return retry_words(policy)
-    words = retry_words(replace(policy, max_attempts=None, max_elapsed_s=None))
+        return _retry_words(policy, where)
+    words = _retry_words(replace(policy, max_attempts=None, max_elapsed_s=None), where)
     if not route.processors:
         return words
-    return f"{words}; what a processor fails on is tried by itself, {retry_words(policy.for_processors())}"
+    return f"{words}; what a processor fails on is tried by itself, {_retry_words(policy.for_processors(), where)}"
 
 
-def retry_words(policy: RetryPolicy) -> str:
+def _retry_words(policy: RetryPolicy, where: str) -> str:
     """
-    Return a policy in a phrase.
+    Return a policy in a phrase, with *where* its dead letters are.
     """
     bounds = []
     if policy.max_attempts is not None:
         bounds.append(f"{policy.max_attempts} attempts")
     if policy.max_elapsed_s is not None:
         bounds.append(duration_words(policy.max_elapsed_s))
-    then = {"dead_letter": "is kept as a dead letter", "drop": "is dropped and counted", "halt": "stops the exporter"}
+    letter = f"is kept as a dead letter {where}".rstrip()
+    then = {"dead_letter": letter, "drop": "is dropped and counted", "halt": "stops the exporter"}
     first, most = duration_words(policy.initial_interval_s), duration_words(policy.max_interval_s)
     until = f" for at most {' or '.join(bounds)}" if bounds else " without end"
     return f"after {first}, up to {most}{until}; what is refused for good {then[policy.on_exhausted]}"

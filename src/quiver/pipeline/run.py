@@ -51,6 +51,7 @@ __all__ = [
     "RunOptions",
     "default_run_dir",
     "left_behind",
+    "lost_letters",
     "not_sealed",
     "read_state",
     "remaining",
@@ -268,6 +269,8 @@ class _Running:
                 f"{name}: {bundles} bundles remain in the log of {directory}, which was not sealed; they come to each "
                 "of its exporters with the next start"
             )
+        for name, letters, directory in lost_letters(self.pipeline):
+            self._tell(f"{name}: {letters} dead letters were in {directory}, which is in memory, and gone")
 
 
 def _ready(path: Path) -> dict[str, Any]:
@@ -308,6 +311,27 @@ def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
             continue
         if bundles:
             found.append((buffer.name, bundles, directory))
+    return found
+
+
+def lost_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
+    """
+    Return whose dead letters end with the run, because they are in memory: whose, how many, and where they are.
+    """
+    from quiver.delivery.dead_letters import count_letters, exporters_with_letters  # noqa: PLC0415 - brings the engine
+
+    found = []
+    for directory in (buffer.config.path for buffer in pipeline.buffers if buffer.kind == "memory"):
+        letters: dict[str, int] = {}
+        if not Path(directory).exists():
+            continue
+        try:
+            for root in instance_roots(REAL_FILES, directory):
+                for name in exporters_with_letters(REAL_FILES, root):
+                    letters[name] = letters.get(name, 0) + count_letters(REAL_FILES, root, name)
+        except (QuiverError, OSError) as error:
+            _log.warning("%s cannot be looked at: %s", directory, error)
+        found += [(name, count, directory) for name, count in letters.items() if count]
     return found
 
 

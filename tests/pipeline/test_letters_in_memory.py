@@ -1,0 +1,82 @@
+"""
+Dead letters of a pipeline without a persistence node end with it: that is said before, and how many they were after.
+"""
+
+import json
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import quiver
+from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
+from quiver.cli.main import build_app
+from quiver.delivery.dead_letters import DeadLetters
+from quiver.pipeline.explain import describe
+from quiver.pipeline.graph import load_pipeline, memory_directory
+from quiver.pipeline.run import RunOptions, _memory, _Running, lost_letters
+
+PIPELINE = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [out]}}
+    config: {protocols: {http: {listening_addr: "127.0.0.1:4318"}}}
+  out:
+    kind: exporter
+    plugin_urn: "urn:otel:otlp:exporter"
+    config: {grpc_endpoint: "http://127.0.0.1:14317", retry: {on_exhausted: "{{exhausted:-dead_letter}}"}}
+"""
+
+
+def pipeline_of(**values):
+    return load_pipeline(PIPELINE, source="p.yaml", values=values)[0]
+
+
+def letters_said(pipeline):
+    return [one for one in describe(pipeline)["says"] if "ead letters" in one]
+
+
+def test_it_is_said_before(tmp_path):
+    """What is lost, and where to look meanwhile; only where there can be letters."""
+    pipeline = pipeline_of().placed(tmp_path)
+    (said,) = letters_said(pipeline)
+    assert "lost with the rest" in said
+    assert f"quiver dead-letters {memory_directory(tmp_path)}/memory" in said
+    (exporter,) = describe(pipeline)["exporters"]
+    assert exporter["retry"].endswith("is kept as a dead letter in memory, as long as this runs")
+    for exhausted in ("drop", "halt"):
+        assert letters_said(pipeline_of(exhausted=exhausted)) == []
+
+
+def test_the_command_names_the_place(tmp_path):
+    """As it will be: it hangs on the run directory."""
+    (tmp_path / "p.yaml").write_text(PIPELINE, encoding="utf-8")
+    arguments = ["run", f"{tmp_path}/p.yaml", "--check", "--run-dir", f"{tmp_path}/run", "--json"]
+    shown = CliRunner().invoke(build_app(), arguments)
+    found = json.loads(shown.output)
+    place = f"{memory_directory(tmp_path / 'run')}/memory"
+    assert any(f"quiver dead-letters {place}" in one for one in found["says"])
+    assert (found["persistence"]["path"], found["buffers"][0]["path"]) == (None, place)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_how_many_are_lost_is_said_after(tmp_path, is_closed):
+    """Sealed ones, and those that are in a log because the process that had them was killed."""
+    pipeline = pipeline_of().placed(tmp_path)
+    assert lost_letters(pipeline) == []
+    with _memory(pipeline, tmp_path):
+        directory = pipeline.main.config.path
+        quiver.open(directory).close()
+        assert lost_letters(pipeline) == []
+        letters = DeadLetters(directory, "out", background=False)
+        for index in range(2):
+            bundle = Bundle({60: pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)})
+            letters.add(BundleRef(0, index), bundle, reason="HTTP 400")
+        if is_closed:
+            letters.close()
+        said = []
+        _Running(pipeline, RunOptions([], tmp_path), lambda: pipeline, said.append).tell_what_remains()
+        letters.close()
+    assert said == [f"out: 2 dead letters were in {directory}, which is in memory, and gone"]
