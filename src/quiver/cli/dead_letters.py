@@ -58,7 +58,7 @@ def dead_letters(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    List, show, replay or drop what exporters gave up.
+    List, show, replay or drop what exporters gave up, also those that a pipeline feeds from a buffer beside the store.
 
     Works beside a pipeline that runs. A letter that is replayed is dropped when the far side has it, and stays
     otherwise. A letter is the bundle as the exporter saw it; nobody else is sent it again.
@@ -91,6 +91,7 @@ def _ref_of(text: str) -> BundleRef:
 
 def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Found:
     from quiver.delivery.dead_letters import exporters_with_letters, read_letters  # noqa: PLC0415
+    from quiver.pipeline.beside import stores_beside  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import check_subscriber_id  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
@@ -99,7 +100,8 @@ def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Found
         check_subscriber_id(exporter)
     found = [
         (root, name, letter)
-        for root in instance_roots(REAL_FILES, directory)
+        for roots in (instance_roots(REAL_FILES, directory), *stores_beside(REAL_FILES, directory).values())
+        for root in roots
         for name in exporters_with_letters(REAL_FILES, root)
         if exporter in {None, name}
         for letter in read_letters(REAL_FILES, root, name)
@@ -112,15 +114,16 @@ def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Found
 
 
 def _list(directory: str, found: _Found, *, as_json: bool) -> None:
+    from quiver.cli.paths import place_of  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     if as_json:
         print_json([_as_dict(*one) for one in found])
         return
     now_ns = SYSTEM_CLOCK.now_ns()
-    several = len({root for root, _, _ in found}) > 1
+    several = any(root != directory for root, _, _ in found)
     rows = [
-        ({"core": Path(root).name} if several else {})
+        ({"in": place_of(root, directory)} if several else {})
         | {
             "exporter": name,
             "bundle": str(letter.ref),

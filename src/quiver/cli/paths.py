@@ -12,7 +12,7 @@ from quiver.errors import WrongUse
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["refuse_empty_paths"]
+__all__ = ["place_of", "refuse_empty_paths"]
 
 
 def refuse_empty_paths(app: typer.Typer) -> None:
@@ -30,6 +30,19 @@ def refuse_empty_paths(app: typer.Typer) -> None:
     for group in app.registered_groups:
         if group.typer_instance is not None:
             refuse_empty_paths(group.typer_instance)
+
+
+def place_of(root: str, directory: str) -> str:
+    """
+    Return what a table calls the store at *root*: a core of *directory* goes by its own name, a core of a buffer that a
+    pipeline keeps beside that by both.
+    """
+    from quiver.store.format.cores import parse_core_directory  # noqa: PLC0415 - keeps `--help` quick
+
+    one = Path(root).absolute()
+    if Path(directory).absolute() in one.parents or parse_core_directory(one.name) is None:
+        return one.name
+    return f"{one.parent.name}/{one.name}"
 
 
 def _refuse_empty(hint: Any) -> None:

@@ -33,29 +33,33 @@ def subscribers(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    List who subscribes to a store and how far behind each is; drop one for good, or rewind it.
+    List who subscribes to a store and how far behind each is; drop one for good, or rewind it. Those of the buffers
+    that a pipeline keeps beside the store are among them.
 
     Works beside a live writer. Dropping and rewinding are refused while somebody works for the subscriber.
     Rewinding delivers again what still exists; it never skips anything.
     """
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import refuse_snapshot  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
+    others = [root for stores in stores_beside(REAL_FILES, directory).values() for root in stores]
     if action not in ACTIONS:
         raise WrongUse(f"{action!r}: do one of {', '.join(ACTIONS)}")
     if action == "list":
         if subscriber is not None or to is not None:
             raise WrongUse("list takes no ID and no --to")
-        _list(str(directory), roots, as_json=as_json)
+        _list(str(directory), [*roots, *others], as_json=as_json)
         return
     if subscriber is None:
         raise WrongUse(f"{action} whom? quiver subscribers {directory} {action} ID")
     if (to is None) is (action == "rewind"):
         raise WrongUse("rewind needs --to; drop takes none")
     refuse_snapshot(REAL_FILES, str(directory))
-    done = _drop(roots, subscriber) if to is None else _rewind(roots, subscriber, to)
+    chosen = _those_with(roots, others, subscriber)
+    done = _drop(chosen, subscriber) if to is None else _rewind(chosen, subscriber, to)
     if as_json:
         print_json(done)
         return
@@ -64,6 +68,7 @@ def subscribers(
 
 
 def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
+    from quiver.cli.paths import place_of  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.roster import standings  # noqa: PLC0415
@@ -77,7 +82,7 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     else:
         several = len(roots) > 1
         rows = [
-            ({"core": Path(root).name} if several else {}) | row(one) | _retry_row(one, retries)
+            ({"in": place_of(root, directory)} if several else {}) | row(one) | _retry_row(one, retries)
             for (root, one), retries in zip(found, waiting, strict=True)
         ]
         print_table(f"subscribers of {directory}", rows)
@@ -141,7 +146,7 @@ def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
     from quiver.store.roster import drop  # noqa: PLC0415
 
     done: list[dict[str, Any]] = []
-    for root in _those_with(roots, subscriber):
+    for root in roots:
         pending = drop(REAL_FILES, root, subscriber)
         gone = "an unknown number of bundles" if pending is None else f"{pending:,} bundles"
         text = f"{subscriber} is gone; {gone} had not been delivered to it"
@@ -159,7 +164,7 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
     if isinstance(start, int) and len(roots) > 1:
         raise WrongUse(f"--to {to}: each core counts its own segments; give a time, or the directory of one core")
     done: list[dict[str, Any]] = []
-    for root in _those_with(roots, subscriber):
+    for root in roots:
         rewound = rewind(REAL_FILES, root, subscriber, start)
         text = f"{subscriber} goes on at segment {rewound.segment}; {rewound.bundles_again:,} bundles come once more"
         done.append(
@@ -174,18 +179,25 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
     return done
 
 
-def _those_with(roots: Sequence[str], subscriber: str) -> Sequence[str]:
+def _those_with(roots: Sequence[str], others: Sequence[str], subscriber: str) -> Sequence[str]:
     """
-    Return the instances that know the subscriber; with one instance that is asked to say so itself.
+    Return those of *roots* that know the subscriber; of *others* only where none does: an exporter that went behind
+    a processor has the same name in both, and where it was is what wants to be dropped. One root is asked to say itself
+    that it knows none.
     """
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import check_subscriber_id  # noqa: PLC0415
     from quiver.store.subscribers.progress_store import find_subscribers, lock_subscriber  # noqa: PLC0415
 
-    if len(roots) == 1:
+    if len(roots) == 1 and not others:
         return roots
     check_subscriber_id(subscriber)
-    found = [root for root in roots if subscriber in find_subscribers(REAL_FILES, root)]
+    own, beside = (
+        [root for root in some if subscriber in find_subscribers(REAL_FILES, root)] for some in (roots, others)
+    )
+    found = own or beside
+    if not found and len(roots) == 1:
+        return roots
     if not found:
         raise SubscriberUnknown(f"there is no subscriber {subscriber!r} in any of {', '.join(roots)}")
     for root in found:

@@ -15,6 +15,7 @@ from typing import Any
 from quiver.cli.store_stats import StoreStats, SubscriberStats, collect_stats
 from quiver.cli.waiting import Waiting, waiting_of
 from quiver.errors import RetryLater
+from quiver.pipeline.beside import stores_beside
 from quiver.primitives.files import FileSystem
 
 __all__ = ["Flow", "Look", "Node", "Sample", "Showing", "fetch_samples", "parse_samples", "showing", "take_look"]
@@ -197,11 +198,14 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
     waiting: dict[str, Waiting] = {}
     disk_bytes = 0
     if fs.exists(directory):
-        found = collect_stats(fs, directory, now_ns=now_ns)
-        subscribers, disk_bytes = found.subscribers, found.segment_bytes + found.wal_bytes
-        problems += found.unreadable
-        waiting = _waiting(fs, found, now_ns)
-        problems += [one.retry_problem for one in waiting.values() if one.retry_problem is not None]
+        places = [collect_stats(fs, one, now_ns=now_ns) for one in (directory, *stores_beside(fs, directory))]
+        disk_bytes = places[0].segment_bytes + places[0].wal_bytes
+        for found in places:
+            subscribers += found.subscribers
+            problems += found.unreadable
+            waits = _waiting(fs, found, now_ns)
+            problems += [one.retry_problem for one in waits.values() if one.retry_problem is not None]
+            waiting = {**waits, **waiting}
     else:
         problems.append(f"{directory} does not exist yet")
     nodes = _nodes(state)

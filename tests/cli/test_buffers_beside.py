@@ -1,0 +1,117 @@
+"""
+Who has the directory of a pipeline's store finds what waits, failed or was given up in the buffers beside it.
+"""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+import quiver
+from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
+from quiver.delivery.dead_letters import DeadLetters
+from quiver.delivery.retry_set import RetrySet
+from quiver.pipeline.beside import stores_beside
+from quiver.pipeline.graph import load_pipeline
+from quiver.primitives.real_files import REAL_FILES
+
+PIPELINE = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [before]}}
+    config: {protocols: {http: {listening_addr: "127.0.0.1:4318"}}}
+  before: {kind: processor, plugin_urn: "urn:quiver:sample:processor", config: {ratio: 0.5},
+           out_ports: {out_port: {destinations: [store]}}}
+  store: {kind: processor, plugin_urn: "urn:otap:processor:persistence", config: {path: "{{directory}}"},
+          out_ports: {out_port: {destinations: [thin]}}}
+  thin: {kind: processor, plugin_urn: "urn:quiver:sample:processor", config: {ratio: 0.5},
+         out_ports: {out_port: {destinations: [out]}}}
+  out: {kind: exporter, plugin_urn: "urn:otel:otlp:exporter", config: {grpc_endpoint: "http://127.0.0.1:9"}}
+"""
+
+
+def bundle():
+    return Bundle({60: pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)})
+
+
+def fill(directory, subscriber, cores=None):
+    with quiver.open(directory, **({} if cores is None else {"cores": cores})) as store:
+        store.register(subscriber, start="earliest")
+        store.ingest(bundle())
+        store.flush()
+
+
+@pytest.fixture(params=[None, 2], ids=["one", "cores"])
+def directory(request, tmp_path):
+    """The stores of a pipeline, one of each kind; in the last an exporter gave a bundle up and waits with another."""
+    pipeline, _ = load_pipeline(PIPELINE, source="p.yaml", values={"directory": str(tmp_path / "buffer")})
+    for buffer in pipeline.buffers:
+        fill(buffer.config.path, buffer.routes[0].name, request.param)
+    root = str(tmp_path / "buffer.staged-out") + ("" if request.param is None else "/core_0")
+    with DeadLetters(root, "out", background=False) as letters:
+        letters.add(BundleRef(2, 0), bundle(), reason="HTTP 403")
+    with RetrySet.open(REAL_FILES, root, "out") as retries:
+        retries.failed(BundleRef(0, 0), delay_s=3600.0, reason="HTTP 503")
+    (tmp_path / "buffer.staged-of-mine").mkdir()
+    (tmp_path / "buffer.intake-notes").write_text("no store")
+    fill(tmp_path / "buffer.other", "stranger")
+    return tmp_path / "buffer"
+
+
+def test_all_that_a_pipeline_makes_are_found(directory, monkeypatch):
+    """From the names that it gives them; neither a file nor a directory that is none of them."""
+    found = {f"{directory}.intake", f"{directory}.staged-out"}
+    assert set(stores_beside(REAL_FILES, directory)) == found
+    assert stores_beside(REAL_FILES, f"{directory}.intake") == {}
+    assert stores_beside(REAL_FILES, "/") == {}
+    monkeypatch.chdir(directory)
+    assert set(stores_beside(REAL_FILES, ".")) == found
+
+
+def test_letters_are_found(directory, call):
+    """Listed with where they are, shown, and dropped there."""
+    (letter,) = json.loads(call("dead-letters", directory, "--json").output)
+    assert (letter["exporter"], letter["reason"]) == ("out", "HTTP 403")
+    assert letter["directory"].startswith(f"{directory}.staged-out")
+    assert "buffer.staged-out" in call("dead-letters", directory).output
+    assert json.loads(call("dead-letters", directory, "show", "out", "--json").output)[0]["bundle"] == "2:0"
+    assert "1 letters are gone" in call("dead-letters", directory, "drop", "out").output
+    assert json.loads(call("dead-letters", f"{directory}.staged-out", "--json").output) == []
+
+
+def test_subscribers_are_found(directory, call):
+    """With what each waits for and gave up; one is dropped in the buffer that it reads."""
+    listed = json.loads(call("subscribers", directory, "--json").output)
+    assert {one["subscriber"] for one in listed} == {"store", "staged-out", "out"}
+    assert sum(one["dead_letters"] for one in listed if one["subscriber"] == "out") == 1
+    assert max(one["retrying"] for one in listed if one["subscriber"] == "out") == 1
+    assert "buffer.staged-out" in call("subscribers", directory).output
+    assert call("subscribers", directory, "rewind", "out", "--to", "earliest").exit_code == 0
+    assert call("subscribers", directory, "drop", "out").exit_code == 0
+    assert "out" not in {one["subscriber"] for one in json.loads(call("subscribers", directory, "--json").output)}
+    gone = call("subscribers", directory, "drop", "out")
+    assert (gone.exit_code, "there is no subscriber 'out'" in gone.stderr) == (2, True)
+
+
+def test_one_of_the_store_itself_goes_first(directory, call):
+    """An exporter that stood behind the store, and now behind a processor: what it left goes, not the rest."""
+    cores = 2 if (directory / "core_0").exists() else None
+    fill(directory, "out", cores)
+    assert call("subscribers", directory, "drop", "out").exit_code == 0
+    left = {
+        one["directory"]
+        for one in json.loads(call("subscribers", directory, "--json").output)
+        if one["subscriber"] == "out"
+    }
+    assert left
+    assert all(one.startswith(f"{directory}.staged-out") for one in left)
+
+
+def test_top_shows_them(directory, call):
+    """Who is behind, and what waits to be tried again."""
+    found = json.loads(call("top", directory, "--looks", "1", "--json").output)
+    lags = {one["subscriber"]: one["lag_bundles"] for one in found["subscribers"]}
+    assert lags == {"store": 1, "staged-out": 1, "out": 1}
+    assert found["waiting"]["out"]["last_failure"] == "HTTP 503"
