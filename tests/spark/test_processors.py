@@ -120,6 +120,24 @@ def test_attributes(logs):
     assert found[6] == {"user": nobody, "flag": True, "environment": "prod"}
 
 
+def test_an_attribute_without_a_name_can_be_taken_away(spark):
+    """And given one, or be changed: whoever sends it need not be the one who runs this. It is never made."""
+    other = ("k", value(string_value="y"))
+    rows = [
+        {"time_unix_nano": 1, "attributes": [("", value(string_value="x")), other]},
+        {"time_unix_nano": 2, "attributes": [other]},
+    ]
+    logs = table(spark, "logs", rows)
+
+    def done(*actions):
+        return attributes_of(build(AttributesSettings(actions, hash_salt="pepper"))(logs))
+
+    assert done(AttributeAction("delete", "")) == {1: {"k": "y"}, 2: {"k": "y"}}
+    assert done(AttributeAction("rename", "", new_key="named")) == {1: {"k": "y", "named": "x"}, 2: {"k": "y"}}
+    assert done(AttributeAction("update", "", value="z")) == {1: {"": "z", "k": "y"}, 2: {"k": "y"}}
+    assert done(AttributeAction("hash", ""))[1] == {"": hashlib.sha256(b"pepperx").hexdigest(), "k": "y"}
+
+
 def test_attributes_of_the_resource(logs):
     """And a table without such attributes is refused by name."""
     settings = AttributesSettings((AttributeAction("upsert", "zone", value=7),), apply_to=("resource", "signal"))

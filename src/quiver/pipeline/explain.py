@@ -213,7 +213,9 @@ def _does(node: Node) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        text = ", ".join(f"{one.action} {one.key}" if hasattr(one, "action") else str(one) for one in value)
+        text = ", ".join(
+            f"{one.action} {one.key or repr(one.key)}" if hasattr(one, "action") else str(one) for one in value
+        )
     else:
         text = " ".join(str(value).split())
     return text if len(text) <= _WORDS_MAX else f"{text[:_WORDS_MAX]}…"

@@ -157,7 +157,7 @@ class AttributeAction:
 
     Attributes:
         action: insert (where the key is missing), update (where it is there), upsert (both), delete, rename, hash.
-        key: of which attribute.
+        key: of which attribute. One without a name can come in, and be changed or go, but is not made.
         value: for insert, update and upsert: a text, a truth value, a whole number or a float.
         from_attribute: instead of *value*: copied from there; where that is missing, nothing is done.
         new_key: for rename; an attribute of that name is replaced.
@@ -176,8 +176,8 @@ class AttributeAction:
         kinds = get_args(AttributeActionKind)
         if self.action not in kinds:
             raise SettingsInvalid(f"action: {self.action!r} is none of {', '.join(kinds)}")
-        if not self.key:
-            raise SettingsInvalid("key: an attribute has a name")
+        if not self.key and self.action in {"insert", "upsert"}:
+            raise SettingsInvalid(f"key: {self.action} would make an attribute without a name")
         sources = (self.value is not None) + (self.from_attribute is not None)
         wanted = 1 if self.action in {"insert", "update", "upsert"} else 0
         if sources != wanted:
