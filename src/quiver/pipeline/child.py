@@ -61,6 +61,7 @@ class ChildContext:
         cores: how many ingest processes share the ports; None: there is one, and its stores have no cores.
         core: which of them this one is.
         drain_s: how long to go on for what is sealed, once told of the end.
+        scratch: where Spark's own files go: the supervisor removes it. None: where the system keeps such.
         reread: reads the pipeline file again.
     """
 
@@ -70,6 +71,7 @@ class ChildContext:
     cores: int | None = None
     core: int = 0
     drain_s: float = DRAIN_S
+    scratch: Path | None = None
     reread: Callable[[], Pipeline] | None = field(default=None, repr=False)
 
     @property
@@ -146,6 +148,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
     parser.add_argument("--cores", type=int)
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--drain-s", type=float, default=DRAIN_S)
+    parser.add_argument("--scratch", type=Path)
     arguments = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
@@ -163,6 +166,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
             cores=arguments.cores,
             core=arguments.core,
             drain_s=arguments.drain_s,
+            scratch=arguments.scratch,
             reread=reread,
         )
         set_log_level(context.pipeline)

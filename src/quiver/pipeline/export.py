@@ -227,7 +227,8 @@ def export(context: ChildContext) -> None:
         find_java_home()
     except QuiverError as error:
         raise WrongUse(str(error)) from error
-    spark = session(app_name=f"quiver {Path(pipeline.source).name}", config=spark_settings(pipeline))
+    name = f"quiver {Path(pipeline.source).name}"
+    spark = session(app_name=name, config=spark_settings(pipeline), scratch=context.scratch)
     context.lifeline.hear_signals()
     if not _await_registration(context, plans):
         spark.stop()

@@ -18,10 +18,12 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shlex
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -142,6 +144,7 @@ def run_pipeline(
         held.callback(hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}").release)
         running = _Running(pipeline.placed(run_dir), options, reread, say)
         held.enter_context(_memory(running.pipeline, run_dir))
+        held.callback(shutil.rmtree, running.scratch, ignore_errors=True)
         running.tell_what_is_left_behind()
         threading.Thread(target=running.tell_when_ready, name="quiver-ready", daemon=True).start()
         supervisor = running.supervisor
@@ -169,8 +172,10 @@ class _Running:
         self._reread = reread
         self._say = say
         self._file = self._keep(pipeline)
+        # Made by the child that needs it, each life a place of its own in there: a full disk is no reason not to start.
+        self.scratch = Path(tempfile.gettempdir()) / f"quiver-spark-{secrets.token_hex(4)}"
         self.supervisor = Supervisor(
-            _children(pipeline, options, self._file),
+            _children(pipeline, options, self._file, self.scratch),
             on_change=self._on_change,
             on_reload=self._on_reload,
             backoff=Backoff(first_s=0.2, cap_s=RESTART_S_MAX),
@@ -227,7 +232,7 @@ class _Running:
                 supervisor.tell(child.spec.name, signal.SIGHUP)
             else:
                 supervisor.renew(child.spec.name)
-        supervisor.change(_children(new, self._options, self._file))
+        supervisor.change(_children(new, self._options, self._file, self.scratch))
         self._tell(f"reloaded: {told(old, new)}")
 
     def tell_what_is_left_behind(self) -> None:
@@ -385,7 +390,7 @@ def _watch(descriptor: int, supervisor: Supervisor) -> None:
     supervisor.request_stop()
 
 
-def _children(pipeline: Pipeline, options: RunOptions, file: Path) -> list[ChildSpec]:
+def _children(pipeline: Pipeline, options: RunOptions, file: Path, scratch: Path) -> list[ChildSpec]:
     rest = [str(file), "--source", pipeline.source, "--run-dir", str(options.run_dir)]
     for text in options.assignments:
         rest += ["--set", text]
@@ -411,7 +416,7 @@ def _children(pipeline: Pipeline, options: RunOptions, file: Path) -> list[Child
         ]
     if pipeline.queries:
         stop_s = drain_s + 2 * STOP_MORE_S
-        children.append(spec("spark", "quiver.pipeline.export", stop_s, SPARK_STAGE))
+        children.append(spec("spark", "quiver.pipeline.export", stop_s, SPARK_STAGE, "--scratch", str(scratch)))
     return children
 
 

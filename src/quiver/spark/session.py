@@ -58,6 +58,7 @@ def session(
     config: Mapping[str, str] | None = None,
     *,
     quick_start: bool = True,
+    scratch: str | Path | None = None,
 ) -> SparkSession:
     """
     Return a running session with the formats `quiver` and `quiver-aof` registered. An active session is used as it is.
@@ -70,6 +71,8 @@ def session(
         master: where it runs; two local cores by default.
         config: Spark settings; they win over the ones made here.
         quick_start: start the JVM with its fast compiler and the serial collector only.
+        scratch: made when missing, and the temporary directory is in there: whoever removes it removes all that is left
+            of a process that was killed. None: where the system keeps such.
 
     Raises:
         QuiverError: no Java 17 or newer was found.
@@ -88,14 +91,14 @@ def session(
     # Spark would start `python3` from the PATH, which need not have this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    scratch = Path(tempfile.mkdtemp(prefix="quiver-spark-"))
+    place = _own_place(scratch)
     builder = SparkSession.builder.appName(app_name).master(master)
     settings = {
         **_SETTINGS,
-        "spark.local.dir": str(scratch / "local"),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.local.dir": str(place / "local"),
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
         "spark.driver.extraJavaOptions": f"{_JAVA_ALWAYS} {_JAVA_QUICK_START if quick_start else ''}".strip(),
-        **_local_sockets(master, scratch),
+        **_local_sockets(master, place),
         **(config or {}),
     }
     for key, value in settings.items():
@@ -103,12 +106,19 @@ def session(
     try:
         spark = builder.getOrCreate()
     except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         raise
-    atexit.register(_end, spark, scratch)
+    atexit.register(_end, spark, place)
     register(spark)
     register_aof(spark)
     return spark
+
+
+def _own_place(scratch: str | Path | None) -> Path:
+    if scratch is None:
+        return Path(tempfile.mkdtemp(prefix="quiver-spark-"))
+    Path(scratch).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=scratch))
 
 
 def _end(spark: SparkSession, scratch: Path) -> None:

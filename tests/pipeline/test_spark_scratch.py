@@ -1,0 +1,55 @@
+"""
+What Spark keeps in the temporary directory goes with the pipeline, however that ends.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from run_process import free_ports
+
+from quiver.clock import SYSTEM_CLOCK
+from quiver.pipeline.run import read_state
+
+PIPELINE = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [persistence]}}
+    config: {protocols: {http: {listening_addr: "127.0.0.1:{{port}}"}}}
+  persistence:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports: {out_port: {destinations: [console]}}
+    config: {path: buffer}
+  console: {kind: exporter, plugin_urn: "urn:quiver:console:exporter"}
+"""
+
+
+def wait_until(true):
+    deadline = SYSTEM_CLOCK.monotonic() + 60
+    pause = threading.Event()
+    while not true():
+        assert SYSTEM_CLOCK.monotonic() < deadline
+        pause.wait(0.05)
+
+
+def test_nothing_is_left_of_a_process_that_was_killed(tmp_path):
+    """Told twice to stop, the supervisor kills it: no end of its own could tidy up."""
+    (tmp_path / "p.yaml").write_text(PIPELINE, encoding="utf-8")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    argv = [sys.executable, "-m", "quiver.cli.main", "run", "p.yaml", "--set", f"port={free_ports(1)[0]}"]
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    run = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: list(temporary.glob("quiver-spark-*/*/*")))
+    finally:
+        run.send_signal(signal.SIGTERM)
+        wait_until(lambda: read_state(tmp_path / "buffer.run").get("state") == "stopping")  # two at once are one
+        run.send_signal(signal.SIGTERM)
+        run.wait(30)
+    assert list(temporary.glob("quiver-spark-*")) == []
