@@ -233,6 +233,15 @@ METRICS: tuple[Metric, ...] = (
         "signal",
     ),
     _counter(
+        "quiver.exporter.left_out_total",
+        "{part}",
+        "Parts of OTLP requests that an OTAP exporter sent them without: OTAP has no place for them, or settings leave "
+        "them out.",
+        "exporter",
+        "signal",
+        "what",
+    ),
+    _counter(
         "quiver.exporter.given_up_total",
         "{bundle}",
         "Bundles that an exporter gave up, by what became of them: dead_letter, drop; halt counts a stop.",

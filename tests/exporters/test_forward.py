@@ -148,6 +148,21 @@ def test_partial_success_counts_what_was_rejected():
     assert rig.observer.total("quiver.exporter.rejected_items_total") == 7
 
 
+def test_what_requests_were_sent_without_is_counted_and_told():
+    """They are acknowledged, since the rest arrived; each kind of loss is told once a minute."""
+    reply = Reply("confirmed", left_out={"entity_refs": 2, "empty_scopes": 1})
+    rig = Rig(otlp_bundle(b"a"), otlp_bundle(b"b"), answer=lambda *_: reply)
+    told = []
+    rig.observer.event = lambda name, **attributes: told.append((name, attributes["reason"], attributes["message"]))
+
+    assert rig.run() == {0: "acked", 1: "acked"}
+    assert rig.observer.total("quiver.exporter.left_out_total") == 6
+    labels = {"exporter": "out", "signal": "logs", "what": "entity_refs"}
+    assert rig.observer.counts["quiver.exporter.left_out_total", tuple(sorted(labels.items()))] == 4
+    name = "quiver.exporter.left_out"
+    assert told == [(name, "entity_refs", "2 of one request"), (name, "empty_scopes", "1 of one request")]
+
+
 def test_of_several_requests_only_what_was_not_settled_is_sent_again():
     """The second one failed: the first is not sent twice, and a refusal among them is not forgotten."""
     answers = {b"first": Reply("refused", "HTTP 400"), b"second": LATER}

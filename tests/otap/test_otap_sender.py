@@ -17,6 +17,7 @@ from otap_ways import CASES, VIEW_OF, bytes_of, parsed
 from quiver.clock import SystemClock
 from quiver.errors import AtCapacity, SettingsInvalid
 from quiver.exporters.otap_grpc import OtapGrpcSender
+from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
 from quiver.otap import BatchStatus, StatusCode, encode_status, to_otlp
 from quiver.otap.arrow_message import decode_records
@@ -189,6 +190,43 @@ def test_what_tables_have_no_place_for_goes_as_otlp(sender, store):
     request.resource_logs.add().scope_logs.add().log_records.add(trace_id=b"short")
     assert sender.send("logs", request.SerializeToString()).outcome == "confirmed"
     assert store.kept[0].slots == (60,)
+
+
+def test_what_a_request_was_sent_without_stands_in_the_reply(sender, store):
+    request = REQUESTS["logs"]()
+    request.resource_logs.add(schema_url="no records")
+    full = request.resource_logs.add()
+    full.resource.entity_refs.add(type="host")
+    full.scope_logs.add()
+    full.scope_logs.add().log_records.add(severity_text="a")
+    reply = sender.send("logs", request.SerializeToString())
+    assert (reply.outcome, texts(store)) == ("confirmed", ["a"])
+    assert reply.left_out == {"empty_resources": 1, "empty_scopes": 1, "entity_refs": 1}
+    assert sender.send("logs", LOGS).left_out == {}
+
+
+@pytest.mark.parametrize(("wanted", "left_out"), [(False, {"metric_metadata": 2}), (True, {})])
+def test_metadata_of_metrics_that_is_not_sent_stands_in_the_reply(receiver, wanted, left_out):
+    request = REQUESTS["metrics"]()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m")
+    metric.gauge.data_points.add(as_int=1)
+    metric.metadata.add(key="a")
+    metric.metadata.add(key="b")
+    sender = sender_to(receiver.port, OtapSenderSettings(metric_metadata=wanted))
+    reply = sender.send("metrics", request.SerializeToString())
+    sender.close()
+    assert (reply.outcome, reply.left_out) == ("confirmed", left_out)
+
+
+def test_what_goes_as_otlp_after_all_is_sent_without_nothing():
+    request = REQUESTS["logs"]()
+    request.ParseFromString(LOGS)
+    request.resource_logs[0].resource.entity_refs.add(type="host")
+    kept = KeptTables()
+    with OtlpGrpcReceiver(kept, SETTINGS) as receiver:
+        sender = sender_to(receiver.port)
+        assert sender.send("logs", request.SerializeToString()) == Reply("confirmed")
+        sender.close()
 
 
 def test_a_record_too_long_for_a_message_goes_as_otlp(receiver, store):

@@ -432,6 +432,11 @@ class BundleForwarder:
                     signal=signal,
                 )
                 self._tell("quiver.exporter.partial", reply.reason, signal=signal, message=reply.message)
+            for what, count in reply.left_out.items():
+                self._observer.count(
+                    "quiver.exporter.left_out_total", count, exporter=self._source.id, signal=signal, what=what
+                )
+                self._tell("quiver.exporter.left_out", what, signal=signal, message=f"{count} of one request")
         with self._condition:
             self._problem = ""
             was_down = self._pace.succeeded()

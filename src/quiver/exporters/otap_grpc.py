@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -24,12 +24,13 @@ from quiver.exporters.reply import Reply, grpc_reply
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
 from quiver.otap import StatusCode, StreamEncoder, decode_status
 from quiver.otap.payload_schema import SIGNALS
-from quiver.otap.tables_from_otlp import tables_of_request
+from quiver.otap.tables_from_otlp import Converted, tables_of_request
 from quiver.primitives.scan import Damage
 
 __all__ = ["OtapGrpcSender"]
 
 _STREAMS_TRIED = 3
+_METRIC_METADATA = 26
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
 _SUSPICIOUS = frozenset({grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.INVALID_ARGUMENT.value[0]})
 _DENIED = frozenset({StatusCode.PERMISSION_DENIED.value, StatusCode.UNAUTHENTICATED.value, _UNIMPLEMENTED})
@@ -65,6 +66,8 @@ class OtapGrpcSender:
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
         """
         Send one request and wait for the statuses of its batches, at most `timeout_s` seconds.
+
+        What it was sent without, because tables have no place for it, stands in the reply.
         """
         if self._without_otap:
             return self._otlp.send(signal, request, batch_id)
@@ -76,7 +79,7 @@ class OtapGrpcSender:
         for _ in range(_STREAMS_TRIED):
             reply = self._send(signal, waiting, deadline)
             if isinstance(reply, Reply):
-                return reply
+                return replace(reply, left_out=self._left_out(converted)) if reply.outcome == "confirmed" else reply
             if reply.is_otlp:
                 return self._otlp.send(signal, request, batch_id)
         return Reply("retry", "UNAVAILABLE", "the far side ended one stream after the other without an answer")
@@ -105,6 +108,13 @@ class OtapGrpcSender:
                     refusal = answer
             waiting.remove(tables)
         return refusal or Reply("confirmed")
+
+    def _left_out(self, converted: Converted) -> dict[str, int]:
+        left_out = dict(converted.left_out)
+        metadata = sum(tables[_METRIC_METADATA].num_rows for tables in converted.tables if _METRIC_METADATA in tables)
+        if metadata and not self.otap.metric_metadata:
+            left_out["metric_metadata"] = metadata
+        return left_out
 
     def _stream(self, signal: str) -> _Stream | None:
         with self._lock:

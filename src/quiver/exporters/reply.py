@@ -18,8 +18,9 @@ instead, if so set: then it counts as to be sent again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import field as a_field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Literal
@@ -57,6 +58,7 @@ class Reply:
         message: what the far side said, for people.
         retry_after_s: how long it wants to be left alone; None when it did not say.
         rejected_items: records, spans or points that it did not take of a confirmed request.
+        left_out: what a confirmed request was sent without → how often it was there.
     """
 
     outcome: Outcome
@@ -64,6 +66,7 @@ class Reply:
     message: str = ""
     retry_after_s: float | None = None
     rejected_items: int = 0
+    left_out: Mapping[str, int] = a_field(default_factory=dict, hash=False)
 
 
 def confirmed_reply(response: bytes | memoryview) -> Reply:
