@@ -237,6 +237,27 @@ def test_a_record_too_long_for_a_message_goes_as_otlp(receiver, store):
     assert store.kept[0].slots == (60,)
 
 
+def test_of_several_sets_of_tables_none_is_sent_when_one_does_not_fit(receiver, store, monkeypatch):
+    """All of it goes as OTLP, once; the stream is of use to what comes next."""
+    monkeypatch.setattr("quiver.otap.tables_from_otlp.ROOT_ROWS_MAX", 2)
+    monkeypatch.setattr("quiver.otap.columnar_payloads.ROOT_ROWS_MAX", 2)
+    sender = sender_to(receiver.port, OtapSenderSettings(payload_compression="none", message_bytes_max=65_536))
+    assert sender.send("logs", log_request("before")).outcome == "confirmed"
+    stream = sender._streams["logs"]
+    request = REQUESTS["logs"]()
+    scope = request.resource_logs.add().scope_logs.add()
+    for text in ("a", "b", "c", "d", "x" * 200_000):
+        scope.log_records.add(severity_text=text)
+    assert sender.send("logs", request.SerializeToString()).outcome == "confirmed"
+    del scope.log_records[4]
+    assert sender.send("logs", request.SerializeToString()).outcome == "confirmed"
+    assert sender._streams["logs"] is stream
+    sender.close()
+    assert [60 in bundle.slots for bundle in store.kept] == [False, True, False, False]
+    del store.kept[1]
+    assert texts(store) == ["before", "a", "b", "c", "d"]
+
+
 def test_a_closed_sender_sends_nothing(sender):
     sender.close()
     assert sender.send("logs", LOGS).reason == "CLOSED"

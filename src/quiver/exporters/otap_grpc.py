@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.exporters.otlp_grpc import OtlpGrpcSender, open_channel
 from quiver.exporters.reply import Reply, grpc_reply
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
-from quiver.otap import StatusCode, StreamEncoder, decode_status
+from quiver.otap import EncodedBatch, StatusCode, StreamEncoder, decode_status
 from quiver.otap.payload_schema import SIGNALS
 from quiver.otap.tables_from_otlp import Converted, tables_of_request
 from quiver.primitives.scan import Damage
@@ -91,12 +91,12 @@ class OtapGrpcSender:
         stream = self._stream(signal)
         if stream is None:
             return Reply("retry", "CLOSED", "the sender was closed")
-        sent = [stream.put(tables) for tables in waiting]
+        sent = stream.put(waiting)
+        if isinstance(sent, Damage):
+            # No stream of these settings has room for all of it; as a request it may be taken.
+            return _Again(is_otlp=True)
         refusal: Reply | None = None
         for tables, batches in zip(list(waiting), sent, strict=True):
-            if isinstance(batches, Damage):
-                # No stream of these settings has room for it; as a request it may be taken.
-                return _Again(is_otlp=True)
             for batch in batches:
                 answer = stream.wait(batch, deadline)
                 if isinstance(answer, _Again):
@@ -205,23 +205,24 @@ class _Stream:
         with self._changed:
             return not (self.ended or self._retired or self._clock.monotonic() >= self._until)
 
-    def put(self, tables: Mapping[int, pa.RecordBatch]) -> list[_Waiting] | Damage:
+    def put(self, sets: Sequence[Mapping[int, pa.RecordBatch]]) -> list[list[_Waiting]] | Damage:
         """
-        Send tables in as many batches as they take; return what to wait for.
+        Send sets of tables, each in as many batches as it takes, or none of them; return what to wait for, of each set.
         """
         with self._changed:
             if self.ended or self._retired:
                 # It may have ended before the first batch: then how it ended says what to do.
-                return [_Waiting(self._how_it_ended)]
-            encoded = self._encoder.encode(tables)
-            if isinstance(encoded, Damage):
-                return encoded
-            batches = []
-            for one in encoded:
-                batch = self._pending[one.batch_id] = _Waiting()
-                batches.append(batch)
-                self._outbox.put(one.message)
-            return batches
+                return [[_Waiting(self._how_it_ended)] for _ in sets]
+            encoded = self._encoder.encode_all(sets)
+            return encoded if isinstance(encoded, Damage) else [self._put(batches) for batches in encoded]
+
+    def _put(self, encoded: Iterable[EncodedBatch]) -> list[_Waiting]:
+        batches = []
+        for one in encoded:
+            batch = self._pending[one.batch_id] = _Waiting()
+            batches.append(batch)
+            self._outbox.put(one.message)
+        return batches
 
     def wait(self, batch: _Waiting, deadline: float) -> Reply | _Again:
         """

@@ -9,7 +9,7 @@ Each change of a schema gets a schema id that no other has had on the stream.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +141,23 @@ class StreamEncoder:
             self._batch_id = batch_id
             self._writers = {}
             return Damage(0, str(refusal))
+        return tuple(made)
+
+    def encode_all(self, sets: Iterable[Mapping[int, pa.RecordBatch]]) -> tuple[tuple[EncodedBatch, ...], ...] | Damage:
+        """
+        Return the messages of each of several sets of tables, to be sent in this order; or why one of them cannot be
+        sent: then none is.
+        """
+        made: list[tuple[EncodedBatch, ...]] = []
+        batch_id = self._batch_id
+        for tables in sets:
+            encoded = self.encode(tables)
+            if isinstance(encoded, Damage):
+                # The receiver will not see the messages of the sets before it, which the dictionaries count on.
+                self._batch_id = batch_id
+                self._writers = {}
+                return encoded
+            made.append(encoded)
         return tuple(made)
 
     def _encode(self, found: Travelling, start: int, end: int, headers: bytes) -> list[EncodedBatch]:
