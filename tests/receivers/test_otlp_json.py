@@ -99,6 +99,45 @@ def test_bytes_are_base64_of_either_alphabet_padded_or_not(text, expected):
     assert (body.WhichOneof("value"), body.bytes_value) == ("bytes_value", expected)
 
 
+@pytest.mark.parametrize(("text", "expected"), [
+    ("1544712660300000001.0", 1544712660300000001), ("18446744073709551615.0", 2**64 - 1),
+    ("1544712660300000001", 1544712660300000001), ("1.544712660300000001e18", 1544712660300000001),
+    ("9007199254740993.00", 2**53 + 1), ("1000e-3", 1), ("1E3", 1000), ("-0.0", 0), ("0e999999999", 0),
+    ("1" + "0" * 300 + "e-299", 10),
+])  # fmt: skip
+@pytest.mark.parametrize("quote", ['"', ""])
+def test_an_integer_is_taken_exactly_however_it_is_written(text, expected, quote):
+    data = logs({"timeUnixNano": "?"}).replace(b'"?"', f"{quote}{text}{quote}".encode())
+    assert read(data).time_unix_nano == expected
+
+
+def test_numbers_of_lists_are_taken_exactly():
+    point = {"bucketCounts": ["9007199254740993.0", 9007199254740995, "3"], "explicitBounds": [0.5, "1e3"]}
+    document = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"histogram": {"dataPoints": [point]}}]}]}]}
+    found = ExportMetricsServiceRequest.FromString(request_from_json(json.dumps(document).encode(), "metrics"))
+    (metric,) = found.resource_metrics[0].scope_metrics[0].metrics
+    assert metric.histogram.data_points[0].bucket_counts == [2**53 + 1, 2**53 + 3, 3]
+    assert metric.histogram.data_points[0].explicit_bounds == [0.5, 1000.0]
+    point["bucketCounts"][1] = "1_0"
+    assert isinstance(request_from_json(json.dumps(document).encode(), "metrics"), Damage)
+
+
+@pytest.mark.parametrize("text", ["1.0000000000000000001", "9007199254740993.5", "1e-99999999999999999999", "1e400"])
+@pytest.mark.parametrize("quote", ['"', ""])
+@pytest.mark.parametrize("field", ["timeUnixNano", "severityNumber"])
+def test_a_fraction_is_no_integer_also_where_a_float_cannot_hold_it(text, quote, field):
+    answer = request_from_json(logs({field: "?"}).replace(b'"?"', f"{quote}{text}{quote}".encode()), "logs")
+    assert isinstance(answer, Damage)
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    ("1544712660300000001.0", 1.5447126603e18), ("-1.5e3", -1500.0), (9007199254740993, 2.0**53), ("1.", 1.0),
+    ("1e-999", 0.0), ("Infinity", float("inf")), ("inf", float("inf")), ("-Infinity", float("-inf")),
+])  # fmt: skip
+def test_a_float_is_the_nearest_there_is(value, expected):
+    assert read(logs({"body": {"doubleValue": value}})).body.double_value == expected
+
+
 def test_names_of_fields_as_protobuf_spells_them_are_read_too():
     data = {"resource_logs": [{"scope_logs": [{"log_records": [{"trace_id": TRACE, "severity_number": 9}]}]}]}
     record = read(json.dumps(data).encode())
@@ -110,6 +149,11 @@ def test_names_of_fields_as_protobuf_spells_them_are_read_too():
     b'{"resourceLogs": [{"scopeLogs": {"logRecords": []}}]}',
     logs({"traceId": "xyz"}), logs({"traceId": "abc"}), logs({"traceId": 5}), logs({"spanId": [SPAN]}),
     logs({"timeUnixNano": -1}), logs({"timeUnixNano": "x"}), logs({"timeUnixNano": 2**64}), logs({"flags": 0.5}),
+    *(logs({"timeUnixNano": text}) for text in ("1_000", "\u0661\u0662", "5\n", "1e", "", "NaN", "1e1000000000")),
+    *(logs({"body": {"intValue": text}}) for text in ("1_0", "\u0661", "9223372036854775807.5", True)),
+    *(logs({"body": {"doubleValue": text}}) for text in ("1e999", "-1e999", "1_0.5", "\u0661", "1.5\n", "", True)),
+    logs({"body": {"doubleValue": 10**400}}), logs({"body": "text"}), logs({"body": ["text"]}),
+    logs({"attributes": ["text"]}), logs({"body": {"arrayValue": "text"}}),
     logs({"body": {"stringValue": "a", "intValue": 1}}), logs({"body": {"bytesValue": "A"}}),
     logs({"body": {"stringValue": "\ud800"}}), logs({"body": {"stringValue": 5}}),
     *(logs({"body": {"bytesValue": text}}) for text in ("!!!!", "AAE=more", "AA%=", "A A A A", "AA==AA==", "\u00e9")),
