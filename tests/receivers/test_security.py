@@ -161,6 +161,28 @@ def test_auth_without_a_credential_is_refused(tmp_path, events):
         Authenticator(AuthSettings(token_file=str(broken)), events)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_file_says_what_stands_in_it_whoever_wrote_it(tmp_path, events, mark, end):
+    """A mark before the first line is none of its name; a password is all that stands behind the colon."""
+    users = ["ada:first", "", "  bob : p w  ", "cy:a\u2028b\x0bc", "di:x:y\u00a0"]
+    (tmp_path / "users").write_bytes((mark + end.join(users)).encode())
+    (tmp_path / "tokens").write_bytes((mark + end.join(["t0ken", " second ", ""])).encode())
+    door = Authenticator(AuthSettings(user_file=str(tmp_path / "users"), token_file=str(tmp_path / "tokens")), events)
+    for good in ("ada:first", "bob: p w  ", "cy:a\u2028b\x0bc", "di:x:y\u00a0"):
+        assert door.check([basic(good)]), good
+    for bad in ("\ufeffada:first", "bob:p w", "bob: p w", "cy:a", "b:c", "di:x:y"):
+        assert not door.check([basic(bad)]), bad
+    assert door.check(["Bearer t0ken"])
+    assert door.check(["Bearer second"])
+
+
+def test_a_password_of_blanks_is_none(tmp_path, events):
+    (tmp_path / "users").write_text("ada: \n")
+    with pytest.raises(SettingsInvalid, match="neither is empty"):
+        Authenticator(AuthSettings(user_file=str(tmp_path / "users")), events)
+
+
 def test_credentials_follow_their_files_and_a_bad_file_changes_nothing(tmp_path, events):
     tokens = tmp_path / "tokens"
     tokens.write_text("old\nolder\n")

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import secrets
 import ssl
 import threading
@@ -43,6 +44,7 @@ __all__ = [
 
 _FILE_BYTES_MAX = 1024 * 1024
 _READ_ATTEMPTS = 3
+_LINE_END = re.compile(r"\r\n|\n|\r")
 
 _Loaded = TypeVar("_Loaded")
 _Signature = tuple[tuple[int, ...] | None, ...]
@@ -413,12 +415,13 @@ def read_credentials(settings: AuthSettings) -> tuple[tuple[str, ...], dict[str,
     tokens = list(settings.tokens)
     users = dict(settings.users)
     if settings.token_file is not None:
-        lines = _lines(settings.token_file, "auth.bearer.file")
+        lines = [line.strip() for line in _lines(settings.token_file, "auth.bearer.file")]
         _check_tokens(lines, settings.token_file)
         tokens += lines
     if settings.user_file is not None:
         for line in _lines(settings.user_file, "auth.basic.file"):
-            name, _, password = line.partition(":")
+            name, _, password = line.partition(":")  # blanks around a password are a part of it
+            name = name.strip()
             _check_user(name, password, settings.user_file)
             users[name] = password
     return tuple(tokens), users
@@ -426,10 +429,11 @@ def read_credentials(settings: AuthSettings) -> tuple[tuple[str, ...], dict[str,
 
 def _lines(path: str, what: str) -> list[str]:
     try:
-        lines = _file_bytes(path, what).decode().splitlines()
+        text = _file_bytes(path, what).decode("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
         raise SettingsInvalid(f"{what}: {path} is not UTF-8 text") from error
-    found = [line.strip() for line in lines if line.strip()]
+    # Not `splitlines`: what else that takes for the end of a line may stand in a password.
+    found = [line for line in _LINE_END.split(text) if line.strip()]
     if not found:
         raise SettingsInvalid(f"{what}: {path} is empty; nobody could get in")
     return found
@@ -442,7 +446,7 @@ def _check_tokens(tokens: Iterable[str], where: str) -> None:
 
 
 def _check_user(name: str, password: str, where: str) -> None:
-    if not name or ":" in name or not password:
+    if not name or ":" in name or not password.strip():
         raise SettingsInvalid(f"{where}: a user is name:password, and neither is empty")
 
 
