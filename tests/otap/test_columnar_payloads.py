@@ -15,6 +15,7 @@ from quiver.otap.arrays import Odd
 from quiver.otap.columnar_payloads import tables_of_columns
 from quiver.otap.payload_arrays import array_of, default_array, lists_of
 from quiver.otap.payload_schema import TABLES
+from quiver.otap.request import parse_request
 from quiver.otap.tables_from_otlp import Converted, tables_of_message, tables_of_request
 from quiver.primitives.scan import Damage
 
@@ -132,6 +133,38 @@ def _length(data: bytes) -> bytes:
 def test_an_id_of_another_length_is_refused_in_words():
     refused = tables_of_request(logs(record(trace_id=b"short")), "logs")
     assert refused == Damage(0, "a trace_id has 5 bytes; OTAP has room for 16")
+
+
+def field(tag: bytes, content: bytes) -> bytes:
+    return tag + bytes([len(content)]) + content
+
+
+def long_tag(number: int, size: int) -> bytes:
+    return bytes([number << 3 | 2 | 0x80]) + b"\x80" * (size - 2) + b"\0"
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("size", [2, 5, 6, 8, 10, 11])
+def test_a_tag_of_more_than_five_bytes_is_refused_wherever_it_stands(signal, size):
+    """As the protobuf library does, and so a receiver that keeps requests as they came."""
+    record = field(b"\x12", field(b"\x12", b""))
+    of_resource = field(b"\x0a", field(b"\x0a", field(long_tag(1, size), field(b"\x0a", b"k"))) + record)
+    of_scope = field(b"\x0a", field(b"\x12", field(b"\x0a", field(long_tag(1, size), b"n")) + field(b"\x12", b"")))
+    without_records = field(b"\x0a", field(b"\x0a", field(b"\x0a", field(long_tag(1, size), b"k"))))
+    for data in (of_resource, of_scope, without_records):
+        refused = isinstance(parse_request(data, signal), Damage)
+        assert refused is (size > 5)
+        assert isinstance(tables_of_request(data, signal), Damage) is refused
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_what_has_no_place_in_tables_is_looked_at_all_the_same(signal):
+    bad = field(b"\x0a", b"\xff")  # the key of an attribute
+    of_resource = field(b"\x0a", field(b"\x0a", field(b"\x0a", bad)))
+    of_scope = field(b"\x0a", field(b"\x12", field(b"\x0a", field(b"\x1a", bad))))
+    sound = field(b"\x0a", field(b"\x12", field(b"\x12", b"")))
+    for data in (of_resource, of_scope, sound + of_resource, of_scope + sound):
+        assert isinstance(tables_of_request(data, signal), Damage)
 
 
 def test_without_the_decoder_the_objects_do_it(monkeypatch):

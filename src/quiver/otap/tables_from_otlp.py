@@ -7,6 +7,7 @@ for is counted, never dropped in silence: resources and scopes without records, 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,11 @@ __all__ = ["Converted", "tables_of_message", "tables_of_request"]
 
 Tables = Mapping[int, pa.RecordBatch]
 _U64 = (1 << 64) - 1
+_LONG_TAG = re.compile(rb"\x80\x80\x00")  # to search so takes less than half of what `in` does
+"""
+How a tag of more than five bytes ends, whose field's number takes up to three of them. Varints that are as short as
+they can be never end so, and other bytes seldom: what has this is only looked at more closely.
+"""
 _KINDS = {
     "string_value": 1, "int_value": 2, "double_value": 3, "bool_value": 4, "kvlist_value": 5,
     "array_value": 6, "bytes_value": 7,
@@ -61,14 +67,21 @@ def tables_of_request(data: bytes | memoryview, signal: str) -> Converted | Dama
     Raises:
         WrongUse: no such signal.
     """
-    # Of packed numbers the columnar decoder would drop what is left over at their end: metrics are parsed first.
-    checked = (parse_request if signal == "metrics" else measure_request)(data, signal)
+    data = bytes(data)
+    # Of packed numbers the columnar decoder would drop what is left over at their end: metrics are parsed first. So is
+    # what may have a tag that goes on for more than five bytes, which it takes and no protobuf library does.
+    is_parsed = signal == "metrics" or _LONG_TAG.search(data) is not None
+    checked = (parse_request if is_parsed else measure_request)(data, signal)
     if isinstance(checked, Damage):
         return checked
     try:
-        tables, left_out = tables_of_columns(bytes(data), signal)
+        tables, left_out = tables_of_columns(data, signal)
     except Odd:
         return _tables_by_object(data, signal)
+    if left_out and not is_parsed:
+        checked = parse_request(data, signal)  # nobody has looked into what is left out
+        if isinstance(checked, Damage):
+            return checked
     return Converted((tables,) if tables else (), left_out)
 
 
