@@ -170,6 +170,14 @@ def test_what_is_no_request_is_damage(data):
     assert len(answer.reason) < 300
 
 
+def test_a_key_that_stands_twice_in_an_object_is_damage():
+    """What the first one held would be lost in silence; protobuf's own reader of texts refuses it, too."""
+    data = b'{"resourceLogs": [{"scopeLogs": [{"logRecords": []}], "scopeLogs": []}]}'
+    answer = request_from_json(data, "logs")
+    assert isinstance(answer, Damage)
+    assert answer.reason.endswith("'scopeLogs' stands twice in an object")
+
+
 @pytest.mark.parametrize("piece", [b"{},", b"[],", b'{"scopeLogs":[]},'])
 def test_a_small_text_cannot_ask_for_much_memory(piece):
     bomb = b'{"resourceLogs": [' + piece * 200_000 + b"{}]}"

@@ -11,6 +11,7 @@ import base64
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal, DecimalException
 from functools import cache
@@ -56,7 +57,9 @@ def request_from_json(data: bytes, signal: str) -> bytes | Damage:
     if data.count(b"{") + data.count(b"[") > _CONTAINERS_MAX:
         return Damage(0, f"not an {name} in JSON: more than {_CONTAINERS_MAX} objects and lists")
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_as_written)
+        value = json.loads(
+            data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_as_written
+        )
     except (ValueError, RecursionError) as error:
         return Damage(0, f"not an {name} in JSON: {_brief(error)}")
     if not isinstance(value, dict):
@@ -73,6 +76,17 @@ def request_from_json(data: bytes, signal: str) -> bytes | Damage:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """
+    Return an object, in which no key may stand twice: of its values only the last one would be left.
+    """
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{key[:100]!r} stands twice in an object")
+    return made
 
 
 class _Rounded(float):
