@@ -85,7 +85,8 @@ def test_each_http_status(status):
     [
         (None, None), ("0", 0.0), (" 12 ", 12.0), ("-1", None), ("1.5", None), ("soon", None), ("٣", None),
         ("9" * 400, None), ("Tue, 14 Nov 2023 22:13:50 GMT", 30.0), ("Tue, 14 Nov 2023 22:13:00 GMT", 0.0),
-        ("Tue, 99 Nov 2023 22:13:00 GMT", None),
+        ("Tue, 99 Nov 2023 22:13:00 GMT", None), (f"Tue, {10**20} Nov 2023 22:13:00 GMT", None),
+        (f"Tue, 14 Nov 2023 22:13:00 +{10**20}", None),
     ],
 )  # fmt: skip
 def test_retry_after_is_seconds_or_a_date(header, seconds):
