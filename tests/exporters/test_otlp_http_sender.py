@@ -174,6 +174,28 @@ def test_what_does_not_speak_http_is_to_be_sent_again(sender_to, raw, said):
     assert [(reply.outcome, reply.reason) for reply in replies] == [("retry", "CONNECTION")]
 
 
+def test_an_interim_answer_is_none_and_ends_the_connection(sender_to, raw):
+    """What comes behind it would be taken for the answer to the next request."""
+    sender = sender_to(raw.getsockname()[1])
+    replies = []
+
+    def send():
+        replies.extend([sender.send("logs", b"first"), sender.send("logs", b"second")])
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    first, _ = raw.accept()
+    with first:
+        first.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n")
+        raw.settimeout(10)
+        second, _ = raw.accept()
+        with second:
+            second.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            thread.join(30)
+
+    assert [(reply.outcome, reply.reason) for reply in replies] == [("retry", "HTTP 103"), ("confirmed", "")]
+
+
 def test_an_answer_without_end_is_cut(sender_to, raw):
     """More than an answer can need is not read, and the connection is not used again."""
     sender = sender_to(raw.getsockname()[1])

@@ -66,11 +66,13 @@ def test_details_that_are_too_large_are_not_looked_at():
     assert retry_delay_s(details(seconds=1, others=[DebugInfo(detail="x" * 70_000)])) is None
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 502, 503, 504, 505, 301])
+@pytest.mark.parametrize(
+    "status", [101, 102, 103, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 502, 503, 504, 505, 301]
+)
 def test_each_http_status(status):
     """The table of the OTLP specification, and 408, by which our own receiver says that it did not get the body."""
     reply = http_reply(status, Status(message="why").SerializeToString(), "7", now_ns=NOW_NS)
-    retried = status in {408, 429, 502, 503, 504}
+    retried = status in {101, 102, 103, 408, 429, 502, 503, 504}
 
     assert (reply.outcome, reply.reason, reply.message) == (
         "retry" if retried else "refused",

@@ -85,7 +85,8 @@ class OtlpHttpSender:
         with connection.getresponse() as response:
             content = self._read(connection, response, deadline)
             is_whole = response.isclosed() if response.chunked else response.length == 0
-        may_keep = is_whole and not response.will_close
+        # Behind an interim answer the real one is still to come: it must not be taken for that to another request.
+        may_keep = is_whole and not response.will_close and response.status >= 200
         if may_keep:
             self._keep(connection)
         else:

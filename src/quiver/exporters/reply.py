@@ -9,7 +9,8 @@ protocol   sent again                                                           
 =========  ==========================================================================  ======================
 gRPC       CANCELLED, DEADLINE_EXCEEDED, ABORTED, OUT_OF_RANGE, UNAVAILABLE,           every other code
            DATA_LOSS, and RESOURCE_EXHAUSTED when RetryInfo comes with it
-HTTP       429, 502, 503, 504, and 408: the request did not arrive                     every other status
+HTTP       429, 502, 503, 504, and 408: the request did not arrive; 1xx, which is no   every other status
+           answer yet
 =========  ==========================================================================  ======================
 
 What is given up for who sent it, or where to, and not for what was sent (no permission, no such service) may be kept
@@ -112,7 +113,7 @@ def http_reply(status: int, body: bytes, retry_after: str | None, *, now_ns: int
     Return what an HTTP status means.
 
     Args:
-        status: 200 to 299 confirm.
+        status: 200 to 299 confirm; below, nobody waited for the answer.
         body: the response in protobuf: Export…ServiceResponse, or a google.rpc.Status.
         retry_after: the header, in seconds or as a date.
         now_ns: the wall clock, for a date.
@@ -120,7 +121,7 @@ def http_reply(status: int, body: bytes, retry_after: str | None, *, now_ns: int
     """
     if 200 <= status < 300:
         return confirmed_reply(body)
-    retried = status in _HTTP_RETRIED or (denied == "retry" and status in _HTTP_DENIED)
+    retried = status < 200 or status in _HTTP_RETRIED or (denied == "retry" and status in _HTTP_DENIED)
     after_s = _retry_after_s(retry_after, now_ns=now_ns) if retried else None
     return Reply("retry" if retried else "refused", f"HTTP {status}", _status_message(body), after_s)
 
