@@ -51,7 +51,7 @@ test-kill: $(READY) ## ten thousand real kill -9 cycles (KILL_CYCLES=500 for few
 	$(BIN)/python -m pytest -m kill --kill-cycles $(KILL_CYCLES) -o faulthandler_timeout=0
 
 test-crash-states: $(READY) ## a million enumerated crash states (CRASH_STATES=20000 for fewer)
-	$(BIN)/python -m pytest -m crash_states --crash-states $(CRASH_STATES) -o faulthandler_timeout=0
+	$(BIN)/python -m pytest -m crash_states -s --crash-states $(CRASH_STATES) -o faulthandler_timeout=0
 
 test-strace: $(READY) ## SIGKILL, EIO, ENOSPC at every system call (needs strace; STRACE_STRIDE=9 for every ninth)
 	$(BIN)/python -m pytest -m strace --strace-stride $(STRACE_STRIDE) -o faulthandler_timeout=0
