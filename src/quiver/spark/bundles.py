@@ -50,7 +50,7 @@ def map_bundles(
             the tasks need no access to the store.
         fn: called once per bundle, in order within a task, with ``(ref, bundle)``.
         schema: of the result: Spark's, Arrow's, or as in ``"id bigint, name string"``. What *fn* returns is
-            cast to it by name.
+            cast to it by name: a column that is missing there is null, one that is not declared is left out.
         adapter: the slot table that names are looked up in.
         fail_on_data_loss: False passes over bundles that are gone or damaged, with a warning.
     """
