@@ -5,7 +5,7 @@ What makes a batch fail is found by halving, with few probes, and nothing is bla
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.spark.isolate import PROBES_MAX, isolate
+from quiver.spark.isolate import PROBES_IN_VAIN_MAX, PROBES_MAX, isolate
 
 
 class Prober:
@@ -62,11 +62,19 @@ def test_too_many_bad_ones_are_set_aside_with_their_neighbours(bad, probes_max):
     assert all(why.startswith("bad") for thing, why in answer if thing in bad and "one of" not in why)
 
 
-def test_by_default_few_neighbours_are_set_aside():
-    """Four bad ones in a thousand."""
-    answer, probes = found(range(1000), {3, 400, 401, 900})
+def test_a_batch_of_which_one_in_fifty_is_bad_loses_no_good_one():
+    """As many bundles as a batch may have, and forty bad ones among them, are told apart by default."""
+    bad = set(range(7, 2048, 51))
+    answer, probes = found(range(2048), bad)
+    assert {thing for thing, _ in answer} == bad
     assert probes <= PROBES_MAX
-    assert len(answer) <= 12
+
+
+def test_where_everything_fails_few_probes_are_made():
+    """A processor that fails on every bundle is not asked about each of them."""
+    answer, probes = found(range(2048), range(2048))
+    assert len(answer) == 2048
+    assert probes <= PROBES_IN_VAIN_MAX
 
 
 def test_what_fails_only_together_is_parted():

@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["TableBatches", "start_export"]
+__all__ = ["BATCH_BUNDLES_MAX", "TableBatches", "start_export"]
+
+BATCH_BUNDLES_MAX = 2048
+"""
+Of a batch that goes through processors to an exporter which sets bundles aside. So many can be told apart by
+`quiver.spark.isolate`, also when one in fifty is bad; a backlog in one batch could not.
+"""
 
 
 class TableBatches:
@@ -173,7 +179,8 @@ def start_export(
         checkpoint: directory of the query's own notes.
         chain: processors between the two, in order.
         trigger: as `DataStreamWriter.trigger` takes it (default: 1 second), or ``{"availableNow": True}``.
-        options: more options of the source: limits per trigger, failOnDataLoss, startingOffsets.
+        options: more options of the source: limits per trigger (`BATCH_BUNDLES_MAX` with *chain* and *around* where
+            they do not say it), failOnDataLoss, startingOffsets.
         query_name: shown in logs and reports.
         around: what stands around the export of a batch: `quiver.spark.poison.PoisonSieve`. Without one a bundle
             that cannot be decoded fails the query.
@@ -182,6 +189,8 @@ def start_export(
         WrongUse: an option is unknown.
     """
     chosen = dict(options or {})
+    if chain and around is not None:
+        chosen.setdefault("maxBundlesPerTrigger", str(BATCH_BUNDLES_MAX))
     fail_on_data_loss = fails_on_data_loss(chosen)
     if isinstance(exporter, SparkExporterSettings | ParquetTables):
         exporter = exporter_of(exporter, subscriber=subscriber)

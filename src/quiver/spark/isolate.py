@@ -17,10 +17,15 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["PROBES_MAX", "isolate"]
+__all__ = ["PROBES_IN_VAIN_MAX", "PROBES_MAX", "isolate"]
 
-PROBES_MAX = 64
-"""A probe is a job of Spark's. What is not told apart by then is set aside together, and tried one by one later."""
+PROBES_MAX = 512
+"""
+A probe is a job of Spark's. What is not told apart by then is set aside together, and tried one by one later: a job for
+each, which costs more than to go on asking.
+"""
+PROBES_IN_VAIN_MAX = 128
+"""Where nothing has passed by then, nearly everything fails, and there is little to tell apart."""
 
 _Thing = TypeVar("_Thing")
 
@@ -41,12 +46,13 @@ def isolate(
         things: they fail together.
         fails: says why some of them fail together, or None.
         reason: why all of them do.
-        probes_max: *fails* is asked so often at most; what is not told apart by then is returned whole.
+        probes_max: *fails* is asked so often at most, and `PROBES_IN_VAIN_MAX` times as long as nothing passes; what
+            is not told apart by then is returned whole.
     """
     search = _Search(things, fails, probes_max)
     found = search.halve(list(range(len(things))), reason, may_assume=True)
     rest = [at for at in range(len(things)) if at not in found]
-    if rest and search.probes_left:
+    if rest and search.may_ask(1):
         why = search.ask(rest)
         if why is not None:
             # What was taken for granted was wrong.
@@ -60,11 +66,19 @@ class _Search(Generic[_Thing]):
     ) -> None:
         self._things = things
         self._fails = fails
-        self.probes_left = probes_max
+        self._probes_max = probes_max
+        self._asked = 0
+        self._has_passed = False
+
+    def may_ask(self, count: int) -> bool:
+        most = self._probes_max if self._has_passed else min(self._probes_max, PROBES_IN_VAIN_MAX)
+        return self._asked + count <= most
 
     def ask(self, chosen: Sequence[int]) -> str | None:
-        self.probes_left -= 1
-        return self._fails([self._things[at] for at in chosen])
+        self._asked += 1
+        reason = self._fails([self._things[at] for at in chosen])
+        self._has_passed = self._has_passed or reason is None
+        return reason
 
     def halve(self, chosen: Sequence[int], reason: str, *, may_assume: bool) -> dict[int, str]:
         """
@@ -82,7 +96,7 @@ class _Search(Generic[_Thing]):
             _, group, why = heapq.heappop(groups)
             first, second = group[: len(group) // 2], group[len(group) // 2 :]
             failing = []
-            if len(group) > 1 and self.probes_left >= 2:
+            if len(group) > 1 and self.may_ask(2):
                 of_first = self.ask(first)
                 if of_first is not None:
                     failing.append((-len(first), first, of_first))
