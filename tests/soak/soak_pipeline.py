@@ -183,15 +183,23 @@ def letters_of(root: str, exporter: str) -> dict[int, str]:
     }
 
 
-def settle(pipeline: Pipeline, seconds: float) -> None:
-    """Wait until everybody has everything, nothing waits to be tried again, and the disk is free."""
+def settle(pipeline: Pipeline, stalled_s: float) -> None:
+    """
+    Wait until everybody has everything, nothing waits to be tried again, and the disk is free. Who is slow is waited
+    for; who gets nothing for *stalled_s* is not.
+    """
     root = f"{pipeline.directory}/buffer"
-    pipeline.wait_until(lambda: not any(lags(root).values()), seconds)
-    # The last acknowledgements, and what they free, come with the next look.
     waits = ("remote", "checked", "lake")
-    pipeline.wait_until(
-        lambda: not sealed(root) and not any(load_retry_set(REAL_FILES, root, name) for name in waits), seconds
-    )
+
+    def left() -> int:
+        held = sum(len(load_retry_set(REAL_FILES, root, name)) for name in waits)
+        # The last acknowledgements, and what they free, come with the next look.
+        return sum(lag or 0 for lag in lags(root).values()) + held + len(sealed(root))
+
+    least = left()
+    while least:
+        pipeline.wait_until(lambda least=least: left() < least, stalled_s)
+        least = left()
 
 
 def check(directory: Path, far: FarSide, sent: set[int], unknown: set[int]) -> None:
