@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from quiver.spark.held import BundleExport
     from quiver.spark.poison import PoisonSieve
 
-__all__ = ["QueryPlan", "RunningQuery", "chain_of", "export_of", "plan_queries", "spark_settings", "start_query"]
+__all__ = [
+    "QueryPlan",
+    "RunningQuery",
+    "chain_of",
+    "export_of",
+    "plan_queries",
+    "source_options",
+    "spark_settings",
+    "start_query",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +171,25 @@ def start_query(
             sieve,
             checkpoint=plan.checkpoint,
             trigger={"availableNow": True} if once else {"processingTime": f"{milliseconds} milliseconds"},
-            options={"failOnDataLoss": "false"} if plan.may_lose else {},
+            options=source_options(plan),
             query_name=plan.name,
         )
     except BaseException:
         sieve.close()
         raise
     return RunningQuery(query, sieve)
+
+
+def source_options(plan: QueryPlan) -> dict[str, str]:
+    """
+    Return what the source of *plan* is told: what processors may fail on comes in batches that can be told apart.
+    """
+    from quiver.spark.export_query import BATCH_BUNDLES_MAX  # noqa: PLC0415 - an extra
+
+    options = {"failOnDataLoss": "false"} if plan.may_lose else {}
+    if plan.route.processors:
+        options["maxBundlesPerTrigger"] = str(BATCH_BUNDLES_MAX)
+    return options
 
 
 def export_of(plan: QueryPlan) -> BundleExport:
