@@ -18,12 +18,10 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +36,7 @@ from quiver.pipeline.beside import beside
 from quiver.pipeline.child import DRAIN_S, has_closed
 from quiver.pipeline.graph import Pipeline, memory_directory
 from quiver.pipeline.reload import changed_queries, needs_restart, told
+from quiver.pipeline.scratch import scratch_of
 from quiver.pipeline.supervise import ChildSpec, Supervisor
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.backoff import Backoff
@@ -142,9 +141,9 @@ def run_pipeline(
     run_dir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         held.callback(hold(REAL_FILES, str(run_dir / RUN_LOCK), owner=f"quiver run {pipeline.source}").release)
-        running = _Running(pipeline.placed(run_dir), options, reread, say)
+        scratch = held.enter_context(scratch_of(run_dir))
+        running = _Running(pipeline.placed(run_dir), options, scratch, reread, say)
         held.enter_context(_memory(running.pipeline, run_dir))
-        held.callback(shutil.rmtree, running.scratch, ignore_errors=True)
         running.tell_what_is_left_behind()
         threading.Thread(target=running.tell_when_ready, name="quiver-ready", daemon=True).start()
         supervisor = running.supervisor
@@ -165,17 +164,21 @@ class _Running:
     """
 
     def __init__(
-        self, pipeline: Pipeline, options: RunOptions, reread: Callable[[], Pipeline], say: Callable[[str], None]
+        self,
+        pipeline: Pipeline,
+        options: RunOptions,
+        scratch: Path,
+        reread: Callable[[], Pipeline],
+        say: Callable[[str], None],
     ) -> None:
         self.pipeline = pipeline
         self._options = options
+        self._scratch = scratch
         self._reread = reread
         self._say = say
         self._file = self._keep(pipeline)
-        # Made by the child that needs it, each life a place of its own in there: a full disk is no reason not to start.
-        self.scratch = Path(tempfile.gettempdir()) / f"quiver-spark-{secrets.token_hex(4)}"
         self.supervisor = Supervisor(
-            _children(pipeline, options, self._file, self.scratch),
+            _children(pipeline, options, self._file, self._scratch),
             on_change=self._on_change,
             on_reload=self._on_reload,
             backoff=Backoff(first_s=0.2, cap_s=RESTART_S_MAX),
@@ -232,7 +235,7 @@ class _Running:
                 supervisor.tell(child.spec.name, signal.SIGHUP)
             else:
                 supervisor.renew(child.spec.name)
-        supervisor.change(_children(new, self._options, self._file, self.scratch))
+        supervisor.change(_children(new, self._options, self._file, self._scratch))
         self._tell(f"reloaded: {told(old, new)}")
 
     def tell_what_is_left_behind(self) -> None:
