@@ -91,6 +91,7 @@ def test_secrets_are_in_no_text_of_the_pipeline():
     ("auth: {}", 0, "auth: there is no token, no user and no file"),
     ("auth:\n  baerer: {}", 1, "unknown key auth.baerer; did you mean bearer?"),
     ("auth:\n  basic:\n    username: ada", 1, "username and password belong together"),
+    ("auth:\n  basic: {username: ada, password: a, users: {ada: b}}", 0, "the user ada is among basic.users, too"),
     ('auth:\n  bearer: {token: ""}', 0, "a bearer token is printable ASCII"),
     ("max_connections: 0", 0, "max_connections"),
     ("keepalive:\n  ping_interval: 0s", 1, "keepalive.ping_interval must be positive"),

@@ -183,6 +183,23 @@ def test_a_password_of_blanks_is_none(tmp_path, events):
         Authenticator(AuthSettings(user_file=str(tmp_path / "users")), events)
 
 
+def test_a_user_has_one_password(tmp_path, events):
+    """The second line of a user is refused, and one beside the file; a file that comes so later changes nothing."""
+    users = tmp_path / "users"
+    users.write_text("ada:old\nbob:x\nada :new\n")
+    with pytest.raises(SettingsInvalid, match="the user ada is there already") as caught:
+        Authenticator(AuthSettings(user_file=str(users)), events)
+    assert "new" not in str(caught.value)
+    users.write_text("bob:x\n")
+    with pytest.raises(SettingsInvalid, match="the user bob is there already"):
+        Authenticator(AuthSettings(users={"bob": "y"}, user_file=str(users)), events)
+
+    door = Authenticator(AuthSettings(user_file=str(users)), events)
+    users.write_text("bob:x\nbob:y\n")
+    assert (door.check([basic("bob:x")]), door.check([basic("bob:y")])) == (True, False)
+    assert events.names == ["quiver.receiver.reload_failed"]
+
+
 def test_credentials_follow_their_files_and_a_bad_file_changes_nothing(tmp_path, events):
     tokens = tmp_path / "tokens"
     tokens.write_text("old\nolder\n")

@@ -71,6 +71,8 @@ class _Auth(Config):
         basic = self.basic or _Basic()
         users = dict(basic.users)
         if basic.username is not None and basic.password is not None:
+            if basic.username in users:
+                raise SettingsInvalid(f"basic.username: the user {basic.username} is among basic.users, too; keep one")
             users[basic.username] = basic.password
         tokens = bearer.tokens if bearer.token is None else (bearer.token, *bearer.tokens)
         return AuthSettings(tokens=tokens, token_file=bearer.file, users=users, user_file=basic.file)

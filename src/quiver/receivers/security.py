@@ -410,7 +410,7 @@ def read_credentials(settings: AuthSettings) -> tuple[tuple[str, ...], dict[str,
     Return all bearer tokens, and all users with their passwords: those of the settings and those in the files.
 
     Raises:
-        SettingsInvalid: a file cannot be read, or holds no credentials.
+        SettingsInvalid: a file cannot be read, or holds no credentials; or a user is there twice.
     """
     tokens = list(settings.tokens)
     users = dict(settings.users)
@@ -423,6 +423,8 @@ def read_credentials(settings: AuthSettings) -> tuple[tuple[str, ...], dict[str,
             name, _, password = line.partition(":")  # blanks around a password are a part of it
             name = name.strip()
             _check_user(name, password, settings.user_file)
+            if name in users:  # the password that is meant may be either
+                raise SettingsInvalid(f"auth.basic.file: {settings.user_file}: the user {name} is there already")
             users[name] = password
     return tuple(tokens), users
 
