@@ -198,7 +198,7 @@ CHANGES = {
         "format": "json",
         "options": {"a": 1},
         "path": "elsewhere",
-        "mode": ("overwrite", {"path": "out/{batch}"}),
+        "mode": ("overwrite", {"path": "out/{query}/{batch}/{table}"}),
         "tables": ["logs"],
     },
     "urn:quiver:quiver:exporter": QUERY | {"path": "elsewhere", "slot": 40},

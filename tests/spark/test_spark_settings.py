@@ -48,6 +48,10 @@ def test_a_query_says_what_it_reads(query, named):
     assert tables_named(query) == named
 
 
+def overwriting(path, **more):
+    return lambda: SparkSinkSettings("json", path=path, mode="overwrite", **more)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -95,7 +99,11 @@ def test_a_query_says_what_it_reads(query, named):
         (lambda: SparkSinkSettings(""), "name one, such as kafka"),
         (lambda: SparkSinkSettings("kafka", mode="errorifexists"), "is not append or overwrite"),
         (lambda: SparkSinkSettings("kafka", {"topic": "{tabel}"}), r"\{tabel\} is not known; there are \{table\}"),
-        (lambda: SparkSinkSettings("csv", path="out/{table}", mode="overwrite"), "would keep the newest batch only"),
+        (overwriting("out/{table}"), r"without \{query\} and \{batch\} in the path"),
+        (overwriting("out/{table}/{batch}"), r"without \{query\} in the path would replace what others wrote"),
+        (overwriting("out/{query}/{batch}"), r"without \{table\} in the path"),
+        (overwriting("out/{query}/{batch}", tables=("logs", "spans")), r"without \{table\} in the path"),
+        (overwriting("out/{query}", tables=("logs",)), r"without \{batch\} in the path"),
         (lambda: QuiverSinkSettings(""), "must name a directory"),
     ],
 )
@@ -112,6 +120,13 @@ def test_options_of_a_format_know_the_batch():
     assert path == "out/logs"
     assert options == {"txnAppId": "q", "txnVersion": "7", "n": "1"}
     assert SparkSinkSettings("noop").filled(table="logs", batch=7, query="q") == (None, {})
+
+
+def test_a_batch_that_overwrites_has_a_place_of_its_own():
+    """In the path, or in an option: also with a new checkpoint, and beside bundles that are exported by themselves."""
+    assert overwriting("out/{query}/{table}/{batch}")().mode == "overwrite"
+    assert overwriting("out/{query}/{batch}", tables=("logs",))().mode == "overwrite"
+    assert SparkSinkSettings("jdbc", {"dbtable": "{table}_{query}_{batch}"}, mode="overwrite").path is None
 
 
 def test_options_of_the_sink():

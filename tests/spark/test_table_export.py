@@ -124,11 +124,11 @@ def test_formats_of_spark(spark, store, tmp_path):
     """With the table and the batch in path and options; only the tables that were named."""
     store.otlp(3)
     settings = SparkSinkSettings(
-        "json", path=str(tmp_path / "{table}" / "{batch}"), mode="overwrite", tables=("spans",)
+        "json", path=str(tmp_path / "{table}" / "{query}" / "{batch}"), mode="overwrite", tables=("spans",)
     )
     for _ in range(2):
         batches(spark, store, settings, number=5)
-    assert spark.read.json(str(tmp_path / "spans" / "5")).count() == 5
+    assert spark.read.json(str(tmp_path / "spans" / QUERY / "5")).count() == 5
     assert not (tmp_path / "logs").exists()
     batches(spark, store, SparkSinkSettings("noop", {"x": "{query}"}))
 

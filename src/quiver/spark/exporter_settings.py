@@ -110,11 +110,13 @@ class SparkSinkSettings:
         format: Spark's name of it.
         options: handed to it.
         path: where to, for formats that have a path; may hold the same placeholders.
-        mode: append, or overwrite: each batch then replaces what is there, so the path should hold ``{batch}``.
+        mode: append, or overwrite: what a batch writes replaces what is there, so path and options must name a place
+            of its own for each query, batch and table: numbers of batches begin at 0 again with a new checkpoint, and
+            a bundle that is exported by itself is batch 0 of a query that it is alone in.
         tables: which are written; all when empty.
 
     Raises:
-        SettingsInvalid: an unknown placeholder, or overwriting without telling batches apart.
+        SettingsInvalid: an unknown placeholder, or overwriting without telling queries, batches and tables apart.
     """
 
     format: str
@@ -135,8 +137,12 @@ class SparkSinkSettings:
                     known = ", ".join(f"{{{known}}}" for known in OPTION_NAMES)
                     raise SettingsInvalid(f"{name}: {{{word}}} is not known; there are {known}")
                 used.add(word)
-        if self.mode == "overwrite" and "batch" not in used:
-            raise SettingsInvalid("mode: overwrite without {batch} in the path would keep the newest batch only")
+        apart = ("query", "batch") if len(self.tables) == 1 else ("query", "batch", "table")
+        missing = [f"{{{word}}}" for word in apart if word not in used]
+        if self.mode == "overwrite" and missing:
+            raise SettingsInvalid(
+                f"mode: overwrite without {' and '.join(missing)} in the path would replace what others wrote"
+            )
         object.__setattr__(self, "options", MappingProxyType({key: str(text) for key, text in self.options.items()}))
 
     def filled(self, *, table: str, batch: int, query: str) -> tuple[str | None, dict[str, str]]:
