@@ -36,6 +36,7 @@ from quiver.pipeline.parse import Document, Path, load_document, nearest
 from quiver.pipeline.plugins import Kind, MetricsConfig, PersistenceConfig, Plugin, checked
 from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.receiver_config import ReceiverConfig
+from quiver.pipeline.route_tables import check_tables
 from quiver.pipeline.shapes import Edge, RawNode, mapping, read_nodes
 from quiver.pipeline.store_config import StoreReceiverConfig
 from quiver.receivers.settings import split_address
@@ -315,6 +316,7 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     _check_directories(document, raw, pipeline)
     _check_bounds(document, raw, pipeline)
     _check_tiers(document, raw, pipeline)
+    check_tables(document, raw, pipeline)
     return pipeline, document.placeholders
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from quiver.otap import TYPED_VALUE
 from quiver.store.segment.widest import is_any_list
 
-__all__ = ["Redaction"]
+__all__ = ["Redaction", "text_names"]
 
 _TYPED_NAMES = tuple(field.name for field in TYPED_VALUE)
 _TEXT, _JSON, _BYTES = "string_value", "json_value", "bytes_value"
@@ -198,6 +198,22 @@ class Redaction:
                 key: self._replacement if keys[key] else self._rewritten(one, texts, keys) for key, one in value.items()
             }
         return value
+
+
+def text_names(fields: Iterable[pa.Field]) -> set[str]:
+    """
+    Return what can be named as one of the *columns* of a redaction of *fields*: columns, and fields of structs.
+    """
+    found: set[str] = set()
+    for field in fields:
+        kind = field.type
+        while is_any_list(kind):
+            kind = kind.value_type
+        if _is_plain(kind) and kind == field.type:
+            found.add(field.name)
+        elif pa.types.is_struct(kind) and tuple(one.name for one in kind) != _TYPED_NAMES:
+            found |= text_names(kind)
+    return found
 
 
 def _collect(value: Any, texts: dict[str, str], keys: dict[str, bool]) -> None:

@@ -1,0 +1,83 @@
+"""
+Which tables there are along a route: those of the signals, and what queries add to them.
+
+A processor that is for a table that never comes would do nothing, and an exporter of one would write nothing, both
+without a word: what was to be redacted would go on as it is. So such a name is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from quiver.pipeline.config_values import SettingsConfig
+from quiver.pipeline.parse import Document, nearest
+from quiver.pipeline.shapes import RawNode
+from quiver.spark.processor_settings import SIGNALS, RedactSettings, SqlSettings
+
+if TYPE_CHECKING:
+    from quiver.pipeline.graph import Node, Pipeline, Route
+
+__all__ = ["check_tables"]
+
+_OTHER_NAMES = {"trace": "spans", "traces": "spans"}
+"""What a signal is called elsewhere, and its table here."""
+
+
+def check_tables(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
+    """
+    Refuse names of tables, and of columns, that are nowhere.
+
+    Raises:
+        PipelineInvalid: with the line of the key.
+    """
+    there: dict[tuple[str, str], set[str]] = {}
+    named: dict[tuple[str, str], Iterable[str]] = {}
+    for route in pipeline.routes.values():
+        for spot, names, known in _named(route):
+            # One that is reached over several ways is for the tables of all of them.
+            there.setdefault(spot, set()).update(known)
+            named[spot] = names
+    for (node, key), names in named.items():
+        for name in names:
+            if there[node, key] and name not in there[node, key]:
+                what = "column of text" if key == "columns" else "table"
+                hint = nearest(_OTHER_NAMES.get(name, name), there[node, key])
+                reason = f"{key}: there is no {what} {name} here{hint}"
+                raise document.invalid((*raw[node].path, "config", key), reason)
+
+
+def _named(route: Route) -> Iterator[tuple[tuple[str, str], Iterable[str], set[str]]]:
+    """
+    Yield which node names something under which key, what, and what there is; nothing where anything may be.
+    """
+    tables: set[str] = set(SIGNALS)
+    has_own, has_query = False, False
+    for node in route.processors:
+        settings = _settings(node)
+        names = getattr(settings, "signals", ())
+        yield (node.name, "signals"), names, tables | set(names if has_own else ())
+        if isinstance(settings, RedactSettings) and settings.columns:
+            columns = settings.columns
+            yield (node.name, "columns"), columns, set(columns) if has_own or has_query else _text_columns()
+        if isinstance(settings, SqlSettings) and settings.output is not None:
+            tables.add(settings.output)
+        has_own = has_own or settings is None
+        has_query = has_query or isinstance(settings, SqlSettings)
+    if route.into is None:
+        names = getattr(route.config, "tables", ())
+        yield (route.name, "tables"), names, tables | set(names if has_own else ())
+
+
+def _settings(node: Node) -> Any:
+    """
+    Return the settings of a processor; None of one that another package brings, of which nothing is known.
+    """
+    return node.config.settings() if isinstance(node.config, SettingsConfig) else None
+
+
+def _text_columns() -> set[str]:
+    from quiver.otap import VIEWS, view_schema  # noqa: PLC0415 - for this alone
+    from quiver.spark.redaction import text_names  # noqa: PLC0415
+
+    return set().union(*(text_names(view_schema(view)) for view in VIEWS))

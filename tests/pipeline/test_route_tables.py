@@ -1,0 +1,106 @@
+"""
+A processor for a table that never comes would do nothing, and an exporter of one would write nothing: both are refused.
+"""
+
+from itertools import pairwise
+
+import pytest
+
+from quiver.errors import PipelineInvalid
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.processor_config import PROCESSORS_GROUP
+
+FILE = """\
+version: otel_dataflow/v1
+groups:
+  a:
+    pipelines:
+      b:
+        nodes:
+          in: {type: receiver:otlp, config: {listening_addr: "127.0.0.1:4317"}}
+          store: {type: processor:persistence, config: {path: buffer}}
+NODES
+        connections:
+          - {from: in, to: store}
+WAYS
+"""
+
+ERRORS = "{type: processor:sql, config: {query: SELECT * FROM logs, output: errors}}"
+CONSOLE = "{type: exporter:console}"
+
+
+def load(nodes, *ways):
+    """The pipeline of *nodes*, connected as *ways* say: `store > step > out`."""
+    found = [way.split(" > ") for way in ways or ("store > step > out",)]
+    pairs = dict.fromkeys(pair for way in found for pair in pairwise(way))
+    lines = [f"          {name}: {node}" for name, node in nodes.items()]
+    text = FILE.replace("NODES", "\n".join(lines))
+    text = text.replace("WAYS", "\n".join(f"          - {{from: {one}, to: {other}}}" for one, other in pairs))
+    return load_pipeline(text, source="p.yaml", values={})[0]
+
+
+def redact(more):
+    return f"{{type: processor:redact, config: {{value_patterns: [secret], {more}}}}}"
+
+
+def spark(tables):
+    return f'{{type: exporter:spark, config: {{format: json, path: "out/{{table}}", tables: {tables}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (redact("signals: [traces]"), "signals: there is no table traces here; did you mean spans?"),
+        (redact("signals: [logs, log]"), "signals: there is no table log here; did you mean logs?"),
+        ("{type: processor:sample, config: {ratio: 0.5, signals: [x]}}", "x here; known are logs, metrics, spans"),
+        ("{type: processor:sql, config: {query: SELECT 1 FROM input, signals: [errors]}}", "no table errors here"),
+        (redact("columns: [statusmessage]"), "no column of text statusmessage here; did you mean status_message?"),
+        (redact("columns: [severity_number]"), "no column of text severity_number here"),
+    ],
+)
+def test_what_a_processor_would_never_meet_is_refused(step, says):
+    """What was to be redacted would go on as it is."""
+    with pytest.raises(PipelineInvalid) as caught:
+        load({"step": step, "out": CONSOLE})
+
+    assert (caught.value.line, says in caught.value.reason) == (9, True)
+
+
+def test_a_table_that_an_exporter_would_never_meet_is_refused():
+    """It would take everything, and write nothing."""
+    with pytest.raises(PipelineInvalid, match="tables: there is no table traces here; did you mean spans?"):
+        load({"out": spark("[traces]")}, "store > out")
+    assert load({"out": spark("[spans]")}, "store > out").routes["out"].config.tables == ("spans",)
+
+
+def test_the_output_of_a_query_is_a_table_behind_it():
+    """Not before it, and not beside it."""
+    late = redact("signals: [errors]")
+    assert load({"step": ERRORS, "late": late, "out": spark("[errors]")}, "store > step > late > out")
+    with pytest.raises(PipelineInvalid, match="there is no table errors here"):
+        load({"step": ERRORS, "late": late, "out": CONSOLE}, "store > late > step > out")
+    with pytest.raises(PipelineInvalid, match="there is no table errors here"):
+        load({"step": ERRORS, "a": CONSOLE, "out": spark("[errors]")}, "store > step > a", "store > out")
+
+
+def test_a_node_of_several_ways_is_for_the_tables_of_all():
+    """On one of them it may have nothing to do."""
+    nodes = {"step": ERRORS, "late": redact("signals: [errors]"), "a": CONSOLE, "out": CONSOLE}
+    assert load(nodes | {"other": redact("signals: [logs]")}, "store > step > late > out", "store > other > a")
+
+
+def test_columns_of_a_query_or_of_ones_own_processor_may_be_any(monkeypatch):
+    """Nobody knows them before it runs."""
+
+    class Entry:
+        name, value = "urn:acme:tenant:processor", "acme:tenant"
+
+    monkeypatch.setattr(
+        "quiver.pipeline.processor_config.entry_points", lambda group: [Entry] if group == PROCESSORS_GROUP else []
+    )
+    text = redact("signals: [mine], columns: [mine]")
+    own = '{type: "urn:acme:tenant:processor"}'
+    assert load({"step": own, "late": text, "out": CONSOLE}, "store > step > late > out")
+    assert load({"step": ERRORS, "late": redact("columns: [mine]"), "out": CONSOLE}, "store > step > late > out")
+    columns = "severity_text, event_name, name, status_message, trace_state, scope_name"
+    assert load({"step": redact(f"columns: [{columns}]"), "out": CONSOLE})
