@@ -296,6 +296,28 @@ def test_two_receivers_cannot_share_a_port():
     assert refused(GOOD + more)[1] == "again and otlp_receiver cannot both listen on 127.0.0.1:4317"
 
 
+def another_at(host):
+    """Listening where others can reach it."""
+    more = GOOD[GOOD.index("  otlp_receiver:") : GOOD.index("  persistence:\n")].replace("otlp_receiver", "again")
+    return more.replace("127.0.0.1:4317", f"{host}:4317") + "      insecure: true\n"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost", "0.0.0.0", "[::]"])
+def test_a_port_has_more_names_than_one(host):
+    """Else the file would be taken, and the second one try in vain to get its port for ever."""
+    said = f"again and otlp_receiver cannot both listen on {host}:4317, and 127.0.0.1:4317 is that port, too"
+    assert refused(GOOD + another_at(host))[1] == said
+
+    metrics = f'metrics: {{listen: "{host}:4317", insecure: true}}\n'
+    assert refused(metrics + GOOD)[1].startswith("otlp_receiver and metrics cannot both listen")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]", "elsewhere"])
+def test_the_same_port_of_another_address_is_another(host):
+    """Of what is not known to be the same nothing is said."""
+    assert len(load(GOOD + another_at(host)).receivers) == 2
+
+
 @pytest.mark.parametrize(
     ("listen", "said"), [("4316", "port 4317, where otlp_receiver listens"), ("65534", "which is none")]
 )

@@ -39,7 +39,7 @@ from quiver.pipeline.receiver_config import ReceiverConfig
 from quiver.pipeline.route_tables import check_tables
 from quiver.pipeline.shapes import Edge, RawNode, mapping, read_nodes
 from quiver.pipeline.store_config import StoreReceiverConfig
-from quiver.receivers.settings import split_address
+from quiver.receivers.settings import overlap, split_address
 from quiver.settings import MIB, Settings
 
 __all__ = ["Buffer", "MemoryConfig", "Node", "Pipeline", "Route", "check_cores", "load_pipeline", "memory_directory"]
@@ -415,8 +415,10 @@ def _check_addresses(
         if not isinstance(node.config, ReceiverConfig):
             continue
         for address in node.config.addresses.values():
-            if address in taken:
-                reason = f"{node.name} and {taken[address]} cannot both listen on {address}"
+            other = next((one for one in taken if overlap(one, address)), None)
+            if other is not None:
+                theirs = "" if other == address else f", and {other} is that port, too"
+                reason = f"{node.name} and {taken[other]} cannot both listen on {address}{theirs}"
                 raise document.invalid((*raw[node.name].path, "config"), reason)
             taken[address] = node.name
 

@@ -4,8 +4,10 @@ Settings of the OTLP receivers.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal
 
 from quiver.errors import SettingsInvalid
@@ -20,6 +22,7 @@ __all__ = [
     "Handling",
     "KeepaliveSettings",
     "OtlpSettings",
+    "overlap",
     "split_address",
 ]
 
@@ -61,6 +64,38 @@ def split_address(address: str) -> tuple[str, int]:
     if int(match[2]) > 65535:
         raise SettingsInvalid(f"listening_addr: {address!r} names a port above 65535")
     return match[1].strip("[]"), int(match[2])
+
+
+def overlap(one: str, other: str) -> bool:
+    """
+    Say whether two addresses, ``host:port`` each, cannot be listened on at once: one is the other, or in it.
+    """
+    (one_host, one_port), (other_host, other_port) = split_address(one), split_address(other)
+    if one_port != other_port:
+        return False
+    return any(
+        mine == theirs or _is_in(mine, theirs) or _is_in(theirs, mine)
+        for mine, theirs in product(_hosts(one_host), _hosts(other_host))
+    )
+
+
+def _hosts(name: str) -> tuple[str, ...]:
+    """
+    Return what *name* stands for, as far as that is known without asking anybody.
+    """
+    if name.lower() == "localhost":
+        return "127.0.0.1", "::1"
+    try:
+        return (str(ipaddress.ip_address(name)),)
+    except ValueError:
+        return (name.lower(),)
+
+
+def _is_in(host: str, every: str) -> bool:
+    """
+    Say whether *every* is all addresses of the machine, *host* among them.
+    """
+    return every == "::" or (every == "0.0.0.0" and ":" not in host)  # noqa: S104 - nothing is opened here
 
 
 @dataclass(frozen=True, slots=True)
