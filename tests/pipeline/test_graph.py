@@ -296,6 +296,21 @@ def test_two_receivers_cannot_share_a_port():
     assert refused(GOOD + more)[1] == "again and otlp_receiver cannot both listen on 127.0.0.1:4317"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("path: out", 'path: "s3://key:pw@bucket/out"', 35),
+        ("path: ./quiver_data", 'path: "file:///data/buffer"', 21),
+    ],
+)
+def test_an_address_is_no_directory(old, new, line):
+    """It would be made one, of that name, where the pipeline is started: with everything in it."""
+    where, reason = refused(changed(old, new))
+
+    assert (where, "is an address; name a directory of this machine" in reason, "pw" in reason) == (line, True, False)
+    assert ("urn:quiver:spark:exporter writes wherever Spark can" in reason) == ("s3" in new)
+
+
 def another_at(host):
     """Listening where others can reach it."""
     more = GOOD[GOOD.index("  otlp_receiver:") : GOOD.index("  persistence:\n")].replace("otlp_receiver", "again")

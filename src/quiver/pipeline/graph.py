@@ -21,14 +21,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quiver.errors import WrongUse
+from quiver.exporters.settings import shown
 from quiver.pipeline.beside import beside
 from quiver.pipeline.config_values import Config, Size
 from quiver.pipeline.exporter_config import (
     ExporterConfig,
+    FileExporterConfig,
     OtlpExporterConfig,
     ParquetExporterConfig,
     QueryExporterConfig,
     QuiverExporterConfig,
+    SparkExporterConfig,
     is_said,
 )
 from quiver.pipeline.flow import BufferKind, BufferPlan, plan_buffers
@@ -456,6 +459,7 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
         if buffer.kind != "memory":
             stores[posixpath.abspath(buffer.config.path)] = buffer.name
     for node in pipeline.nodes.values():
+        _check_local(document, raw[node.name], node)
         mine = _own_store(node.config.store, stores) if isinstance(node.config, StoreReceiverConfig) else None
         if mine is not None:
             reason = f"{node.name} would read what {mine} of this pipeline keeps: name the store of another program"
@@ -480,6 +484,19 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
             taken[path] = node.name
         if isinstance(node.config, ParquetExporterConfig):
             taken.setdefault(posixpath.abspath(node.config.checkpoint_path), node.name)
+
+
+def _check_local(document: Document, raw: RawNode, node: Node) -> None:
+    """
+    Refuse an address where a directory belongs: it would be made one, here, of that name.
+    """
+    for key in ("path", "store", "topics"):
+        directory = getattr(node.config, key, None)
+        if isinstance(directory, str) and "://" in directory and not isinstance(node.config, SparkExporterConfig):
+            are_files = isinstance(node.config, ParquetExporterConfig | FileExporterConfig)
+            hint = "; urn:quiver:spark:exporter writes wherever Spark can" if are_files else ""
+            reason = f"{key}: {shown(directory)} is an address; name a directory of this machine{hint}"
+            raise document.invalid((*raw.path, "config", key), reason)
 
 
 def _own_store(directory: str, stores: Mapping[str, str]) -> str | None:
