@@ -5,6 +5,7 @@ Looking again and again, a word while it takes long, what the disk is like, and 
 import io
 import json
 import re
+import shutil
 
 import pytest
 
@@ -92,6 +93,38 @@ def test_nothing_is_said_where_nobody_looks():
         clock.advance(60)
         progress("a")
     assert to.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify",),
+        ("inspect",),
+        ("repair", "--dry-run"),
+        ("snapshot", "{}/copy", "--check"),
+        ("migrate", "--profile", "otap"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_who_reads_a_whole_store_says_where_it_is(made_store, tmp_path, call, monkeypatch, command):
+    """Each of its segments is told; what takes long is not silent."""
+    told = []
+    monkeypatch.setattr(Progress, "__call__", lambda _, where: told.append(where))
+    name, *options = command
+    store = shutil.copytree(made_store, tmp_path / "store")
+    assert call(name, store, *(str(option).format(tmp_path) for option in options)).exit_code == 0
+
+    assert any(".qseg" in where for where in told)
+
+
+def test_a_restore_says_where_it_is(made_store, tmp_path, call, monkeypatch):
+    """It reads all of a snapshot, and writes it again."""
+    call("snapshot", made_store, tmp_path / "copy")
+    told = []
+    monkeypatch.setattr(Progress, "__call__", lambda _, where: told.append(where))
+    assert call("restore", tmp_path / "copy", tmp_path / "again").exit_code == 0
+
+    assert any(".qseg" in where for where in told)
 
 
 def test_doctor_speaks_plainly_and_leaves_nothing(tmp_path, call):

@@ -62,9 +62,11 @@ def checked_logs(root: Path, log: str | None, *, read_records: bool) -> list[Che
         WrongUse: as `logs_of`.
     """
     from quiver.aof.check import check_log_directory  # noqa: PLC0415
+    from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
 
-    return [
-        check_log_directory(REAL_FILES, name, directory, read_records=read_records)
-        for name, directory in logs_of(root, log).items()
-    ]
+    with Progress("reading") as progress:
+        return [
+            check_log_directory(progress.files(REAL_FILES), name, directory, read_records=read_records)
+            for name, directory in logs_of(root, log).items()
+        ]

@@ -15,6 +15,7 @@ from quiver.cli.output import JsonFlag, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
+    from quiver.cli.progress import Progress
     from quiver.primitives.findings import Description
 
 __all__ = ["inspect"]
@@ -61,12 +62,19 @@ def inspect(
 
 
 def _directory(root: Path) -> list[Description]:
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+
+    with Progress("reading") as progress:
+        return list(_described(root, progress))
+
+
+def _described(root: Path, progress: Progress) -> Iterator[Description]:
     from quiver.store.format.names import QUARANTINE_DIR  # noqa: PLC0415 - keeps `--help` quick
 
-    found = []
     for path in _files_below(root):
         if path.suffix in SUFFIXES_OF_OTHERS:
             continue
+        progress(str(path))
         # A live writer may have deleted it since it was listed.
         one = _describe(path, 0)
         if one is None:
@@ -75,8 +83,7 @@ def _directory(root: Path) -> list[Description]:
             # Damaged is what they are there for.
             one.kind, one.problems = "kept copy", []
         if one.kind != "unknown":
-            found.append(one)
-    return found
+            yield one
 
 
 def _files_below(directory: Path) -> Iterator[Path]:

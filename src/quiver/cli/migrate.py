@@ -44,7 +44,8 @@ def migrate(
 
     Open the store with the same format_profile afterwards. Data and progress stay what they are.
     """
-    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import refuse_snapshot  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
@@ -56,11 +57,13 @@ def migrate(
     refuse_snapshot(REAL_FILES, str(directory))
     for root in roots if len(roots) > 1 else ():
         require_migratable(REAL_FILES, root)
-    done = [
-        {"directory": root}
-        | change(REAL_FILES, root, profile=profile.value, adapter=table, clock=SYSTEM_CLOCK).as_dict()
-        for root in roots
-    ]
+    with Progress("migrating") as progress:
+        files = progress.files(REAL_FILES)
+        done = [
+            {"directory": root}
+            | change(files, root, profile=profile.value, adapter=table, clock=SYSTEM_CLOCK).as_dict()
+            for root in roots
+        ]
     if as_json:
         print_json(done)
     else:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.primitives.files import File, FileSystem, Mapping
 
 __all__ = ["QUIET_S", "Progress"]
 
@@ -52,6 +53,12 @@ class Progress:
         self._stream.write("\r" + line[:_WIDTH].ljust(_WIDTH))
         self._stream.flush()
 
+    def files(self, files: FileSystem) -> FileSystem:
+        """
+        Return *files*, of which this takes note whenever one is opened.
+        """
+        return cast("FileSystem", _ToldFiles(files, self))
+
     def __enter__(self) -> Self:
         return self
 
@@ -61,3 +68,28 @@ class Progress:
         if self._said_at is not None:
             self._stream.write("\r" + " " * _WIDTH + "\r")
             self._stream.flush()
+
+
+class _ToldFiles:
+    """
+    A file system that says which file is worked on.
+    """
+
+    def __init__(self, files: FileSystem, progress: Progress) -> None:
+        self._files = files
+        self._progress = progress
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def open_read(self, path: str) -> File:
+        self._progress(path)
+        return self._files.open_read(path)
+
+    def create(self, path: str, *, mode: int = 0o600) -> File:
+        self._progress(path)
+        return self._files.create(path, mode=mode)
+
+    def map_read(self, path: str) -> Mapping:
+        self._progress(path)
+        return self._files.map_read(path)

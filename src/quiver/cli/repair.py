@@ -27,7 +27,8 @@ def repair(
 
     Copies go to quarantine/ inside the store. Exits with 1 when something is damaged afterwards.
     """
-    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import refuse_snapshot  # noqa: PLC0415
     from quiver.store.closed import require_closed  # noqa: PLC0415
@@ -39,8 +40,10 @@ def repair(
     require_closed(REAL_FILES, roots, owner="quiver repair")
     reports: list[RepairReport] = []
     try:
-        for root in roots:
-            reports.append(mend(REAL_FILES, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - some may be told
+        with Progress("mending") as progress:
+            files = progress.files(REAL_FILES)
+            for root in roots:
+                reports.append(mend(files, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - some may be told
     finally:
         # Also when a later core is refused: what was given up is said once, or never.
         if reports and as_json:

@@ -28,14 +28,17 @@ def snapshot(
 
     Files that never change are linked where that is possible, so that a snapshot on the same disk takes little room.
     """
-    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.snapshot import check_snapshot  # noqa: PLC0415
     from quiver.store.snapshot import snapshot as take  # noqa: PLC0415
 
-    done = take(REAL_FILES, str(directory), str(to), now_ns=SYSTEM_CLOCK.now_ns())
+    with Progress("copying") as progress:
+        done = take(progress.files(REAL_FILES), str(directory), str(to), now_ns=SYSTEM_CLOCK.now_ns())
     if check:
-        done.notes += [str(problem) for problem in check_snapshot(REAL_FILES, str(to))[1]]
+        with Progress("reading back") as progress:
+            done.notes += [str(problem) for problem in check_snapshot(progress.files(REAL_FILES), str(to))[1]]
     _say(done, as_json=as_json)
 
 
@@ -60,11 +63,14 @@ def restore(
     """
     import uuid  # noqa: PLC0415 - keeps `--help` quick
 
+    from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.snapshot import restore as make  # noqa: PLC0415
 
     identity = None if keep_identity else str(uuid.uuid4())  # noqa: TID251 - made once, for the new store
-    done = make(REAL_FILES, str(source), str(to), identity=identity, damaged_too=damaged_too)
+    with Progress("restoring") as progress:
+        files = progress.files(REAL_FILES)
+        done = make(files, str(source), str(to), identity=identity, damaged_too=damaged_too)
     _say(done, as_json=as_json)
 
 

@@ -325,13 +325,14 @@ def _check(root: Path, topic: str) -> CheckedTopic:
 def _check_each(
     root: Path, topics: list[str], metadata: str | None, root_prefix: str, objects: str | None = None
 ) -> dict[str, CheckedTopic]:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.check import check_topic_directory  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     found = {}
-    with metadata_of(root, metadata) as store:
+    with metadata_of(root, metadata) as store, Progress("reading") as progress:
         for topic in map(check_topic, topics):
             directory = root / topic
             if not directory.is_dir():
@@ -339,7 +340,7 @@ def _check_each(
             catalogue = None if store is None else ObjectCatalogue(store, root=root_prefix, topic=topic)
             known = () if catalogue is None else catalogue.spans()
             ranges = [(one.start_offset, one.end_offset + 1) for one in known]
-            one = check_topic_directory(REAL_FILES, str(directory), objects=ranges)
+            one = check_topic_directory(progress.files(REAL_FILES), str(directory), objects=ranges)
             if objects is not None and catalogue is not None:
                 one = replace(one, findings=(*one.findings, *damage_in_objects(objects, catalogue)))
             found[topic] = one
