@@ -14,6 +14,7 @@ Each takes all tables of a batch at once, and says before whether it has that ba
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -438,8 +439,21 @@ def _lines(frame: DataFrame) -> DataFrame:
     return frame.select(F.to_json(F.struct(*map(column_named, frame.columns)), _TIMES).alias("line"))
 
 
-def _cut(text: str, length: int) -> str:
-    return text if not length or len(text) <= length else f"{text[: length - 1]}…"
+def _cut(line: str, length: int) -> str:
+    """
+    Return a row with the texts in it cut to *length*: an object all the same, with all of its columns.
+    """
+    if not length or len(line) <= length:
+        return line
+    return json.dumps(_short(json.loads(line), length), ensure_ascii=False, separators=(",", ":"))
+
+
+def _short(value: Any, length: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _short(one, length) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_short(one, length) for one in value]
+    return value if not isinstance(value, str) or len(value) <= length else f"{value[: length - 1]}…"
 
 
 _MAKERS: Mapping[type[Any], Callable[[Any, str], TableExporter]] = {
