@@ -69,6 +69,14 @@ def test_data_kept_for_an_exporter_of_another_name_is_told(tmp_path):
     assert left_behind(pipeline) == [("old_name", 1, f"{tmp_path}/buffer")]
 
 
+def test_a_directory_that_is_no_store_yet_is_nothing_to_speak_of(tmp_path, caplog):
+    """Somebody made it, or mounted a volume there: nothing is kept in it, and nothing is wrong."""
+    (tmp_path / "buffer").mkdir()
+
+    assert (left_behind(pipeline_of(tmp_path)), not_sealed(pipeline_of(tmp_path))) == ([], [])
+    assert caplog.messages == []
+
+
 def test_what_could_not_be_sealed_is_told(tmp_path):
     """It is in the log, and no lag of an exporter speaks of it: a store that was killed, or a disk that was full."""
     pipeline = pipeline_of(tmp_path)

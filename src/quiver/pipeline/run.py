@@ -309,11 +309,8 @@ def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     found = []
     for buffer in pipeline.buffers:
         directory = buffer.config.path
-        if not Path(directory).exists():
-            continue
         try:
-            roots = instance_roots(REAL_FILES, directory)
-            bundles = sum(sealed_and_logged(REAL_FILES, root)[1] for root in roots)
+            bundles = sum(sealed_and_logged(REAL_FILES, root)[1] for root in _roots(directory))
         except (QuiverError, OSError) as error:
             _log.warning("%s cannot be looked at: %s", directory, error)
             continue
@@ -331,10 +328,8 @@ def lost_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     found = []
     for directory in (buffer.config.path for buffer in pipeline.buffers if buffer.kind == "memory"):
         letters: dict[str, int] = {}
-        if not Path(directory).exists():
-            continue
         try:
-            for root in instance_roots(REAL_FILES, directory):
+            for root in _roots(directory):
                 for name in exporters_with_letters(REAL_FILES, root):
                     letters[name] = letters.get(name, 0) + count_letters(REAL_FILES, root, name)
         except (QuiverError, OSError) as error:
@@ -359,15 +354,23 @@ def left_behind(pipeline: Pipeline) -> list[tuple[str, int, str]]:
 
 def _lags(directory: str) -> dict[str, int]:
     lags: dict[str, int] = {}
-    if not Path(directory).exists():
-        return lags
     try:
-        for root in instance_roots(REAL_FILES, directory):
+        for root in _roots(directory):
             for one in standings(REAL_FILES, root, now_ns=SYSTEM_CLOCK.now_ns()):
                 lags[one.subscriber] = lags.get(one.subscriber, 0) + (one.lag_bundles or 0)
     except (QuiverError, OSError) as error:
         _log.warning("%s cannot be looked at: %s", directory, error)
     return lags
+
+
+def _roots(directory: str) -> list[str]:
+    """
+    Return the stores at *directory*; none where there is no store yet, although somebody may have made the directory.
+    """
+    try:
+        return instance_roots(REAL_FILES, directory)
+    except WrongUse:
+        return []
 
 
 @contextlib.contextmanager
