@@ -3,6 +3,7 @@ The exporters of an ingest process while cores come and go below it.
 """
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,9 @@ from quiver.observe import InMemoryObserver
 from quiver.pipeline import ingest
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import load_pipeline
+from quiver.primitives.lock import is_held
+from quiver.primitives.real_files import REAL_FILES
+from quiver.store.format.names import subscriber_lock_name
 
 PIPELINE = """\
 nodes:
@@ -70,6 +74,23 @@ def test_a_store_that_failed_is_told(part, tmp_path):
         with pytest.raises(StoreClosed):
             station.send()
         assert not station.sending
+
+
+@pytest.mark.parametrize("cores", [None, 1])
+def test_an_exporter_that_is_taken_out_is_let_go(part, tmp_path, cores):
+    """So that its data can be dropped while the pipeline runs, or Spark can take its place; the others stay."""
+    text = PIPELINE.replace("[one, two]", "[two]")
+    without = load_pipeline(text[: text.index("  one:")] + text[text.index("  two:") :], source="p.yaml", values={})[0]
+    with quiver.open(tmp_path / "buffer", cores=cores, background=False) as store:
+        own = store if cores is None else store.core(0)
+        for name in ("one", "two"):
+            store.register(name, start="earliest").next_bundle(timeout=0)
+        station = ingest._Station(part, store, own, InMemoryObserver())
+
+        ingest._reload(SimpleNamespace(reread=lambda: without), [station])
+        held = [name for name in ("one", "two") if is_held(REAL_FILES, f"{own.path}/{subscriber_lock_name(name)}")]
+
+    assert held == ["two"]
 
 
 def test_what_could_not_be_made_holds_nothing(part, tmp_path, monkeypatch):

@@ -74,6 +74,16 @@ class _Station:
     def _open_stores(self) -> list[Store]:
         return [self.store] if isinstance(self.store, Store) else list(self.store.open_stores().values())
 
+    def let_go(self, part: Pipeline) -> None:
+        """
+        Let others work for the exporters that are none of this process in *part*: Spark, or who drops their data.
+        """
+        for name in dict(self.part.forwarders).keys() - dict(part.forwarders).keys():
+            try:
+                self.store.register(name, start="earliest").release()
+            except (QuiverError, OSError) as error:
+                _log.warning("%s stays with this process until it ends: %s", name, error)
+
     def stop_sending(self, drain_s: float = DRAIN_S) -> None:
         """
         Let them send what can be sent in *drain_s* seconds, all together, and end.
@@ -231,6 +241,7 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
             station.store.register(name, start="earliest")
         # All of them: a certificate may have been replaced below the same name.
         station.stop_sending()
+        station.let_go(part)
         station.part = part
     set_log_level(next(iter(parts.values())))
     _log.info("reloaded")
