@@ -63,3 +63,11 @@ def test_check_tells_of_cores():
     assert told["persistence"]["cores"] == 4
     assert told["says"][-1].startswith("4 ingest processes share each port")
     assert call("run", EXAMPLES / "otlp-forward.yaml", "--cores", 0).exit_code == 2
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--mermaid", "--json"], ["--check", "--drain", "soon"]])
+def test_options_that_would_have_no_effect_are_refused(options):
+    """A pipeline that runs prints no JSON; what is wrong is said with `--check`, too."""
+    result = call("run", EXAMPLES / "otlp-forward.yaml", *options)
+
+    assert (result.exit_code, "goes with --check" in result.output) == (2, "--json" in options)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.errors import WrongUse
 
 __all__ = ["run"]
 
@@ -52,6 +53,9 @@ def run(
     from quiver.pipeline.run import RunOptions, default_run_dir, run_pipeline  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
+    if as_json and (mermaid or not check):
+        raise WrongUse("--json goes with --check, and not with --mermaid: what runs is told by its state file, and top")
+    drain_s = None if drain is None else parse_duration_s(drain, key="--drain")
     given = assignments or []
     checked = read_pipeline(pipeline, given, os.environ)
     if cores is not None:
@@ -73,7 +77,7 @@ def run(
         given,
         directory,
         cores,
-        None if drain is None else parse_duration_s(drain, key="--drain"),
+        drain_s,
         0 if stop_with_stdin else None,
     )
     _tell_briefly(checked, described)
