@@ -93,6 +93,41 @@ def test_what_is_no_pipeline_is_refused(tmp_path, call):
     assert call("top", "/").exit_code == 2
 
 
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9464/metrics", "9464", "localhost"])
+def test_an_endpoint_is_host_and_port(served, call, endpoint):
+    """Anything else is said in words."""
+    result = call("top", served[0], "--endpoint", endpoint, "--looks", "1")
+
+    assert (result.exit_code, "is not host:port" in result.output) == (2, True)
+
+
+def test_all_buffers_of_the_pipeline_are_shown(served, call, tmp_path):
+    """Wherever they lie, each once: a second persistence node, and what is in memory and stands in no file."""
+    directory, _ = served
+    buffers = {"memory": str(directory), "again": f"{directory}/", "relative": "buffer"}
+    pipeline_left(tmp_path / "p.run", buffers=buffers)
+    options = ("--run-dir", tmp_path / "p.run", "--endpoint", "127.0.0.1:9", "--looks", "1", "--json")
+
+    def look(named):
+        return json.loads(call("top", named, *options).output)
+
+    for named in (tmp_path / "p", directory):
+        assert [(one["subscriber"], one["lag_bundles"]) for one in look(named)["subscribers"]] == [("lake", 1)]
+        assert look(named)["disk"]["bytes"] > 0
+
+
+def test_a_pipeline_that_has_just_begun_is_watched(call, tmp_path):
+    """Its directory may be there before it is a store; without a pipeline it is no store's."""
+    (tmp_path / "buffer").mkdir()
+    arguments = ("top", tmp_path / "buffer", "--looks", "1", "--json")
+    assert call(*arguments).exit_code == 2
+    pipeline_left(tmp_path / "buffer.run")
+    found = json.loads(call(*arguments).output)
+
+    assert [one["name"] for one in found["nodes"]] == ["ingest"]
+    assert "not yet" in found["problem"]
+
+
 def test_it_may_be_asked_from_within_the_store(served, call, monkeypatch):
     """Logs and state lie beside the directory, whatever it is called by."""
     directory, address = served

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.errors import SettingsInvalid, WrongUse
 
 if TYPE_CHECKING:
     from quiver.cli.top_figures import Showing
@@ -48,11 +48,17 @@ def top(
     from quiver.clock import SYSTEM_CLOCK as clock  # noqa: N811, PLC0415
     from quiver.pipeline.beside import beside  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.receivers.settings import split_address  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
     every_s = parse_duration_s(every, key="--every")
     if every_s <= 0:
         raise WrongUse("--every must be longer than nothing")
+    if endpoint is not None:
+        try:
+            split_address(endpoint)
+        except SettingsInvalid:
+            raise WrongUse(f"--endpoint: {endpoint!r} is not host:port, for example 127.0.0.1:9464") from None
     notes = beside(directory, "run") if run_dir is None else run_dir
     if not directory.exists() and not notes.exists():
         raise WrongUse(f"neither {directory} nor {notes} exists: name the store's directory of a pipeline")

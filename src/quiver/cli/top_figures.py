@@ -8,13 +8,14 @@ but its metrics port, and everything is shown that can be found without it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quiver.cli.store_stats import StoreStats, SubscriberStats, collect_stats
 from quiver.cli.waiting import Waiting, waiting_of
-from quiver.errors import RetryLater
+from quiver.errors import RetryLater, WrongUse
 from quiver.pipeline.beside import stores_beside
 from quiver.primitives.files import FileSystem
 
@@ -196,17 +197,23 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
             problems.append(str(error))
     subscribers: tuple[SubscriberStats, ...] = ()
     waiting: dict[str, Waiting] = {}
-    disk_bytes = 0
-    if fs.exists(directory):
-        places = [collect_stats(fs, one, now_ns=now_ns) for one in (directory, *stores_beside(fs, directory))]
-        disk_bytes = places[0].segment_bytes + places[0].wal_bytes
-        for found in places:
-            subscribers += found.subscribers
-            problems += found.unreadable
-            waits = _waiting(fs, found, now_ns)
-            problems += [one.retry_problem for one in waits.values() if one.retry_problem is not None]
-            waiting = {**waits, **waiting}
-    else:
+    disk_bytes = None
+    for place in _places(fs, directory, state):
+        try:
+            found = collect_stats(fs, place, now_ns=now_ns)
+        except WrongUse as error:
+            if not state:
+                raise
+            problems.append(f"not yet: {error}")  # a pipeline that has just begun
+            continue
+        if disk_bytes is None:
+            disk_bytes = found.segment_bytes + found.wal_bytes
+        subscribers += found.subscribers
+        problems += found.unreadable
+        waits = _waiting(fs, found, now_ns)
+        problems += [one.retry_problem for one in waits.values() if one.retry_problem is not None]
+        waiting = {**waits, **waiting}
+    if disk_bytes is None:
         problems.append(f"{directory} does not exist yet")
     nodes = _nodes(state)
     errors = [f"{node.name}: {line}" for node in nodes for line in _trouble(fs, f"{run_dir}/{node.name}.log")]
@@ -214,12 +221,27 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
         at_s,
         samples,
         subscribers,
-        disk_bytes,
+        disk_bytes or 0,
         nodes,
         tuple(errors[-ERRORS_SHOWN_MAX:]),
         "; ".join(problems),
         waiting,
     )
+
+
+def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[str]:
+    """
+    Return the stores to look at: the one that was named, the buffers beside it, and whatever else the pipeline has.
+    """
+    told = state.get("buffers")
+    others = [one for one in told.values() if isinstance(one, str)] if isinstance(told, dict) else []
+    # The state of an older version has them as the file does, relative to wherever that run was started.
+    named = [directory, *stores_beside(fs, directory), *filter(os.path.isabs, others)]
+    found: dict[str, str] = {}
+    for one in named:
+        if fs.exists(one):
+            found.setdefault(os.path.realpath(one), one)
+    return list(found.values())
 
 
 def _waiting(fs: FileSystem, found: StoreStats, now_ns: int) -> dict[str, Waiting]:

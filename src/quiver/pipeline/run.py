@@ -442,7 +442,7 @@ def _state(pipeline: Pipeline, supervisor: Supervisor, options: RunOptions) -> b
         "pipeline": pipeline.source,
         "state": supervisor.state,
         "cores": options.cores,
-        "buffers": {buffer.name: buffer.config.path for buffer in pipeline.buffers},
+        "buffers": {buffer.name: str(Path(buffer.config.path).absolute()) for buffer in pipeline.buffers},
         "metrics": None if pipeline.metrics is None else pipeline.metrics.listen,
         "children": children,
     }
