@@ -326,6 +326,46 @@ def test_children_come_and_go(tmp_path):
         wait_until(lambda: "up" in (tmp_path / "c.log").read_text())
 
 
+def test_one_that_comes_back_while_it_goes_never_runs_twice(tmp_path):
+    """It is started again when it has stopped, in its own time, as one that is renewed."""
+    wanted = [["a"], ["a", "b"]]
+    reload = lambda supervisor: supervisor.change([running.spec(name, ON_LIFELINE) for name in wanted.pop(0)])
+    with Running(tmp_path, {"a": ON_LIFELINE, "b": ON_LIFELINE}, on_reload=reload) as running:
+        wait_until(lambda: "up" in (tmp_path / "b.log").read_text())
+        first = running.child("b").pid
+        running.supervisor.request_reload()
+        running.supervisor.request_reload()
+        running.until(lambda: not wanted)
+        assert [child.spec.name for child in running.supervisor.children] == ["a", "b"]
+        running.until(lambda: running.child("b").pid not in {None, first})
+        assert gone(first)
+        wait_until(lambda: (tmp_path / "b.log").read_text() == "up\ndown\nup\n")
+
+
+def test_one_that_waits_for_its_next_start_can_go_and_come_back(tmp_path):
+    """It has nothing to stop, and is there once afterwards: a reload that starts it anew starts one process."""
+    steps = [
+        lambda supervisor: supervisor.change([]),
+        lambda supervisor: supervisor.change([running.spec("a", PATIENT)]),
+        lambda supervisor: supervisor.renew("a"),
+    ]
+
+    def reload(supervisor):
+        steps.pop(0)(supervisor)
+
+    hour = Backoff(first_s=3600.0, cap_s=3600.0)
+    with Running(tmp_path, {"a": "raise SystemExit(1)"}, backoff=hour, on_reload=reload) as running:
+        running.until(lambda: running.child("a").state == "waiting")
+        running.supervisor.request_reload()
+        running.until(lambda: running.supervisor.children == [])
+        running.supervisor.request_reload()
+        running.until(lambda: [child.state for child in running.supervisor.children] == ["running"])
+        first = running.child("a").pid
+        running.supervisor.request_reload()
+        running.until(lambda: running.child("a").pid not in {None, first})
+        assert len(running.supervisor.children) == 1
+
+
 def test_a_signal_is_handed_on(tmp_path):
     """To the child that is named."""
     script = (

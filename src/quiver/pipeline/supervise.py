@@ -175,20 +175,26 @@ class Supervisor:
 
     def change(self, specs: Sequence[ChildSpec]) -> None:
         """
-        Start those of *specs* that are new, and let those children stop that are not in *specs*.
+        Start those of *specs* that are new, and let those children stop that are not in *specs*. One that comes back
+        before it has stopped starts again when it has.
         """
         names = {spec.name for spec in specs}
-        for child in self.children:
+        for child in list(self.children):
             if child.spec.name not in names and child.is_wanted:
                 child.is_wanted = False
                 child.restart_at = None
                 self._ask_to_stop(child)
-        wanted = {child.spec.name for child in self.children if child.is_wanted}
+                if child.process is None:
+                    self._was_asked_to_stop(child)
+        known = {child.spec.name: child for child in self.children}
         for spec in specs:
-            if spec.name not in wanted:
-                child = Child(spec, self._backoff.delays(self._random))
-                self.children.append(child)
-                self._start(child)
+            found = known.get(spec.name)
+            if found is None:
+                found = Child(spec, self._backoff.delays(self._random))
+                self.children.append(found)
+                self._start_again(found)
+            elif not found.is_wanted:
+                found.spec, found.is_wanted = spec, True
 
     def _ask_to_stop(self, child: Child) -> None:
         if child.process is not None:
@@ -295,7 +301,8 @@ class Supervisor:
             child.restart_at = self._clock.monotonic() + delay_s
             self._say(self.state, f"{child.spec.name} cannot be started, tries again in {delay_s:.1f} s: {error}")
         else:
-            self._say(self.state, f"{child.spec.name} started again, process {child.pid}")
+            again = " again" if child.starts > 1 else ""
+            self._say(self.state, f"{child.spec.name} started{again}, process {child.pid}")
 
     def _await_exit(self, child: Child, process: subprocess.Popen[bytes]) -> None:
         if hasattr(os, "waitid"):
