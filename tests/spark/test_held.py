@@ -274,3 +274,40 @@ OWN_ERROR = PROXY + "quiver.errors.WrongUse: table logs has other columns than t
 def test_a_reason_is_one_line(error, said):
     """The one that a person looks for."""
     assert told(error) == said
+
+
+class SlowExport(Export):
+    """One that is at work until it is let go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_at_work, self.may_end = threading.Event(), threading.Event()
+
+    def apart(self, spark, bundle, name):
+        self.is_at_work.set()
+        assert self.may_end.wait(30)
+        super().apart(spark, bundle, name)
+
+
+def test_the_next_life_waits_for_a_bundle_that_is_still_exported(store, clock, monkeypatch):
+    """Who closes waits a moment only. Until its export has ended nobody else may try the bundle; then it is done."""
+    monkeypatch.setattr("quiver.spark.held.CLOSE_S", 0.0)
+    seal_requests(store, *(logs_request([number]) for number in (1, 0)))
+    export = SlowExport()
+    policy = RetryPolicy(initial_interval_s=2.0, jitter=0.0)
+    first = HeldExports("out", policy, export=export, letters=DeadLetters, clock=clock)
+    first.session = SimpleNamespace()
+    first.set_aside({(store.root, BAD): FAILED})
+    clock.wait_for_waiters(1)
+    clock.advance(2.0)
+    assert export.is_at_work.wait(30)
+    thread = next(one for one in threading.enumerate() if one.name == "quiver-held out")
+    first.close()
+    second = HeldExports("out", policy, export=export, letters=DeadLetters, clock=clock, background=False)
+    with pytest.raises(DirectoryInUse):
+        second.take_up(store.root)
+    export.may_end.set()
+    thread.join(30)
+    second.take_up(store.root)
+    assert (second.is_empty, waiting(store), len(export.has)) == (True, [], 1)
+    second.close()

@@ -348,19 +348,24 @@ class HeldExports:
     # ── apart ────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        while True:
-            with self._wakes:
-                if not self._is_closed:
-                    self._clock.wait(self._wakes, DRAIN_EVERY_S)
-                if self._is_closed:
+        try:
+            while self._may_go_on():
+                try:
+                    self.drain()
+                except DeliveryHalted as halted:
+                    self.halted = halted
                     return
-            try:
-                self.drain()
-            except DeliveryHalted as halted:
-                self.halted = halted
-                return
-            except (QuiverError, OSError) as error:
-                self._pause(f"what is held cannot be tried again: {error}")
+                except (QuiverError, OSError) as error:
+                    self._pause(f"what is held cannot be tried again: {error}")
+        finally:
+            if self._is_closed:
+                self._let_go()
+
+    def _may_go_on(self) -> bool:
+        with self._wakes:
+            if not self._is_closed:
+                self._clock.wait(self._wakes, DRAIN_EVERY_S)
+            return not self._is_closed
 
     def drain(self) -> int:
         """
@@ -382,8 +387,7 @@ class HeldExports:
                     continue  # somebody else tried it meanwhile
                 self._again(self.session, root, ref)
                 left += not self.has(root, ref)
-                if not self._is_closed:
-                    self._save()
+                self._save()
             finally:
                 self.busy.release()
         return left
@@ -447,15 +451,24 @@ class HeldExports:
     def close(self) -> None:
         """
         Stop trying, and let go of retry sets and dead letters. Idempotent. Stop the query first.
+
+        A bundle that is being exported is waited for a moment only. Until that has ended the next life is refused what
+        is held: two would export the bundle at the same time, and each remove what the other has written so far.
         """
         with self._wakes:
             self._is_closed = True
             self._wakes.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
-        for undelivered in self._stores.values():
+            if self._thread.is_alive():
+                return  # it lets go itself
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._wakes:
+            stores, self._stores = self._stores, {}
+        for undelivered in stores.values():
             undelivered.close()
-        self._stores.clear()
 
 
 def _content(root: str, ref: BundleRef) -> Bundle | None:
