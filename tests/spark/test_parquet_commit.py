@@ -119,6 +119,24 @@ def test_a_batch_appears_once_after_a_crash_at_any_step():
             assert visible(after.clone_after_crash(seed)) == EXPECTED
 
 
+def test_what_a_failed_job_wrote_goes_at_once():
+    """Of that batch alone: another one's, and other queries', stay."""
+    fs = fresh()
+    first = committer(fs)
+    with first.writing(0):
+        parts = write_parts(fs, QUERY, 0, "a")
+    write_parts(fs, OTHER, 1, "a")
+    with pytest.raises(PowerCut), first.writing(1):
+        write_parts(fs, QUERY, 1, "a")
+        raise PowerCut
+    assert sorted(hidden(fs)) == sorted([*(part.name for part in parts), *[f"{part_prefix(OTHER, 1)}a.part"] * 2])
+    first.commit(0, parts, {})
+    with first.writing(1):
+        again = write_parts(fs, QUERY, 1, "b")
+    first.commit(1, again, {})
+    assert visible(fs) == EXPECTED
+
+
 def test_a_crash_while_recovering_changes_nothing():
     """Recovery can be cut short at any step, and done again."""
     base = fresh()

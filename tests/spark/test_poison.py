@@ -142,6 +142,22 @@ def test_a_chain_that_is_broken_itself_blames_no_bundle(spark, store, tmp_path):
 
 
 @pytest.mark.slow
+def test_what_was_written_before_it_failed_goes(spark, store, tmp_path):
+    """The logs are written when a span fails: once more without it. Of the first attempt nothing stays on the disk."""
+    chain = [
+        SqlSettings("SELECT time_unix_nano AS n FROM logs"),
+        SqlSettings("SELECT 6 / start_time_unix_nano AS share, start_time_unix_nano AS n FROM spans"),
+    ]
+    store.seal([{60: _otlp(logs_request([1])), 61: _otlp(spans_request([number]))} for number in (2, 0)])
+    with Life(spark, store, tmp_path / "out", chain, ManualClock(waits="hold")) as life:
+        life.batch(0, 0)
+        assert (held(store), exported(tmp_path / "out")) == ([(BundleRef(0, 1), 1)], [1, 2])
+        assert life.drain(2.0) == 1
+    assert len(read_letters(REAL_FILES, store.root, "files")) == 1
+    assert list((tmp_path / "out").rglob(".*.part")) == []
+
+
+@pytest.mark.slow
 def test_a_join_misses_no_table(spark, store, tmp_path):
     """A batch without spans has an empty table of them where a query reads both; alone, too, a bundle has."""
     join = SqlSettings(

@@ -124,6 +124,7 @@ def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how, f
     tables = [pq.read_table(file) for file in (lake / "logs").glob("*.parquet")]
     times = [time for one in tables for time in one["time_unix_nano"].cast(pa.int64()).to_pylist()]
     assert sorted(times) == [1, 2, 3, 4]
+    assert list(lake.rglob(".*.part")) == []
     letters = read_letters(REAL_FILES, store.root, "lake")
     assert [letter.ref for letter in letters] == ([BundleRef(0, 1), BundleRef(1, 0)] if how == "dead_letter" else [])
     assert all("request for logs cannot be decoded" in letter.reason for letter in letters)

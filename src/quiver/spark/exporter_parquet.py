@@ -308,7 +308,8 @@ class ParquetExporter:
             for root, store in self._stores.items()
             if store in committer.exported_through
         }
-        rows = self._written(batch, part_prefix(query_id, batch_id), exported_through)
+        with committer.writing(batch_id):
+            rows = self._written(batch, part_prefix(query_id, batch_id), exported_through)
         through: dict[str, Position] = {}
         for row in rows:
             if not row["part"]:
@@ -333,7 +334,9 @@ class ParquetExporter:
         self._stores = store_identities(REAL_FILES, self._store_path)
         committer = self._committer_of(name)
         if not committer.is_committed(0):
-            committer.commit(0, _parts(self._written(spark.createDataFrame(bundle), part_prefix(name, 0), {})), {})
+            with committer.writing(0):
+                rows = self._written(spark.createDataFrame(bundle), part_prefix(name, 0), {})
+            committer.commit(0, _parts(rows), {})
 
     def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
         """

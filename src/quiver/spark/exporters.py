@@ -338,22 +338,25 @@ class FileExporter:
             WrongUse: a table is no view, and is to become OTLP.
         """
         self._attempts += 1
-        parts: list[Part] = []
-        for name, frame in tables.items():
-            task = _FileTask(
-                output=self._output,
-                table=name,
-                prefix=part_prefix(batch.query, batch.number),
-                attempt=f"{os.getpid()}a{self._attempts}",
-                format=self._settings.format,
-                compression=self._settings.compression,
-            )
-            if task.format == "otlp" and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
-                raise WrongUse(f"table {name} has other columns than the view {name}: it cannot become OTLP; use jsonl")
-            wanted = _lines(frame) if task.format == "jsonl" else frame
-            rows = wanted.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()
-            parts += [Part(name, row["part"], row["rows"], row["bytes"]) for row in rows]
-        self._committer(batch).commit(batch.number, parts, batch.through or {})
+        committer = self._committer(batch)
+        with committer.writing(batch.number):
+            parts = [part for name, frame in tables.items() for part in self._written(name, frame, batch)]
+        committer.commit(batch.number, parts, batch.through or {})
+
+    def _written(self, name: str, frame: DataFrame, batch: BatchOf) -> list[Part]:
+        task = _FileTask(
+            output=self._output,
+            table=name,
+            prefix=part_prefix(batch.query, batch.number),
+            attempt=f"{os.getpid()}a{self._attempts}",
+            format=self._settings.format,
+            compression=self._settings.compression,
+        )
+        if task.format == "otlp" and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
+            raise WrongUse(f"table {name} has other columns than the view {name}: it cannot become OTLP; use jsonl")
+        wanted = _lines(frame) if task.format == "jsonl" else frame
+        rows = wanted.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()
+        return [Part(name, row["part"], row["rows"], row["bytes"]) for row in rows]
 
     def _committer(self, batch: BatchOf) -> ExportCommitter:
         known = self._committers.get(batch.query)

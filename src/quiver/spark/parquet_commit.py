@@ -11,7 +11,8 @@ How a batch of files becomes visible: whole files, exactly once, right for any r
 
 A crash before 3 leaves hidden files, which the next run removes before it writes the batch again. A crash after
 3 is rolled forward: the record says what is still to be renamed. No step can show a row twice, because a batch
-with a record is never written again.
+with a record is never written again. What a job wrote that failed goes at once: a batch with a bad bundle is written
+again without it, and the query goes on for weeks.
 
 A record also says through which bundle of which store its batch went. A query that starts over with a new
 checkpoint as the same subscriber takes nothing before that: what was exported stays exported once.
@@ -22,9 +23,10 @@ Such a committer looks after its own records and files only: the exporter's quer
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -281,6 +283,19 @@ class ExportCommitter:
             return False
         self.roll_forward(ExportRecord.decode(self._files.read_all(path, size_max=_RECORD_BYTES_MAX), path))
         return True
+
+    @contextlib.contextmanager
+    def writing(self, batch: int) -> Iterator[None]:
+        """
+        Inside, tasks write the parts of *batch*, which is not committed. Where that fails, what they wrote is removed:
+        it is written anew, or never.
+        """
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # `recover` removes it, too; what failed is more important
+                self._remove_leftovers((part_prefix(self._query_id, batch),))
+            raise
 
     def commit(self, batch: int, parts: Iterable[Part], through: Mapping[str, Position]) -> tuple[str, ...]:
         """
