@@ -14,6 +14,7 @@ from quiver.spark.offsets import Position, StreamOffset
 from quiver.spark.options import parse_options
 from quiver.spark.segments import SegmentList
 from quiver.spark.subscription import Subscription
+from quiver.store.roster import drop, rewind
 from quiver.store.subscribers.progress_store import SubscriberFile, find_subscribers
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.clock import ManualClock
@@ -172,6 +173,35 @@ def test_a_checkpoint_behind_the_subscriber_is_refused_with_both_positions(store
     lenient = make(failOnDataLoss="false")
     assert lenient.latest(at(0, 1), unlimited=False) == at(1, 0)
     assert bundles_of(lenient.plan(at(0, 1), at(1, 0))) == [(0, 3)]
+
+
+def test_a_rewound_query_begins_with_a_new_checkpoint(store, make):
+    """With its old one it goes on where that stands, and what was rewound is confirmed again."""
+    store.rows(4)
+    query = make()
+    query.initial()
+    query.commit(at(0, 3))
+    query.release()
+    assert rewind(REAL_FILES, store.root, "exp", "earliest").bundles_again == 3
+    again = make()
+    assert again.initial() == at(0, 0)
+    again.latest(at(0, 3), unlimited=False)
+    assert again.acked == Position(0, 3)
+
+
+def test_one_that_was_dropped_and_comes_back_begins_with_a_new_checkpoint(store, make):
+    """What its old one asks for may be gone."""
+    old = store.rows(2)
+    query = make()
+    query.initial()
+    query.release()
+    drop(REAL_FILES, store.root, "exp")
+    os.unlink(old)
+    store.rows(2)
+    query = make()
+    assert query.initial() == at(1, 0)
+    with pytest.raises(DataLoss, match="start with a new checkpoint"):
+        query.latest(at(0, 0), unlimited=False)
 
 
 def test_a_segment_that_vanished_is_reported(store, make):
