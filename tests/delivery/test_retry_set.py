@@ -8,6 +8,7 @@ from quiver.bundle import BundleRef
 from quiver.delivery.retry_set import HeldBundles, RetrySet, before_held, load_retry_set
 from quiver.errors import AtCapacity, Damaged, DirectoryInUse
 from quiver.store.format.names import retry_set_name
+from quiver.store.format.retry_set import RETRY_ENTRIES_MAX
 from quiver.store.subscribers.progress_store import delete
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.clock import ManualClock
@@ -137,6 +138,15 @@ def test_a_damaged_set_begins_anew(disk, clock, data):
     overwrite(disk, data)
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         assert len(retries) == 0
+
+
+def test_a_damaged_set_before_a_long_backlog_begins_anew_too(disk, clock):
+    """With the oldest; those behind have not been read yet."""
+    overwrite(disk, b"not one")
+    backlog = [BundleRef(segment, index) for segment in (2, 1) for index in range(40_000)]
+    with RetrySet.open(disk, ROOT, "out", unresolved=lambda: backlog, clock=clock):
+        pass
+    assert [entry.ref for entry in load_retry_set(disk, ROOT, "out")] == sorted(backlog)[:RETRY_ENTRIES_MAX]
 
 
 def test_who_acknowledges_in_order_sees_what_is_held(disk, clock):

@@ -14,6 +14,7 @@ asks before it acknowledges everything up to a position: what stands in the set 
 from __future__ import annotations
 
 import errno
+import heapq
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -123,8 +124,8 @@ class RetrySet:
             root: the store's directory.
             subscriber_id: the exporter.
             unresolved: for a damaged file, when a reader in order relies on it: every bundle that the subscriber has
-                not resolved. All of them are held then, and delivered from here: some twice, none never. Without it a
-                damaged set begins anew, which is right where what is not resolved comes again by itself.
+                not resolved. The 65,536 oldest of them are held then, and delivered from here: some twice, none never.
+                Without it a damaged set begins anew, which is right where what is not resolved comes again by itself.
             clock: when the next attempt of a bundle is due.
             entries_max: more than this many bundles are not taken.
 
@@ -170,8 +171,10 @@ class RetrySet:
             data = None  # more than can be copied
         if data is not None:
             keep_damaged(self._fs, f"{root}/{QUARANTINE_DIR}", retry_set_name(subscriber_id), data)
+        # What is behind so many lies in no batch that was read: it comes by itself. A set that is larger cannot be.
+        oldest = heapq.nsmallest(RETRY_ENTRIES_MAX, refs)
         now_ns = self._clock.now_ns()
-        self._entries = {ref: RetryEntry(ref, 1, now_ns, now_ns, "the retry set was damaged") for ref in refs}
+        self._entries = {ref: RetryEntry(ref, 1, now_ns, now_ns, "the retry set was damaged") for ref in oldest}
         self._is_dirty = True
         self.save()
 
