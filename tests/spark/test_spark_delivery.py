@@ -2,13 +2,15 @@
 A query that delivers to a far side of one's own, and exporters that meet what they cannot decode.
 """
 
+import shutil
 import threading
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stores import logs_request
+from stores import StoreMaker, logs_request
 
 from quiver.bundle import OTLP_SCHEMA, BundleRef
 from quiver.clock import SYSTEM_CLOCK
@@ -185,6 +187,21 @@ def test_without_spark_a_halt_stops_the_next_batch(store):
         with pytest.raises(DeliveryHalted):
             delivery.deliver(rows(path, 0))
     assert far.has == ["a"]
+
+
+def test_a_core_that_went_and_came_back_is_another_store(store):
+    """Its bundles have the places of the old one's: a far side that knows those must not take them for the same."""
+    far = FarSide(sick=Transient("HTTP 503"))
+    path = seal(store, b"a", b"sick")
+    with BundleDelivery(store.root, "out", far.take) as delivery:
+        delivery.deliver(rows(path, 0, 1))
+        shutil.rmtree(store.root)
+        seal(StoreMaker(Path(store.root), "5c0f0000-0000-0000-0000-000000000002"), b"b", b"c")
+        delivery.deliver(rows(path, 0, 1))
+        assert load_retry_set(REAL_FILES, store.root, "out") == ()
+    assert sorted(far.has) == ["a", "b", "c"]
+    assert far.batch_ids["a"] == {"5c0f0000-0000-0000-0000-000000000001/0:0"}
+    assert far.batch_ids["b"] == {"5c0f0000-0000-0000-0000-000000000002/0:0"}
 
 
 def test_a_damaged_set_holds_all_that_is_not_resolved(store):

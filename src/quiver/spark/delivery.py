@@ -91,6 +91,7 @@ class BundleDelivery:
         self._observer = observer
         self._halted: DeliveryHalted | None = None
         self._stores: dict[str, BatchDelivery] = {}
+        self._identities: dict[str, str] = {}
         self._condition = threading.Condition()
         self._stopped = False
         try:
@@ -121,7 +122,7 @@ class BundleDelivery:
             clock=self._clock,
             observer=self._observer,
         )
-        identity = store_identity(REAL_FILES, root)
+        identity = self._identities[root] = store_identity(REAL_FILES, root)
         return BatchDelivery(
             REAL_FILES, root, undelivered, lambda ref, bundle: self._deliver(bundle, f"{identity}/{ref}")
         )
@@ -150,9 +151,17 @@ class BundleDelivery:
         for path, segment, index in descriptors:
             of.setdefault(store_root(path), []).append(BundleRef(segment, index))
         for root, refs in of.items():
-            if root not in self._stores:
-                self._stores[root] = self._open(root)  # a core that came later
-            self._try(self._stores[root], refs)
+            self._try(self._store_at(root), refs)
+
+    def _store_at(self, root: str) -> BatchDelivery:
+        known = self._stores.get(root)
+        if known is not None and self._identities[root] != store_identity(REAL_FILES, root):
+            # A core that went and came back is another store, whose bundles have the places of the old one's.
+            del self._stores[root]
+            known.close()
+        if root not in self._stores:
+            self._stores[root] = self._open(root)  # a core that came later
+        return self._stores[root]
 
     def _try(self, store: BatchDelivery, refs: Iterable[BundleRef]) -> None:
         wanted = [ref for ref in refs if not store.is_held(ref)]
