@@ -237,6 +237,8 @@ def test_a_snapshot_becomes_a_store_again(any_dir, tmp_path, call):
         opened(copy)
     assert call("restore", copy, back).exit_code == 0
 
+    known = [path.read_text() for directory in (any_dir, back) for path in directory.rglob("quiver.id")]
+    assert len(set(known)) == len(known), "each core is a store by itself, too"
     assert numbers(back) == ALL
     assert pending(back, call) == {"fast": 7, "slow": 12}
     with opened(back) as store:

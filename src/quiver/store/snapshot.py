@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -155,9 +156,9 @@ def restore(fs: FileSystem, source: str, target: str, *, identity: str | None, d
         fs: the file system.
         source: what `snapshot` made; it stays as it is.
         target: must not exist.
-        identity: what the restored store is known by; None: as the one that the snapshot was taken of. Two stores
-            with one identity mislead Spark's checkpoints: keep it only when the other is gone and nothing read it
-            since.
+        identity: a UUID that the restored store is known by, or of which each core gets one of its own; None: as the
+            one that the snapshot was taken of. Two stores with one identity mislead Spark's checkpoints: keep it only
+            when the other is gone and nothing read it since.
         damaged_too: restore also when files are damaged or missing, as they are; the store sets them aside when it
             is opened.
 
@@ -187,7 +188,10 @@ def restore(fs: FileSystem, source: str, target: str, *, identity: str | None, d
         else:
             copy_file(fs, f"{source}/{file.path}", into)
     for root in roots if identity is not None else ():
-        replace_file(fs, f"{root}/{STORE_ID}", f"{identity}\n".encode())
+        # Cores have the same places in them: whoever exports several at once tells their bundles apart by this.
+        below = posixpath.relpath(root, partial)
+        own = identity if below == "." else str(uuid.uuid5(uuid.UUID(identity), below))
+        replace_file(fs, f"{root}/{STORE_ID}", f"{own}\n".encode())
     for root in instance_roots(fs, partial):
         done.notes += [
             f"{finding.path}: {finding.reason}" for finding in check_store(fs, root).findings if finding.damaged
