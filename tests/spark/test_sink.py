@@ -8,6 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import quiver
 from quiver.settings import Settings
+from quiver.spark.bundles import unpacked
 
 pytestmark = pytest.mark.spark
 
@@ -120,6 +121,18 @@ def test_whole_bundles_pass_through(spark, store, tmp_path):
     bundles = [bundle for _, bundle in quiver.read(tmp_path / "target").bundles()]
     assert sorted(tuple(bundle.slots) for bundle in bundles) == [(30,), (30, 31)]
     assert all(batch.equals(typed) for bundle in bundles for batch in bundle.batches.values())
+
+
+def test_bundles_of_two_cores_stay_two():
+    """They may have the same place, and follow one another."""
+    row = pa.record_batch({"a": [1]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as writer:
+        writer.write(row)
+    time = pa.array([1, 1, 2], pa.timestamp("us", "UTC"))
+    rows = {"segment": [0, 0, 0], "index": [0, 0, 0], "slot": [60, 61, 62], "ingested_at": time}
+    batch = pa.record_batch(rows | {"ipc": [sink.getvalue().to_pybytes()] * 3})
+    assert [(at_ns, tuple(slots)) for _, at_ns, slots in unpacked([batch])] == [(1000, (60, 61)), (2000, (62,))]
 
 
 @pytest.mark.parametrize(

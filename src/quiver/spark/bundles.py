@@ -122,12 +122,13 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[BundleRef, int
         )
         columns = (batch.column(name).to_pylist() for name in ("segment", "index", "slot", "ipc"))
         for row, (segment, index, slot, data) in enumerate(zip(*columns, strict=True)):
-            ref = BundleRef(segment, index)
-            if of is not None and (of[0] != ref or slot in slots):
+            time_us = times[row] if times is not None else None
+            here = BundleRef(segment, index), None if time_us is None else time_us * 1000
+            # Behind the last bundle of one core may come that of another core with the same place.
+            if of is not None and (of != here or slot in slots):
                 yield (*of, dict(sorted(slots.items())))
                 slots = {}
-            time_us = times[row] if times is not None else None
-            of = ref, None if time_us is None else time_us * 1000
+            of = here
             slots[slot] = _only_batch(data)
     if of is not None:
         yield (*of, dict(sorted(slots.items())))
