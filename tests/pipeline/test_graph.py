@@ -345,6 +345,17 @@ def test_cores_whose_metrics_have_no_port_are_refused(listen, said):
         check_cores(pipeline, 3)
 
 
+def test_cores_that_no_store_can_be_made_for_are_refused():
+    """Before any process is started for one."""
+    pipeline = load(changed("        size_cap: 500GB", "        size_cap: 300MiB"))
+    check_cores(pipeline, 2)
+
+    with pytest.raises(WrongUse, match=r"persistence: for each of 3 cores, retention.size_cap must hold"):
+        check_cores(pipeline, 3)
+    with pytest.raises(WrongUse, match="1025 cores are too many: at most 1024"):
+        check_cores(load(GOOD), 1025)
+
+
 @pytest.mark.parametrize("text", ["nodes: []", "nodes: {}", "[]", "nodes:\n  a: 1", "5", "nodes:\n  a: {kind: [1]}"])
 def test_other_shapes_are_refused(text):
     """Never anything but PipelineInvalid."""

@@ -60,6 +60,7 @@ def run(
     checked = read_pipeline(pipeline, given, os.environ)
     if cores is not None:
         check_cores(checked, cores)
+    drain_s = None if drain is None else parse_duration_s(drain, key="--drain")
     if mermaid:
         typer.echo(as_mermaid(checked))
         return

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from quiver.errors import WrongUse
+from quiver.errors import SettingsInvalid, WrongUse
 from quiver.exporters.settings import shown
 from quiver.pipeline.beside import beside
 from quiver.pipeline.config_values import Config, Size
@@ -44,6 +44,7 @@ from quiver.pipeline.shapes import Edge, RawNode, mapping, read_nodes
 from quiver.pipeline.store_config import StoreReceiverConfig
 from quiver.receivers.settings import overlap, split_address
 from quiver.settings import MIB, Settings
+from quiver.store.format.cores import CORE_MAX
 
 __all__ = ["Buffer", "MemoryConfig", "Node", "Pipeline", "Route", "check_cores", "load_pipeline", "memory_directory"]
 
@@ -270,11 +271,20 @@ def _lead_into(buffer: Buffer, paths: Mapping[str, str]) -> Buffer:
 
 def check_cores(pipeline: Pipeline, cores: int) -> None:
     """
-    Refuse *cores* whose metrics, each one port above the one before, would take a port that something else listens on.
+    Refuse *cores* that are too many, for the size cap of a buffer too, or whose metrics, each one port above the one
+    before, would take a port that something else listens on.
 
     Raises:
-        WrongUse: with the port, and who has it.
+        WrongUse: with the limit, or the port and who has it.
     """
+    if cores > CORE_MAX + 1:
+        raise WrongUse(f"{cores} cores are too many: at most {CORE_MAX + 1}")
+    for buffer in pipeline.buffers:
+        cap = buffer.config.settings.size_cap_bytes
+        try:
+            replace(buffer.config.settings, size_cap_bytes=None if cap is None else cap // cores)
+        except SettingsInvalid as error:
+            raise WrongUse(f"{buffer.name}: for each of {cores} cores, {error}") from error
     if pipeline.metrics is None:
         return
     receivers = {
