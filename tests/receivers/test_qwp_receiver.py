@@ -316,6 +316,92 @@ def test_a_connection_that_breaks_again_and_again_stores_each_row_once(store):
     assert [row["v"] for _, row in rows_of(store)] == list(range(120))
 
 
+class Gated:
+    """A store that takes nothing until `gate` is set; `entered` says that somebody waits."""
+
+    def __init__(self, store):
+        self._store = store
+        self.gate, self.entered = threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def ingest(self, bundle):
+        self.entered.set()
+        assert self.gate.wait(30)
+        return self._store.ingest(bundle)
+
+
+@pytest.mark.parametrize("at", [1000, None])
+def test_a_queue_that_a_broken_connection_left_is_not_stored_beside_what_is_sent_again(store, at):
+    """The client comes back while the first connection's messages still wait, and is faster than these."""
+    gated = Gated(store)
+    with receiving(gated) as receiver:
+        with client(receiver) as connection:
+            for number in range(200):
+                connection.send(message(number, at=at))
+            assert gated.entered.wait(30)
+            drop(connection)
+        with client(receiver) as connection:
+            for number in range(200):
+                connection.send(message(number, at=at))
+            gated.gate.set()
+            while answer(connection).sequence < 199:
+                pass
+    assert [row["v"] for _, row in rows_of(store)] == list(range(200))
+
+
+@pytest.mark.parametrize("at", [1000, None])
+@pytest.mark.parametrize("begun", [0, 1, 2])
+def test_who_comes_back_takes_over_wherever_the_broken_connection_is(store, begun, at):
+    """Message by message, without threads: what the old one had stored is recognised, it stores nothing more."""
+    intake = QwpIntake(store, HERE)
+    messages = [message(number, at=at) for number in range(4)]
+    old, new = intake.open(), intake.open()
+    old.take(messages[:begun])
+    old.silence()
+    assert new.take(messages[:3]).done == 3
+    found = old.take(messages[begun:])
+    assert (found.outcome, found.done) == ("replaced", begun)
+    old.close()
+    assert new.take(messages[3:]).done == 4
+    assert [row["v"] for _, row in rows_of(store)] == [0, 1, 2, 3]
+
+
+def test_a_connection_that_nobody_knows_to_be_broken_gives_way_while_it_was_told_nothing(store):
+    """Its end may come late: nothing is read of it while much of it waits."""
+    intake = QwpIntake(store, HERE)
+    old, new = intake.open(), intake.open()
+    assert old.take([message(0)]).outcome == "going"
+    assert new.take([message(0), message(1)]).done == 2
+    assert old.take([message(1)]).outcome == "replaced"
+    assert [row["v"] for _, row in rows_of(store)] == [0, 1]
+
+
+def test_a_client_that_was_told_goes_on_beside_another_that_says_the_same(store):
+    """Two that do not know of each other: the first one's connection is not ended for it."""
+    intake = QwpIntake(store, HERE)
+    one, other = intake.open(), intake.open()
+    one.take([message(0)])
+    one.told()
+    assert other.take([message(0)]).done == 1
+    assert one.take([message(1)]).outcome == "going"
+    assert [row["v"] for _, row in rows_of(store)] == [0, 1]
+
+
+def test_what_another_connection_took_over_was_not_told_to_it(store):
+    """The old one's late word is not for the client that came back, which sends once more."""
+    intake = QwpIntake(store, HERE)
+    old, new, newest = intake.open(), intake.open(), intake.open()
+    old.take([message(0, at=None)])
+    old.silence()
+    new.take([message(0, at=None)])
+    old.told()
+    new.silence()
+    assert newest.take([message(0, at=None)]).done == 1
+    assert len(rows_of(store)) == 1
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
-from websockets.protocol import OPEN
+from websockets.protocol import CLOSED, CLOSING, OPEN
 from websockets.server import ServerProtocol
 
 from quiver.qwp.wire.message import MESSAGE_VERSION
@@ -156,9 +156,10 @@ class QwpConnection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """
-        It is over. What came in full is stored all the same; nobody is told.
+        It is over. What came in full is stored all the same, unless the client comes back with it; nobody is told.
         """
         self._broken = True
+        self._client.silence()
         self._host.receiving_bytes -= self._partial_bytes
         self._partial_bytes = 0
         self._host.left(self)
@@ -180,6 +181,8 @@ class QwpConnection(asyncio.Protocol):
         self._write()
 
     def _write(self) -> None:
+        if self._websocket.state in {CLOSING, CLOSED}:
+            self._client.silence()
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -324,6 +327,8 @@ class QwpConnection(asyncio.Protocol):
             self._websocket.send_binary(encode_refusal(refusal))
         elif progress.outcome == "unavailable":
             self._websocket.fail(_GOING_AWAY, "the store failed")
+        elif progress.outcome == "replaced":
+            self._websocket.fail(_GOING_AWAY, progress.message)
         elif progress.outcome == "crowded":
             self._websocket.fail(_TRY_LATER, progress.message)
         self._write()

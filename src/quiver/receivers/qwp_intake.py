@@ -76,7 +76,8 @@ class Progress:
         confirmed: how many messages of the connection the client may be told are stored; a group counts as a whole.
         tables: table → the highest number under which it was stored, of the messages done with.
         outcome: `going` to be continued at once; `full` after *retry_after_s*; `refused` with *status*: nothing that
-            follows is read; `unavailable` and `crowded` end the connection.
+            follows is read; `unavailable`, `crowded` and `replaced` (the client has come back on another connection)
+            end this one.
         message: for people.
     """
 
@@ -84,10 +85,16 @@ class Progress:
     done: int = 0
     confirmed: int = 0
     tables: dict[str, int] = field(default_factory=dict)
-    outcome: Literal["going", "full", "refused", "unavailable", "crowded"] = "going"
+    outcome: Literal["going", "full", "refused", "unavailable", "crowded", "replaced"] = "going"
     status: Status = Status.INTERNAL_ERROR
     message: str = ""
     retry_after_s: float = 0.0
+
+
+class _Replaced(Exception):
+    """
+    What this connection brought is stored by another one of the same client.
+    """
 
 
 @dataclass(slots=True)
@@ -243,12 +250,20 @@ class QwpClient:
         if self._intake.window is not None:
             self._intake.window.close_client(self._number)
 
+    def silence(self) -> None:
+        """
+        Say that nothing more is told to the client, though it may have brought what is not stored yet. Again is fine.
+        """
+        if self._intake.window is not None:
+            self._intake.window.silence_client(self._number)
+
     def told(self) -> None:
         """
         Say that the client is about to be told how far it got.
         """
         for kept in self._untold:
-            kept.is_told = True
+            if kept.client == self._number:  # else another connection has taken it over
+                kept.is_told = True
         self._untold.clear()
 
     def take(self, messages: Sequence[bytes]) -> Progress:
@@ -283,6 +298,8 @@ class QwpClient:
         except AtCapacity as full:
             self._waiting = opened
             progress.outcome, progress.message, progress.retry_after_s = "full", str(full), full.retry_after_s
+        except _Replaced:
+            progress.outcome, progress.message = "replaced", "the client has come back on another connection"
         except BundleInvalid as invalid:
             progress.outcome, progress.message, progress.status = "refused", str(invalid), Status.SCHEMA_MISMATCH
         except (QuiverError, OSError) as error:
@@ -366,6 +383,8 @@ class QwpClient:
             # What a client sends again comes first: a table that cannot be a repetition ends it.
             self._replaying = not stamped
         kept = window.begin(digest, self._number)
+        if kept is None:
+            raise _Replaced
         sequence: int | None = None
         try:
             sequence = self._ingest(batch)

@@ -5,6 +5,9 @@ A message has no number that outlives its connection. What a client sends again 
 unchanged; so only the first messages of a connection are held against what other connections brought, up to the first
 table that is new. Rows without a time of their own may say the same and still be others: such a table is a repetition
 only if the connection that brought it is over and never told that it is stored.
+
+A connection that broke may leave a queue behind. Who comes back sends all of it again, and is faster than the queue, so
+two would store the same side by side: from the first repetition on, the older of the two stores nothing that is new.
 """
 
 from __future__ import annotations
@@ -84,7 +87,9 @@ class ReplayWindow:
         self._changed = threading.Condition(threading.Lock())
         self._known: dict[bytes, deque[Kept]] = {}
         self._oldest: deque[Kept] = deque()
-        self._live: set[int] = set()
+        self._open: set[int] = set()  # connections of which something may still be stored
+        self._live: set[int] = set()  # … and told
+        self._replaced: set[int] = set()  # … and not stored: their clients have come back
         self._numbers = itertools.count(_LOG + 1)
 
     def __len__(self) -> int:
@@ -97,19 +102,29 @@ class ReplayWindow:
         """
         with self._changed:
             number = next(self._numbers)
+            self._open.add(number)
             self._live.add(number)
             return number
 
-    def close_client(self, client: int) -> None:
+    def silence_client(self, client: int) -> None:
         """
-        The connection is over: nothing more is told on it.
+        Nothing more is told on the connection, though what it brought may still be stored. Again is fine.
         """
         with self._changed:
             self._live.discard(client)
 
+    def close_client(self, client: int) -> None:
+        """
+        The connection is over: nothing more is stored of it, and nothing is told on it.
+        """
+        with self._changed:
+            for numbers in (self._open, self._live, self._replaced):
+                numbers.discard(client)
+
     def claim(self, digest: bytes, client: int, *, stamped: bool) -> Kept | None:
         """
-        Return the table of another connection that this one repeats, which is *client*'s from now on; None: it is new.
+        Return the table of another connection that this one repeats, which is *client*'s from now on; None: it is new,
+        or *client* was replaced, which `begin` says.
 
         Waits while another connection is just storing it.
         """
@@ -117,6 +132,9 @@ class ReplayWindow:
             while True:
                 found = self._found(digest, client, stamped=stamped)
                 if found is None:
+                    return None
+                self._replace(found, client)
+                if client in self._replaced:
                     return None
                 if found.sequence is not None:
                     found.client = client
@@ -131,14 +149,26 @@ class ReplayWindow:
                 continue
             if stamped or not (kept.is_told or kept.client == _LOG or kept.client in self._live):
                 return kept
+            if client < kept.client and client not in self._live:
+                return kept  # the other way round: who comes back was faster
         return None
 
-    def begin(self, digest: bytes, client: int) -> Kept:
+    def _replace(self, found: Kept, client: int) -> None:
+        # Clients that do not know of each other may say the same, too: one that is there and was told goes on.
+        older = min(found.client, client)
+        if older in self._open and (older not in self._live or not found.is_told):
+            self._replaced.add(older)
+
+    def begin(self, digest: bytes, client: int) -> Kept | None:
         """
         Say that *client*'s table is being stored; the caller must call `finish`, whatever happens.
+
+        None: it is not to be stored. The client has come back on another connection, and sends it again there.
         """
         kept = Kept(digest, client, self._clock.monotonic())
         with self._changed:
+            if client in self._replaced:
+                return None
             self._remember(kept)
         return kept
 
