@@ -1,5 +1,10 @@
 """
 What lies in slots, for people. Reads only; safe beside a sender.
+
+A sender goes on while a slot is read: it adds frames, removes segments from the oldest on, and replaces one by a
+shorter one. So the newest segment is read first: what the sender does meanwhile makes the older ones only more
+complete, and one that is gone was confirmed. What is no frame may be one that is just being written: it is a problem
+only when it stays.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from quiver.primitives.lock import is_held
 from quiver.primitives.scan import Frame
 from quiver.qwp.format.names import FAILED_NAME, LOCK_NAME, SYMBOLS_NAME, is_segment_name
 from quiver.qwp.format.newer import decode_symbol_file
-from quiver.qwp.recovery import Scanned, read_watermark, scan_slot
+from quiver.qwp.format.segment import scan_segment
+from quiver.qwp.recovery import Scanned, read_watermark, scan_file
 from quiver.qwp.slot import holder_of_slot, read_dead_letters
 from quiver.qwp.wire.column_types import ColumnType
 from quiver.qwp.wire.decoded import SCALE_KEY, TYPE_KEY, Table
@@ -37,6 +43,7 @@ __all__ = [
     "slots_below",
 ]
 
+_LOOKS_MAX = 5
 _FAILED_BYTES_MAX = 1 << 20
 _SYMBOLS_BYTES_MAX = 512 << 20
 
@@ -121,6 +128,15 @@ def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     Raises:
         OSError: a file cannot be read.
     """
+    report = _look_once(fs, sf_dir, sender_id)
+    for _ in range(_LOOKS_MAX - 1):
+        if report.problem is None:
+            break
+        report = _look_once(fs, sf_dir, sender_id)
+    return report
+
+
+def _look_once(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     directory = f"{sf_dir}/{sender_id}"
     report = SlotReport(sender_id, holder=holder_of_slot(fs, directory))
     report.is_held = is_held(fs, f"{directory}/{LOCK_NAME}")
@@ -130,7 +146,7 @@ def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     report.dead_letters = len(read_dead_letters(fs, directory))
     report.damaged_copies = tuple(f"{directory}/{name}" for name in fs.list_dir(directory) if name.endswith(".damaged"))
     try:
-        found = scan_slot(fs, directory)
+        found = _segments_of(fs, directory)
     except Damaged as damage:
         report.problem = str(damage)
         return report
@@ -148,6 +164,15 @@ def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
         if left and one.scan is not None and report.oldest_us is None:
             report.oldest_us = one.scan.header.created_us
     return report
+
+
+def _segments_of(fs: FileSystem, directory: str) -> list[Scanned]:
+    found = []
+    for name in reversed(fs.list_dir(directory)):
+        if is_segment_name(name):
+            with suppress(FileNotFoundError):
+                found.append(scan_file(fs, f"{directory}/{name}"))
+    return found[::-1]
 
 
 def _unconfirmed(one: Scanned, confirmed: int) -> tuple[tuple[int, int], ...]:
@@ -187,16 +212,21 @@ def frames_of_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> Iterator[Fram
         )
         if isinstance(symbols, Frame):
             dictionary.accept(0, symbols.value)
-    for one in sorted(scan_slot(fs, directory), key=lambda one: one.base):
-        if one.scan is None:
-            continue
-        file = fs.open_read(one.path)
+    for one in sorted(_segments_of(fs, directory), key=lambda one: one.base):
         try:
-            view = memoryview(file.pread(one.size_bytes, 0))
+            file = fs.open_read(one.path)
+        except FileNotFoundError:
+            continue
+        try:
+            view = memoryview(file.pread(file.size(), 0))
         finally:
             file.close()
-        for index, (start, end) in enumerate(one.scan.payloads):
-            yield _frame(one.base + index, view[start:end], dictionary)
+        # Once more: it may have become a shorter one, whose frames are elsewhere.
+        scan = scan_segment(view)
+        if not isinstance(scan, Frame):
+            continue
+        for index, (start, end) in enumerate(scan.value.payloads):
+            yield _frame(scan.value.header.base + index, view[start:end], dictionary)
 
 
 def _frame(fsn: int, message: memoryview, dictionary: SymbolDictionary) -> FrameReport:

@@ -50,7 +50,7 @@ from quiver.qwp.segment_files import Segment
 from quiver.qwp.wire.decoder import SymbolDelta, SymbolDictionary, decode_symbol_delta
 from quiver.qwp.wire.message import MESSAGE_HEADER, MESSAGE_MAGIC, Flags
 
-__all__ = ["RecoveredSlot", "Scanned", "read_watermark", "recover_slot", "scan_slot"]
+__all__ = ["RecoveredSlot", "Scanned", "read_watermark", "recover_slot", "scan_file", "scan_slot"]
 
 _SIDE_FILE_BYTES_MAX = 512 << 20
 _FLAGS_OFFSET = 5
@@ -136,11 +136,19 @@ def scan_slot(fs: FileSystem, directory: str) -> list[Scanned]:
     for name in fs.list_dir(directory):
         if is_segment_name(name):
             path = f"{directory}/{name}"
-            found.append(_scan_file(fs, path))
+            found.append(scan_file(fs, path))
     return found
 
 
-def _scan_file(fs: FileSystem, path: str) -> Scanned:
+def scan_file(fs: FileSystem, path: str) -> Scanned:
+    """
+    Read the segment at *path*, touching nothing.
+
+    Raises:
+        FormatUnsupported: a segment of another version, or with unknown flags.
+        Damaged: it is no segment.
+        OSError: it cannot be read.
+    """
     file = fs.open_read(path)
     try:
         size = file.size()
@@ -202,7 +210,7 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
     remove_durably(fs, unfinished + [one.path for one in found if one.path not in kept_paths])
     cut = _cut_tail(fs, directory, kept[-1], observer) if kept else 0
     if cut and kept[-1].has_hole:
-        kept[-1] = _scan_file(fs, kept[-1].path)
+        kept[-1] = scan_file(fs, kept[-1].path)
         next_fsn = kept[-1].next_fsn
     _take_over(fs, directory, kept)
     segments = [_open(fs, one) for one in kept]

@@ -1,0 +1,110 @@
+"""
+Looking at a slot while its sender goes on: what is said is what was there, and never a problem that is none.
+"""
+
+import pytest
+
+from quiver.observe import InMemoryObserver
+from quiver.primitives.real_files import REAL_FILES
+from quiver.qwp.inspection import frames_of_slot, look_at_slot
+from quiver.qwp.ring import RingSettings
+from quiver.qwp.rows import RowTable
+from quiver.qwp.slot import open_slot
+from quiver.qwp.wire.message import encode_message
+
+SETTINGS = RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s=1.0)
+
+
+class Meanwhile:
+    """A file system on which something happens just before a segment is opened for the *at*-th time."""
+
+    def __init__(self, at, happens):
+        self._left = at
+        self._happens = happens
+
+    def __getattr__(self, name):
+        return getattr(REAL_FILES, name)
+
+    def open_read(self, path):
+        if path.endswith(".sfa"):
+            self._left -= 1
+            if self._left == 0:
+                self._happens()
+        return REAL_FILES.open_read(path)
+
+
+def message(value):
+    made = RowTable("t")
+    made.append({}, {"v": value, "text": "x" * 1000}, 1000 + value, bytes_max=10_000)
+    return encode_message([made.pack()])
+
+
+@pytest.fixture
+def slot(tmp_path):
+    opened = open_slot(REAL_FILES, str(tmp_path), "edge", SETTINGS, observer=InMemoryObserver())
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("confirmed", [4, 5, 9, 11])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_segments_that_are_confirmed_meanwhile_are_left_out(slot, tmp_path, at, confirmed):
+    """Removed or made shorter, at whatever moment: what was not confirmed is there, and can be read."""
+    for number in range(12):
+        slot.ring.append(message(number))
+    assert len(slot.ring._segments) == 4
+
+    def confirm():
+        slot.ring.acknowledge(confirmed)
+        slot.ring.upkeep(force=True)
+
+    assert look_at_slot(Meanwhile(at, confirm), str(tmp_path), "edge").problem is None
+
+
+@pytest.mark.parametrize("confirmed", [4, 5, 9, 11])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_messages_are_read_whatever_is_confirmed_meanwhile(slot, tmp_path, at, confirmed):
+    """In order, each once, all that were not confirmed among them."""
+    for number in range(12):
+        slot.ring.append(message(number))
+
+    def confirm():
+        slot.ring.acknowledge(confirmed)
+        slot.ring.upkeep(force=True)
+
+    frames = list(frames_of_slot(Meanwhile(at, confirm), str(tmp_path), "edge"))
+    found = [frame.fsn for frame in frames]
+    assert found == sorted(set(found))
+    assert set(found) >= set(range(confirmed + 1, 12))
+    assert [frame.problem for frame in frames] == [None] * len(frames)
+    assert [frame.tables[0].to_arrow()["v"][0].as_py() for frame in frames] == found
+
+
+def test_frames_that_come_meanwhile_are_no_gap(slot, tmp_path):
+    """The active segment is filled, and the next one begun, between the looks at the two."""
+    for _ in range(3):
+        slot.ring.append(b"x" * 1012)
+    slot.ring.upkeep()
+    assert len(list((tmp_path / "edge").glob("*.sfa"))) == 2
+
+    def send():
+        slot.ring.append(b"y" * 500)
+        slot.ring.append(b"z" * 1012)
+
+    report = look_at_slot(Meanwhile(2, send), str(tmp_path), "edge")
+    assert report.problem is None
+    assert report.next_fsn == 4
+
+
+def test_a_frame_that_is_being_written_is_no_hole(slot, tmp_path):
+    """A look that saw the next frame and not yet this one is taken again."""
+    for number in range(3):
+        slot.ring.append(message(number))
+    (path,) = (tmp_path / "edge").glob("*.sfa")
+    whole = path.read_bytes()
+    middle = len(message(0)) + 200
+    path.write_bytes(whole[:middle] + b"\0" * 600 + whole[middle + 600 :])
+    assert "damaged at offset" in look_at_slot(REAL_FILES, str(tmp_path), "edge").problem
+    report = look_at_slot(Meanwhile(2, lambda: path.write_bytes(whole)), str(tmp_path), "edge")
+    assert report.problem is None
+    assert report.next_fsn == 3
