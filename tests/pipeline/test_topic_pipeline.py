@@ -192,6 +192,7 @@ def test_a_circle_is_said(tmp_path):
         ({"poll_interval": 0}, "poll_interval must be positive"),
         ({"insecure": True}, "unknown key insecure"),
         ({"topik": "x"}, "did you mean topic"),
+        ({"metadata": "sqlite:///m.db"}, "it needs objects, too"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, config, says):

@@ -70,7 +70,12 @@ def test_rows_as_json(spark, store, tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [(("", "a/b"), "topics must name"), (("t", "a"), "topic: 'a' is no topic"), (("t", "a/b", "xml"), "otlp or json")],
+    [
+        (("", "a/b"), "topics must name"),
+        (("t", "a"), "topic: 'a' is no topic"),
+        (("t", "a/b", "xml"), "otlp or json"),
+        (("t", "a/b", "otlp", None, "sqlite:///m.db"), "needs objects, too"),
+    ],
 )
 def test_settings_are_checked(given, says):
     with pytest.raises(SettingsInvalid, match=says):

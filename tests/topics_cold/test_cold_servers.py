@@ -13,7 +13,14 @@ from cold_rig import append, expected, read, settings
 
 from etcd_server import etcd_binary, start_etcd, two_urls
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import AccessRefused, DirectoryInUse, MetadataUnavailable, ObjectsUnavailable, SettingsInvalid
+from quiver.errors import (
+    AccessRefused,
+    DirectoryInUse,
+    MetadataUnavailable,
+    ObjectsUnavailable,
+    SettingsInvalid,
+    WrongUse,
+)
 from quiver.objects import ObjectLocation, open_objects
 from quiver.observe import InMemoryObserver
 from quiver.primitives.real_files import REAL_FILES
@@ -230,6 +237,17 @@ def test_no_place_for_objects_is_an_error():
         open_cold_tier(
             "/topics", TopicSettings(), files=disk, clock=SYSTEM_CLOCK, observer=InMemoryObserver(), background=False
         )
+
+
+def test_objects_that_nothing_would_reach_are_refused(tmp_path):
+    """Topics in memory have no files, and those are what is uploaded; nor is there anything to say of no objects."""
+    place = {"backend": "fs", "root": str(tmp_path / "cold")}
+    for given in ({"objects": place}, {"metadata": "memory://"}, {"settings": {"storage": {"cloud": place}}}):
+        with pytest.raises(WrongUse, match="need a directory"):
+            TopicStore.open(**given)
+    with pytest.raises(WrongUse, match="needs objects, too"):
+        TopicStore.open(tmp_path / "topics", metadata="memory://")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_keeps_its_name():

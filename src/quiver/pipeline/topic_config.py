@@ -131,9 +131,11 @@ class TopicReceiverConfig(PolledReceiverConfig):
 
     def model_post_init(self, context: Any, /) -> None:
         """
-        Refuse what is no topic, or no name of a subscription.
+        Refuse what is no topic, no name of a subscription, and metadata without objects.
         """
         super().model_post_init(context)
+        if self.metadata is not None and self.objects is None:
+            raise ValueError("metadata says what is in the object store: it needs objects, too")
         for key, check in (("topic", check_topic), ("subscription", check_subscription)):
             try:
                 check(getattr(self, key))

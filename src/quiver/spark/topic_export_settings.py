@@ -34,7 +34,7 @@ class TopicSinkSettings:
         metadata: what is in them; by default a file beside the topics.
 
     Raises:
-        SettingsInvalid: no directory, no name of a topic, or no such format.
+        SettingsInvalid: no directory, no name of a topic, no such format, or metadata without objects.
     """
 
     topics: str
@@ -48,6 +48,8 @@ class TopicSinkSettings:
             raise SettingsInvalid("topics must name a directory")
         if self.format not in {"otlp", "json"}:
             raise SettingsInvalid(f"format: {self.format!r} is not otlp or json")
+        if self.metadata is not None and self.objects is None:
+            raise SettingsInvalid("metadata says what is in the object store: it needs objects, too")
         try:
             check_topic(self.topic)
         except WrongUse as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from quiver.clock import Clock
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsInvalid, WrongUse
 from quiver.metadata.opening import open_metadata
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
@@ -21,7 +21,14 @@ from quiver.topics.format.names import METADATA_FILE, UPLOADER_CHECKPOINT
 from quiver.topics.object_tier import ObjectColdTier
 from quiver.topics.settings import TopicSettings
 
-__all__ = ["OWNER_FILE", "open_cold_tier", "owner_of", "refuse_without_tier", "tier_signs"]
+__all__ = [
+    "OWNER_FILE",
+    "open_cold_tier",
+    "owner_of",
+    "refuse_tier_in_vain",
+    "refuse_without_tier",
+    "tier_signs",
+]
 
 OWNER_FILE = "owner.id"
 _OWNER_BYTES_MAX = 64
@@ -88,6 +95,19 @@ def refuse_without_tier(files: FileSystem, root: str) -> None:
             f"the topics below {root} have objects: open them with objects (and metadata) as before. To go on without "
             f"what only the objects have, once no other process owns these topics, move away {', '.join(signs)}"
         )
+
+
+def refuse_tier_in_vain(root: str | None, settings: TopicSettings, *, objects: object, metadata: str | None) -> None:
+    """
+    Raise when a tier is asked for that there would not be: nothing but files is ever uploaded.
+
+    Raises:
+        WrongUse: there is no directory, or `metadata` without objects.
+    """
+    if root is None and (objects is not None or metadata is not None or settings.cloud is not None):
+        raise WrongUse("objects need a directory: without one (a path, or wal.dir) topics are in memory only")
+    if metadata is not None and objects is None and settings.cloud is None:
+        raise WrongUse("metadata says what is in the object store: it needs objects, too")
 
 
 def open_cold_tier(

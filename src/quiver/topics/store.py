@@ -35,7 +35,7 @@ from quiver.topics.format.names import (
 )
 from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
 from quiver.topics.log import Start, TopicLog
-from quiver.topics.object_opening import open_cold_tier, refuse_without_tier
+from quiver.topics.object_opening import open_cold_tier, refuse_tier_in_vain, refuse_without_tier
 from quiver.topics.settings import SubscriptionSettings, TopicSettings
 
 __all__ = ["TopicStore", "topics_below"]
@@ -112,11 +112,12 @@ class TopicStore:
             DirectoryInUse: another process has the directory.
             AccessRefused, ObjectsUnavailable, MetadataUnavailable: see `open_cold_tier`.
             SettingsInvalid: see `TopicSettings.from_mapping`; or there was a tier before, and none is given now.
-            WrongUse: the path is empty.
+            WrongUse: the path is empty; or there is a tier to be, and no directory, or metadata without objects.
             OSError: the directory cannot be made.
         """
         chosen = settings if isinstance(settings, TopicSettings) else TopicSettings.from_mapping(settings or {})
         root = os.fspath(path) if path is not None else chosen.wal.dir
+        refuse_tier_in_vain(root, chosen, objects=objects, metadata=metadata)
         lock = None
         if root is not None:
             if not root:
