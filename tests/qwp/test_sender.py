@@ -22,8 +22,10 @@ from certificates import Authority
 from quiver.errors import AtCapacity, PartlyKept, SenderHalted, SettingsInvalid, StoreClosed, WrongUse
 from quiver.observe import InMemoryObserver
 from quiver.qwp import Category, Sender, SenderError
+from quiver.qwp.recovery import scan_slot
 from quiver.qwp.wire.message import ROWS_MAX
 from quiver.qwp.wire.responses import Ok, Refusal, encode_ok, encode_refusal
+from quiver.testing.crashfs import CrashFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -282,8 +284,6 @@ def test_a_server_that_is_none_is_no_end(tmp_path):
 
 def test_each_durability_syncs_as_it_says(tmp_path, server):
     """memory never, flush once a flush, append with every frame."""
-    from quiver.testing.crashfs import CrashFileSystem
-
     syncs: dict[str, int] = {}
     for durability in ("memory", "flush", "append"):
         disk = CrashFileSystem()
@@ -305,6 +305,48 @@ def test_each_durability_syncs_as_it_says(tmp_path, server):
         assert frames >= 3
     assert syncs["memory"] == 0
     assert 0 < syncs["flush"] <= syncs["append"]
+
+
+FLUSHED = "sf_dir=/sf;sf_durability=flush;sf_append_deadline_millis=0;close_flush_timeout_millis=0;auto_flush=off;"
+
+
+def frames_after_a_power_loss(disk: CrashFileSystem, seed: int) -> int:
+    return max(one.next_fsn for one in scan_slot(disk.clone_after_crash(seed=seed), "/sf/default"))
+
+
+def test_what_was_kept_of_a_table_survives_a_power_loss():
+    """The caller goes on behind these rows, which one that is too large stands behind."""
+    disk = CrashFileSystem()
+    with QwpServer(lambda *_: None) as server:
+        sender = Sender.from_conf(f"ws::addr={server.address};{FLUSHED}sf_max_bytes=64K;", fs=disk)
+        with pytest.raises(PartlyKept):
+            sender.table("t", pa.table({"x": [*["small"] * 5000, "large" * 20_000]}))
+        found = [frames_after_a_power_loss(disk, seed) for seed in range(8)]
+        sender.close()
+    assert found == [sender.published_fsn + 1] * 8
+
+
+def test_a_flush_syncs_what_a_row_brought_to_the_slot(server):
+    """What had found no room is appended by the next row, which is then refused: nothing is left for the flush."""
+    gate = threading.Event()
+    server.answer = lambda _life, sequence, _: encode_ok(Ok(sequence)) if gate.is_set() and sequence < 1 else None
+    disk = CrashFileSystem()
+    keys = f"{FLUSHED}sf_max_bytes=1K;sf_max_total_bytes=2K;{QUICK}"
+    with Sender.from_conf(f"ws::addr={server.address};{keys}", fs=disk) as sender:
+        for number in range(3):
+            sender.row("t", columns={"v": number, "x": "x" * 500})
+        with pytest.raises(AtCapacity):
+            sender.flush()
+        gate.set()
+        for life in server.lives:
+            life.drop()
+        while sender.published_fsn < 2:
+            with suppress(AtCapacity, WrongUse):
+                sender.row("t", columns={})
+            threading.Event().wait(0.005)
+        fsn = sender.flush()
+        found = [frames_after_a_power_loss(disk, seed) for seed in range(8)]
+    assert found == [fsn + 1] * 8
 
 
 def test_a_closed_sender_refuses(server):

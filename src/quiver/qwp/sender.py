@@ -288,9 +288,9 @@ class Sender:
             except WrongUse as refused:
                 if not kept:
                     raise
+                self._sync_what_is_kept()
                 raise PartlyKept(kept, str(refused)) from refused
-            if self.settings.durability == "flush":
-                self._slot.ring.sync()
+            self._sync_what_is_kept()
             return kept
 
     def flush(self) -> int:
@@ -315,7 +315,6 @@ class Sender:
         self._rows = 0
         self._buffered_bytes = 0
         refused: list[WrongUse] = []
-        published = self._slot.ring.published_fsn
         full: AtCapacity | None = None
         try:
             self._push()
@@ -331,10 +330,13 @@ class Sender:
             self._ready.append(bytes(message))
         if full is not None:
             raise full
-        if self._slot.ring.published_fsn > published and self.settings.durability == "flush":
-            self._slot.ring.sync()
+        self._sync_what_is_kept()  # by this call, or by one before it
         if refused:
             raise WrongUse(f"{len(refused)} rows cannot be sent and are gone: {refused[0]}")
+
+    def _sync_what_is_kept(self) -> None:
+        if self.settings.durability == "flush":
+            self._slot.ring.sync()
 
     def _push(self) -> None:
         while self._ready:
