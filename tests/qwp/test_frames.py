@@ -15,6 +15,7 @@ import pytest
 
 from quiver.errors import WrongUse
 from quiver.qwp.tables import encode_slices, record_batches
+from quiver.qwp.wire.decoded import TYPE_KEY
 
 COLUMNS: dict[str, Any] = {
     "int": [1, 2, 3],
@@ -105,6 +106,24 @@ def test_the_designated_timestamp_may_have_any_name():
     keys: dict[str, Any] = {"symbols": (), "at": "a name that is too.long"}
     (sent,) = encode_slices("t", [batch], message_bytes_max=1000, dialect="inline", name_bytes_max=8, **keys)
     assert sent[1] == 1
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_a_designated_timestamp_that_no_server_has_is_refused_by_name(unit):
+    """Like the values of other columns."""
+    batch = pa.record_batch({"when": pa.array([1 << 60], pa.timestamp(unit)), "a": [1]})
+    with pytest.raises(WrongUse, match="column when: .*out of bounds"):
+        next(encode_slices("t", [batch], symbols=(), at="when", message_bytes_max=1000, dialect="inline"))
+
+
+@pytest.mark.parametrize("said", ["UUID", "LONG256", "BOOLEAN"])
+@pytest.mark.parametrize("values", [pa.array(["x"]), pa.array([b"x"]), pa.array([1.5]), pa.array([1])])
+def test_a_column_that_is_not_what_its_metadata_say_is_refused(values, said):
+    """As when a column that was read is replaced, and its field is kept."""
+    schema = pa.schema([pa.field("a", values.type, metadata={TYPE_KEY: said.encode()})])
+    batch = pa.record_batch([values], schema=schema)
+    with pytest.raises(WrongUse, match=f"column a: {values.type}, and its metadata say that it is {said}"):
+        next(encode_slices("t", [batch], symbols=(), at=None, message_bytes_max=1000, dialect="inline"))
 
 
 def test_a_table_without_a_proper_name_is_refused():

@@ -69,6 +69,11 @@ _DECIMALS = {
     32: (ColumnType.DECIMAL64, 8), 64: (ColumnType.DECIMAL64, 8), 128: (ColumnType.DECIMAL128, 16),
     256: (ColumnType.DECIMAL256, 32),
 }  # fmt: skip
+_WHOLE: dict[ColumnType, Any] = {
+    ColumnType.BOOLEAN: types.is_boolean, ColumnType.UUID: types.is_fixed_size_binary,
+    ColumnType.LONG256: types.is_fixed_size_binary,
+}  # fmt: skip
+"""Types whose values nothing else is converted to."""
 Array = np.ndarray[Any, Any]
 
 
@@ -86,16 +91,14 @@ def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | Non
     others: list[ColumnData] = []
     last: list[ColumnData] = []
     for field, array in zip(batch.schema, batch.columns, strict=True):
-        if field.name == at:
-            last.append(_designated(field, array))
-            continue
-        if types.is_null(array.type) and field.name not in symbols:
+        is_at = field.name == at
+        if types.is_null(array.type) and field.name not in symbols and not is_at:
             continue
         try:
-            column = _column(field, array, as_symbol=field.name in symbols)
+            column = _designated(field, array) if is_at else _column(field, array, as_symbol=field.name in symbols)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError) as error:
             raise WrongUse(f"column {field.name}: {error}") from error
-        (first if column.type is ColumnType.SYMBOL else others).append(column)
+        (last if is_at else first if column.type is ColumnType.SYMBOL else others).append(column)
     if not (first or others or last):
         raise WrongUse("every column is of the type null, so there is nothing to send; cast one first")
     return first + others + last
@@ -132,6 +135,8 @@ def _column(field: Any, array: Any, *, as_symbol: bool) -> ColumnData:
         return _decimals(field.name, array)
     if kind in _FIXED:
         return _fixed(field.name, kind, array)
+    if kind is not None and kind in _WHOLE and not _WHOLE[kind](array.type):
+        raise WrongUse(f"column {field.name}: {array.type}, and its metadata say that it is {kind.name}")
     if kind is ColumnType.BOOLEAN:
         nulls = _nulls(array)
         return boolean_column(field.name, array.drop_null().to_numpy(zero_copy_only=False), nulls)
