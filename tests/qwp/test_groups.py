@@ -4,6 +4,9 @@ Groups of messages: each goes into its slot once, however often it is sent and w
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +160,33 @@ def test_slots_of_tasks_that_died_are_emptied(tmp_path):
 
         send_group(other, Group("query", 1), wait_for_the_orphan())
         assert sorted(server.frames) == sorted([*MESSAGES, message(8)])
+
+
+def test_a_long_task_keeps_no_other_from_its_slot_while_no_server_answers(tmp_path):
+    """It had begun to empty that one, and leaves no mark on it either, however long the outage is."""
+    send_group(settings(tmp_path), Group("query", 1), MESSAGES)
+    long = replace(settings(tmp_path, more="drain_orphans=on;reconnect_max_duration_millis=1;"), sender_id="p1")
+    observer = InMemoryObserver()
+    let_go, may_end = threading.Event(), threading.Event()
+    observer.event = lambda name, **said: let_go.set() if said.get("kind") == "stopped" else None
+
+    def rows():
+        yield message(8)
+        assert may_end.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(send_group, long, Group("query", 1), rows(), observer=observer)
+        try:
+            assert let_go.wait(30)
+            assert send_group(settings(tmp_path), Group("query", 2), [message(9)], lock_wait_s=0).messages == 1
+        finally:
+            may_end.set()
+        with suppress(SenderHalted):
+            task.result()
+    assert not (tmp_path / "p0" / ".failed").exists()
+    with QwpServer() as server:
+        assert send_group(patient(tmp_path, server), Group("query", 2), [message(9)]).confirmed
+        assert server.frames == [*MESSAGES, message(9)]
 
 
 def test_a_slot_that_stays_taken_is_said(tmp_path):

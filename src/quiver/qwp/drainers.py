@@ -37,7 +37,7 @@ _log = logging.getLogger("quiver.qwp")
 class DrainerEvent:
     """
     What became of one slot: `started`, `drained`, `failed` (and marked), `skipped` (somebody holds it, or it is of a
-    newer version), `stopped` (the sender was closed first).
+    newer version), `stopped` (the sender was closed first, or no server answered one that gives way).
     """
 
     sender_id: str
@@ -58,6 +58,8 @@ class Drainers:
         listener: is told what becomes of each slot, from the drainers' threads.
         on_error: is given every refusal.
         fs, clock, observer, random: as everywhere.
+        gives_way: let go of a slot while no server answers, and leave no mark: its owner will soon want it, as a task
+            of Spark does. Otherwise it is held until one does, or the time for reconnecting is over.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Drainers:
         clock: Clock,
         observer: Observer,
         random: Random,
+        gives_way: bool = False,
     ) -> None:
         self._settings = settings
+        self._gives_way = gives_way
         self._tracker = tracker
         self._listener = listener
         self._on_error = on_error
@@ -188,6 +192,7 @@ class Drainers:
                 observer=self._observer,
                 random=self._random,
                 until_drained=True,
+                gives_way=self._gives_way,
             )
             with self._guard:
                 self._loops.add(loop)
@@ -207,5 +212,8 @@ class Drainers:
                 mark_failed(self._fs, slot.directory, str(loop.halted))
             return DrainerEvent(sender_id, "failed", str(loop.halted))
         if slot.ring.acked_fsn < slot.ring.published_fsn:
+            if self._gives_way:
+                with self._guard:
+                    self._waiting.clear()  # the others would find no server either
             return DrainerEvent(sender_id, "stopped")
         return DrainerEvent(sender_id, "drained")

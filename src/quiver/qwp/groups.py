@@ -132,8 +132,9 @@ def send_group(
         release.callback(loop.release)
         release.callback(loop.stop, _STOP_S)
         drainers = Drainers(
-            settings, tracker, listener=None, on_error=_tell, fs=fs, clock=clock, observer=observer, random=random
-        )
+            settings, tracker, listener=None, on_error=_tell, fs=fs, clock=clock, observer=observer, random=random,
+            gives_way=True,
+        )  # fmt: skip
         release.callback(drainers.stop)
         if settings.drain_orphans:
             drainers.start()

@@ -84,6 +84,7 @@ class WireLoop:
         on_error: is given every error, from this loop's thread; must not wait.
         clock, observer, random: as everywhere.
         until_drained: end when every frame is confirmed, instead of waiting for more.
+        gives_way: end where no host answers, too, instead of waiting until one does.
 
     Attributes:
         halted: why the loop has ended for good; None while it has not.
@@ -102,6 +103,7 @@ class WireLoop:
         observer: Observer,
         random: Random,
         until_drained: bool = False,
+        gives_way: bool = False,
     ) -> None:
         self._slot = slot
         self._ring = slot.ring
@@ -112,6 +114,7 @@ class WireLoop:
         self._clock = clock
         self._observer = observer
         self._until_drained = until_drained
+        self._gives_way = gives_way
         self._session = Session(
             SessionSettings(
                 settings.durable_ack,
@@ -258,6 +261,11 @@ class WireLoop:
         role_reject = False
         while not self._stopping:
             index = self._tracker.pick_next()
+            if index is None and self._gives_way:
+                # The round may have been that of others who share the tracker: one of its own is what counts.
+                self._stopping = self._attempts >= len(self._settings.addresses)
+                self._tracker.begin_round(forget=True)
+                continue
             if index is None:
                 if not self._next_round(only_one_round=only_one_round, role_reject=role_reject):
                     return
