@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from quiver.cli import main as entry
 from quiver.errors import SettingsInvalid
 from quiver.metadata import open_metadata
+from quiver.topics import check
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.store import TopicStore
 
@@ -196,3 +197,29 @@ def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
     assert damaged.keys() == {first.name, second.name}
     assert damaged[second.name].endswith("the object is missing")
     assert json.loads(run("topic", "verify", here, NAME, "--json").stdout)[0]["sound"]
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_files_that_go_while_they_are_checked_are_no_damage(tmp_path, monkeypatch, at):
+    """Their messages are in objects by then: the writer uploads and deletes beside the command."""
+    seen = 0
+    as_it_is = check._check_file
+
+    def meanwhile(*arguments, **options):
+        nonlocal seen
+        seen += 1
+        if seen == at:
+            store.maintain()
+        return as_it_is(*arguments, **options)
+
+    monkeypatch.setattr(check, "_check_file", meanwhile)
+    with TopicStore.open(
+        tmp_path / "t", objects=str(tmp_path / "cold"), settings=settings(rotate=600), background=False
+    ) as store:
+        append(store.topic(NAME), 40)
+        store.topic(NAME).flush()
+        done = run("topic", "verify", tmp_path / "t", "--objects", tmp_path / "cold", "--json")
+        assert store.topic(NAME).wal.start_offset > 0
+    (report,) = json.loads(done.stdout)
+    assert (done.exit_code, report["sound"]) == (0, True)
+    assert (report["start_offset"], report["next_offset"]) == (0, 40)

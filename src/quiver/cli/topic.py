@@ -19,6 +19,8 @@ from quiver.cli.topic_objects import damage_in_objects, messages_of_objects, met
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
+    from quiver.primitives.files import FileSystem
+    from quiver.topics.catalogue import ObjectCatalogue
     from quiver.topics.check import CheckedTopic
     from quiver.topics.format.message import Message
     from quiver.topics.read import TopicFiles
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["build_topic_app"]
 
 POLL_S = 0.2
+_LOOKS_MAX = 5
 
 Root = Annotated[Path, typer.Argument(help="The directory of the topics.")]
 Topic = Annotated[str, typer.Argument(help="namespace/topic")]
@@ -328,7 +331,6 @@ def _check_each(
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
-    from quiver.topics.check import check_topic_directory  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     found = {}
@@ -338,13 +340,34 @@ def _check_each(
             if not directory.is_dir():
                 raise WrongUse(f"{directory} holds no topic")
             catalogue = None if store is None else ObjectCatalogue(store, root=root_prefix, topic=topic)
-            known = () if catalogue is None else catalogue.spans()
-            ranges = [(one.start_offset, one.end_offset + 1) for one in known]
-            one = check_topic_directory(progress.files(REAL_FILES), str(directory), objects=ranges)
+            one = _check_while_files_go(progress.files(REAL_FILES), str(directory), catalogue)
             if objects is not None and catalogue is not None:
                 one = replace(one, findings=(*one.findings, *damage_in_objects(objects, catalogue)))
             found[topic] = one
     return found
+
+
+def _check_while_files_go(files: FileSystem, directory: str, catalogue: ObjectCatalogue | None) -> CheckedTopic:
+    """
+    Check what holds still: while its files are read, a topic's writer may remove those that objects have by then.
+    """
+    from quiver.topics.check import check_topic_directory  # noqa: PLC0415 - keeps `--help` quick
+
+    for left in reversed(range(_LOOKS_MAX)):
+        names = files.list_dir(directory)
+        known = () if catalogue is None else catalogue.spans()
+        ranges = [(one.start_offset, one.end_offset + 1) for one in known]
+        try:
+            checked = check_topic_directory(files, directory, objects=ranges)
+        except FileNotFoundError:
+            if not left:
+                raise
+        else:
+            if checked.sound or not left or files.list_dir(directory) == names:
+                break
+        if catalogue is not None:
+            catalogue.refresh()
+    return checked
 
 
 def _file_row(file: dict[str, Any]) -> dict[str, Any]:
