@@ -6,10 +6,10 @@ import pytest
 
 from quiver.observe import InMemoryObserver
 from quiver.primitives.real_files import REAL_FILES
-from quiver.qwp.inspection import frames_of_slot, look_at_slot
+from quiver.qwp.inspection import frames_of_slot, look_at_slot, slots_below
 from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable
-from quiver.qwp.slot import open_slot
+from quiver.qwp.slot import find_orphans, open_slot
 from quiver.qwp.wire.message import encode_message
 
 SETTINGS = RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s=1.0)
@@ -108,3 +108,19 @@ def test_a_frame_that_is_being_written_is_no_hole(slot, tmp_path):
     report = look_at_slot(Meanwhile(2, lambda: path.write_bytes(whole)), str(tmp_path), "edge")
     assert report.problem is None
     assert report.next_fsn == 3
+
+
+def test_slots_may_have_a_disk_of_their_own(slot, tmp_path):
+    """Nobody but root may look into its `lost+found`, and that is no slot."""
+
+    class LostAndFound(Meanwhile):
+        def list_dir(self, path):
+            if path.endswith("lost+found"):
+                raise PermissionError(13, "Permission denied", path)
+            return REAL_FILES.list_dir(path)
+
+    (tmp_path / "lost+found").mkdir()
+    slot.ring.append(message(1))
+    files = LostAndFound(0, lambda: None)
+    assert slots_below(files, str(tmp_path)) == ["edge"]
+    assert find_orphans(files, str(tmp_path), "other") == ["edge"]

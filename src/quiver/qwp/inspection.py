@@ -24,7 +24,7 @@ from quiver.errors import Damaged
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import is_held
 from quiver.primitives.scan import Frame
-from quiver.qwp.format.names import FAILED_NAME, LOCK_NAME, SYMBOLS_NAME, is_segment_name
+from quiver.qwp.format.names import FAILED_NAME, LOCK_NAME, SYMBOLS_NAME, is_segment_name, is_sender_id
 from quiver.qwp.format.newer import decode_symbol_file
 from quiver.qwp.format.segment import scan_segment
 from quiver.qwp.recovery import Scanned, read_watermark, scan_file
@@ -113,7 +113,7 @@ def slots_below(fs: FileSystem, sf_dir: str) -> list[str]:
         OSError: the directory cannot be read.
     """
     found = []
-    for name in fs.list_dir(sf_dir):
+    for name in filter(is_sender_id, fs.list_dir(sf_dir)):
         with suppress(NotADirectoryError):
             names = fs.list_dir(f"{sf_dir}/{name}")
             if FAILED_NAME in names or LOCK_NAME in names or any(is_segment_name(one) for one in names):

@@ -36,6 +36,7 @@ from quiver.qwp.format.names import (
     WATERMARK_NAME,
     check_sender_id,
     is_segment_name,
+    is_sender_id,
 )
 from quiver.qwp.format.watermark import WATERMARK, encode_watermark
 from quiver.qwp.recovery import recover_slot
@@ -255,7 +256,7 @@ def find_orphans(fs: FileSystem, sf_dir: str, own_id: str) -> list[str]:
     """
     found = []
     for name in fs.list_dir(sf_dir):
-        if name == own_id:
+        if name == own_id or not is_sender_id(name):
             continue
         with suppress(NotADirectoryError, FileNotFoundError):
             names = fs.list_dir(f"{sf_dir}/{name}")

@@ -34,7 +34,7 @@ from quiver.spark.topic_reading import TopicView
 from quiver.spark.topic_rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
 from quiver.spark.topic_sink import TopicSink
 from quiver.spark.topic_sink_options import TopicSinkOptions, check_columns, parse_topic_sink_options
-from quiver.topics.format.names import check_topic, parse_wal_file_name
+from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -333,7 +333,7 @@ def topics_of(options: TopicOptions) -> list[str]:
     namespace, _, _ = options.pattern.partition("/")
     found = []
     for outer in REAL_FILES.list_dir(options.place.root):
-        if not fnmatchcase(outer, namespace):
+        if not is_namespace(outer) or not fnmatchcase(outer, namespace):
             continue
         try:
             inner = REAL_FILES.list_dir(f"{options.place.root}/{outer}")

@@ -17,12 +17,13 @@ from quiver.objects.opening import open_objects
 from quiver.observe import Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
-from quiver.topics.format.names import METADATA_FILE, UPLOADER_CHECKPOINT
+from quiver.topics.format.names import METADATA_FILE, UPLOADER_CHECKPOINT, is_namespace
 from quiver.topics.object_tier import ObjectColdTier
 from quiver.topics.settings import TopicSettings
 
 __all__ = [
     "OWNER_FILE",
+    "names_in",
     "open_cold_tier",
     "owner_of",
     "refuse_tier_in_vain",
@@ -71,12 +72,18 @@ def tier_signs(files: FileSystem, root: str) -> list[str]:
 
 
 def _directories_below(files: FileSystem, root: str) -> Iterator[str]:
-    for namespace in _names_in(files, root):
-        for name in _names_in(files, f"{root}/{namespace}"):
+    for namespace in filter(is_namespace, names_in(files, root)):
+        for name in filter(is_namespace, names_in(files, f"{root}/{namespace}")):
             yield f"{root}/{namespace}/{name}"
 
 
-def _names_in(files: FileSystem, directory: str) -> list[str]:
+def names_in(files: FileSystem, directory: str) -> list[str]:
+    """
+    Return what is in *directory*; nothing where it is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     try:
         return files.list_dir(directory)
     except (NotADirectoryError, FileNotFoundError):

@@ -31,11 +31,12 @@ from quiver.topics.format.names import (
     WAL_CHECKPOINT,
     check_subscription,
     check_topic,
+    is_namespace,
     parse_wal_file_name,
 )
 from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
 from quiver.topics.log import Start, TopicLog
-from quiver.topics.object_opening import open_cold_tier, refuse_tier_in_vain, refuse_without_tier
+from quiver.topics.object_opening import names_in, open_cold_tier, refuse_tier_in_vain, refuse_without_tier
 from quiver.topics.settings import SubscriptionSettings, TopicSettings
 
 __all__ = ["TopicStore", "topics_below"]
@@ -584,12 +585,8 @@ def topics_below(files: FileSystem, root: str, *, file_name: str) -> list[str]:
         OSError: the directory cannot be read.
     """
     found = []
-    for namespace in files.list_dir(root):
-        try:
-            names = files.list_dir(f"{root}/{namespace}")
-        except NotADirectoryError:
-            continue
-        for name in names:
+    for namespace in filter(is_namespace, files.list_dir(root)):
+        for name in names_in(files, f"{root}/{namespace}"):
             try:
                 topic = check_topic(f"{namespace}/{name}")
                 inside = files.list_dir(f"{root}/{topic}")

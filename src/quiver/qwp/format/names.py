@@ -34,6 +34,7 @@ __all__ = [
     "check_sender_id",
     "generation_of",
     "is_segment_name",
+    "is_sender_id",
     "is_unfinished_name",
     "segment_name",
     "shorter_name",
@@ -89,6 +90,13 @@ def generation_of(name: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
+def is_sender_id(name: str) -> bool:
+    """
+    Say whether a directory called *name* can be a slot; who looks for slots looks into no other.
+    """
+    return _SENDER_ID.fullmatch(name) is not None and set(name) != {"."}
+
+
 def check_sender_id(sender_id: str) -> None:
     """
     Refuse a sender id that is no name of a directory everywhere.
@@ -96,7 +104,7 @@ def check_sender_id(sender_id: str) -> None:
     Raises:
         SettingsInvalid: it is empty, or has separators or other characters than ``A-Z a-z 0-9 _ - .``
     """
-    if not _SENDER_ID.fullmatch(sender_id) or set(sender_id) == {"."}:
+    if not is_sender_id(sender_id):
         raise SettingsInvalid(
             f"sender_id {sender_id!r}: 1 to 255 of A-Z a-z 0-9 _ - . are allowed; it names a directory"
         )

@@ -24,6 +24,7 @@ __all__ = [
     "check_producer",
     "check_subscription",
     "check_topic",
+    "is_namespace",
     "object_name",
     "objects_prefix",
     "parse_object_name",
@@ -73,6 +74,13 @@ def check_topic(topic: str) -> str:
             "hyphens and underscores, and no dot or hyphen at its beginning"
         )
     return "/".join(parts)
+
+
+def is_namespace(name: str) -> bool:
+    """
+    Say whether a directory called *name* can hold topics; who looks for topics looks into no other.
+    """
+    return _PART.fullmatch(name) is not None
 
 
 def check_subscription(name: str, *, internal: bool = False) -> str:

@@ -1,0 +1,32 @@
+"""
+What lies beside topics and is none, such as the ``lost+found`` of a disk, which nobody but root may look into.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from quiver.primitives.real_files import REAL_FILES
+from quiver.topics.store import TopicStore, topics_below
+
+
+class LostAndFound:
+    """A file system on which nobody may look into ``lost+found``."""
+
+    def __getattr__(self, name):
+        return getattr(REAL_FILES, name)
+
+    def list_dir(self, path):
+        if path.endswith("lost+found"):
+            raise PermissionError(13, "Permission denied", path)
+        return REAL_FILES.list_dir(path)
+
+
+@pytest.mark.parametrize("where", ["", "a/"])
+def test_topics_may_have_a_disk_of_their_own(tmp_path, where):
+    """Its `lost+found` holds none, and neither opening nor listing looks into it."""
+    (tmp_path / where / "lost+found").mkdir(parents=True)
+    with TopicStore.open(tmp_path, files=LostAndFound(), background=False) as store:
+        store.topic("a/b").append(b"1")
+        assert store.topics() == ["a/b"]
+    assert topics_below(LostAndFound(), str(tmp_path), file_name="wal.log") == ["a/b"]
