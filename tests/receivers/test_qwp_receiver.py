@@ -2,6 +2,7 @@
 QuestDB clients, ours and the official one, on a real socket in front of a real store.
 """
 
+import shutil
 import socket
 import ssl
 import threading
@@ -187,6 +188,20 @@ def test_who_waits_for_durable_waits_no_longer_than_was_said(store):
         with Sender.from_conf(conf) as sender:
             sender.row("t", columns={"v": 1}, at=1)
         assert len(store.catalog) == 1
+
+
+def test_a_restart_keeps_nobody_waiting_for_durable(tmp_path):
+    """What is sent again is known from the log, and is sealed for who waits, though nothing new ever comes."""
+    settings = Settings(segment_open_s_max=600)
+    with quiver.open(str(tmp_path / "buffer"), settings=settings) as store:
+        QwpIntake(store, HERE).open().take([message(1)])
+        shutil.copytree(tmp_path / "buffer", tmp_path / "after")  # what is there when the process dies
+    with quiver.open(str(tmp_path / "after"), settings=settings) as store:
+        intake = QwpIntake(store, HERE)
+        assert intake.open().take([message(1)]).tables == {"t": 0}
+        assert intake.durable_through(seal=False) == -1
+        assert intake.durable_through(seal=True) == 0
+        assert len(rows_of(store)) == 1
 
 
 def test_durable_means_in_the_object_tier_where_that_is_asked_for(tmp_path):

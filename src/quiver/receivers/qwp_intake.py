@@ -204,11 +204,17 @@ class QwpIntake:
 
     def stored(self, sequence: int) -> None:
         """
-        Take note of the number of a stored table.
+        Take note of the number of a table that was stored just now.
+        """
+        self.awaited(sequence)
+        self._failed_at = None
+
+    def awaited(self, sequence: int) -> None:
+        """
+        Take note of a number that a client may wait for, whenever its table was stored.
         """
         with self._lock:
             self._newest = max(self._newest, sequence)
-            self._failed_at = None
 
     def failed(self) -> None:
         """
@@ -377,6 +383,7 @@ class QwpClient:
             stamped = is_stamped(batch)
             known = window.claim(digest, self._number, stamped=stamped)
             if known is not None and known.sequence is not None:
+                self._intake.awaited(known.sequence)
                 self._untold.append(known)
                 self._intake.observer.count("quiver.receiver.repeated_tables_total", protocol="qwp")
                 return known.sequence
