@@ -55,7 +55,6 @@ def run(
 
     if as_json and (mermaid or not check):
         raise WrongUse("--json goes with --check, and not with --mermaid: what runs is told by its state file, and top")
-    drain_s = None if drain is None else parse_duration_s(drain, key="--drain")
     given = assignments or []
     checked = read_pipeline(pipeline, given, os.environ)
     if cores is not None:
@@ -74,13 +73,7 @@ def run(
     if check:
         _tell(checked, described)
         return
-    options = RunOptions(
-        given,
-        directory,
-        cores,
-        drain_s,
-        0 if stop_with_stdin else None,
-    )
+    options = RunOptions(given, directory, cores, drain_s, 0 if stop_with_stdin else None)
     _tell_briefly(checked, described)
     typer.echo(f"logs and state in {options.run_dir}; Ctrl-C stops")
 
