@@ -19,7 +19,7 @@ import pytest
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUse, QuiverError
 from quiver.pipeline.child import INGEST_READY, write_ready
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.run import RunOptions, _Running, left_behind, not_sealed, read_state, run_pipeline
@@ -179,6 +179,48 @@ def test_it_says_when_its_ports_are_open(tmp_path):
     child.process = SimpleNamespace(pid=os.getpid())
     running.tell_when_ready()
     assert said == ["ready: listens on 127.0.0.1:4318"]
+
+
+CONSOLE = """\
+  screen:
+    kind: exporter
+    plugin_urn: "urn:quiver:console:exporter"
+"""
+
+
+def test_a_reload_that_cannot_be_ends_nothing(tmp_path, monkeypatch):
+    """Not for want of Java, of a package, or of the right to look at a directory: it is told, and all goes on."""
+    pipeline = pipeline_of(tmp_path)
+    config = 'config: {path: "{{directory}}/buffer"}\n'
+    text = PIPELINE.replace(config, f"out_ports: {{o: {{destinations: [screen]}}}}\n    {config}{CONSOLE}")
+    with_spark = load_pipeline(text, source="p.yaml", values={"directory": str(tmp_path), "port": "4318"})[0]
+    said = []
+
+    def fails(error):
+        def reread():
+            raise error
+
+        return reread
+
+    def no_java():
+        raise QuiverError("there is no Java")
+
+    monkeypatch.setattr("quiver.spark.java.find_java_home", no_java)
+    rereads = [
+        lambda: with_spark,
+        fails(ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")),
+        fails(PermissionError(errno.EACCES, "Permission denied", "/there/buffer")),
+    ]
+    for reread in rereads:
+        running = _Running(pipeline, RunOptions([], tmp_path), reread, said.append)
+        running._on_reload(running.supervisor)
+        assert (running.pipeline, len(running.supervisor.children)) == (pipeline, 1)
+
+    assert said == [
+        "not reloaded: there is no Java",
+        "not reloaded: No module named 'pyarrow'",
+        f"not reloaded: [Errno {errno.EACCES}] Permission denied: '/there/buffer'",
+    ]
 
 
 def test_neither_a_full_disk_nor_a_closed_pipe_ends_what_runs(tmp_path):

@@ -15,6 +15,7 @@ again, and what can change without a restart does.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, WrongUse
 from quiver.pipeline.beside import beside
 from quiver.pipeline.child import DRAIN_S, has_closed
+from quiver.pipeline.extras import missing_extra
 from quiver.pipeline.graph import Pipeline, memory_directory
 from quiver.pipeline.reload import changed_queries, needs_restart, told
 from quiver.pipeline.scratch import scratch_of
@@ -217,7 +219,10 @@ class _Running:
     def _on_reload(self, supervisor: Supervisor) -> None:
         try:
             new = self._reread().placed(self._options.run_dir)
-        except WrongUse as error:
+            if new.queries and not self.pipeline.queries:
+                _require_spark()
+        except (QuiverError, OSError, ModuleNotFoundError) as error:
+            # Whatever it is: what runs goes on.
             self._tell(f"not reloaded: {error}")
             return
         reasons = needs_restart(self.pipeline, new)
@@ -388,6 +393,21 @@ def _memory(pipeline: Pipeline, run_dir: Path) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _require_spark() -> None:
+    """
+    Return when a Spark process could run here: one that cannot would end the whole pipeline.
+
+    Raises:
+        QuiverError: there is no Java.
+        ModuleNotFoundError: the extra `spark` is not installed.
+    """
+    from quiver.spark.java import find_java_home  # noqa: PLC0415 - an extra
+
+    if importlib.util.find_spec("pyspark") is None:
+        raise ModuleNotFoundError(missing_extra(ModuleNotFoundError("pyspark", name="pyspark")))
+    find_java_home()
 
 
 def _watch(descriptor: int, supervisor: Supervisor) -> None:
