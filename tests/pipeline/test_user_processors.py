@@ -52,6 +52,24 @@ def test_it_is_told_the_keys_of_its_node():
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize(
+    "urn", ["urn:acme:processor:tenant", "processor:tenant", "tenant:processor", "urn:acme:gone:processor"]
+)
+def test_it_is_written_in_any_of_the_ways(urn):
+    """As what comes with the package is, in either shape of a file."""
+    (node,) = load(urn, {"name": "acme"}).routes["out"].processors
+
+    assert node.config.entry_point.name == ("gone" if "gone" in urn else "urn:acme:tenant:processor")
+
+
+@pytest.mark.usefixtures("package")
+def test_one_of_another_namespace_is_another():
+    """Where both say theirs."""
+    with pytest.raises(PipelineInvalid, match="unknown type urn:other:tenant:processor"):
+        load("urn:other:tenant:processor", {})
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
     ("urn", "config", "reason"),
     [
         ("urn:acme:tenant:processor", {"nam": "acme"}, "unexpected keyword argument 'nam'"),

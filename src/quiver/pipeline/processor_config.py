@@ -151,8 +151,26 @@ class UserProcessorConfig:
 
 def find_user_processor(urn: str) -> EntryPoint | None:
     """
-    Return the entry point that is named *urn*, or like its middle part; None when no package brings one.
+    Return the entry point that is named *urn*, in whichever of the ways to write one, or like its middle part; None
+    when no package brings one.
     """
-    parts = [part for part in urn.split(":") if part not in {"urn", "processor"}]
-    names = {urn, parts[-1]} if parts else {urn}
-    return next((one for one in entry_points(group=PROCESSORS_GROUP) if one.name in names), None)
+    wanted = _name_parts(urn)
+
+    def fits(one: EntryPoint) -> int:
+        parts = _name_parts(one.name)
+        if one.name == urn:
+            return 3
+        if parts == wanted:
+            return 2
+        # One of the two says no namespace.
+        return int(min(len(wanted), len(parts)) == 1 and parts[-1] == wanted[-1])
+
+    best = max(entry_points(group=PROCESSORS_GROUP), key=fits, default=None)
+    return best if best is not None and fits(best) else None
+
+
+def _name_parts(urn: str) -> list[str]:
+    """
+    Return namespace and name, or the name alone, in whichever order name and kind stand.
+    """
+    return [part for part in urn.split(":") if part not in {"urn", "processor"}]
