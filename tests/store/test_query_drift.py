@@ -195,6 +195,8 @@ def test_the_widest_type_does_not_depend_on_the_order(kinds, rng):
         ([pa.float16(), pa.float32()], pa.float32()),
         ([pa.decimal128(5, 2), pa.int8()], pa.decimal128(5, 2)),
         ([pa.decimal128(38, 0), pa.decimal128(5, 4)], pa.decimal256(42, 4)),
+        ([pa.decimal256(76, 1), pa.decimal256(76, 2)], pa.decimal256(76, 2)),
+        ([pa.decimal256(76, 70), pa.int64()], pa.decimal256(76, 70)),
         ([pa.dictionary(pa.int8(), pa.string())] * 2, pa.dictionary(pa.int8(), pa.string())),
         ([pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int16(), pa.string())], pa.string()),
         ([pa.dictionary(pa.int8(), pa.string()), pa.string(), pa.null()], pa.string()),
@@ -223,7 +225,7 @@ def test_widest(kinds, wide):
     [
         [pa.string(), pa.int32()], [pa.bool_(), pa.int8()], [pa.timestamp("us"), pa.timestamp("us", "UTC")],
         [pa.date32(), pa.timestamp("s")], [pa.list_(pa.int8()), pa.struct([("a", pa.int8())])],
-        [pa.dictionary(pa.int8(), pa.string()), pa.float64()], [pa.decimal256(76, 0), pa.decimal256(76, 10)],
+        [pa.dictionary(pa.int8(), pa.string()), pa.float64()], [pa.decimal256(76, 0), pa.string()],
         [pa.struct([("a", pa.int8())]), pa.struct([("a", pa.string())])],
     ],
     ids=str,
@@ -234,6 +236,24 @@ def test_what_nothing_holds_together_is_said(kinds):
     with pytest.raises(WrongUse, match=r"column odd.* is .* in some bundles and .* in others"):
         store.scan("logs")
     assert store.scan("logs", ["id"]).to_table()["id"].to_pylist() == [1] * len(kinds)
+    store.close()
+
+
+def test_decimals_of_all_digits_are_one_column_as_long_as_their_values_fit():
+    """As those of QWP, which say nothing of precision; one that does not fit is refused, and only with its column."""
+    few, many = Decimal("1.5"), Decimal("12345678901234567890.25")
+    batches = [
+        pa.record_batch({"id": [1], "d": pa.array([few], pa.decimal256(76, 1))}),
+        pa.record_batch({"id": [2], "d": pa.array([many], pa.decimal256(76, 2))}),
+    ]
+    store, _ = filled([batches])
+    assert store.scan("logs", ["d"]).to_table()["d"].to_pylist() == [few, many]
+    store.close()
+    whole = pa.record_batch({"id": [3], "d": pa.array([Decimal(10**75)], pa.decimal256(76, 0))})
+    store, _ = filled([[*batches, whole]])
+    with pytest.raises(WrongUse, match="column d is .* and does not fit"):
+        store.scan("logs", ["d"]).to_table()
+    assert store.scan("logs", ["id"]).to_table()["id"].to_pylist() == [1, 2, 3]
     store.close()
 
 

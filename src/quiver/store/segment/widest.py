@@ -1,7 +1,8 @@
 """
 Schemas that drift → one schema that holds them all: every column, each under the widest of its types. Pure.
 
-Nothing is lost on the way to a wider type, except that an integer beside a float becomes the nearest double.
+Nothing is lost on the way to a wider type, except that an integer beside a float becomes the nearest double. A decimal
+that has no place among 76 digits is refused when it is read: types that speak of 76 seldom hold so many.
 
 ==============================================  =======================================================
 in some bundles, and in others                  together
@@ -13,7 +14,8 @@ signed integers; unsigned integers              the wider one
 signed and unsigned integers                    the signed one that holds both; with uint64 decimal(20, 0)
 integers or decimals, and floats                double
 floats                                          the wider one
-decimals, integers                              the decimal that has the digits of both
+decimals, integers                              the decimal that has the digits of both; where these are more than
+                                                76, 76 with the larger scale
 strings; binaries                               large if one is large or a view
 strings, binaries, fixed-size binaries          binary
 timestamps (all with a zone, or all without)    the finest unit; UTC where zones differ
@@ -179,12 +181,10 @@ def _wider_integer(kinds: list[pa.DataType]) -> pa.DataType:
     return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits) or pa.decimal128(20, 0)
 
 
-def _wider_decimal(kinds: list[pa.DataType]) -> pa.DataType | None:
+def _wider_decimal(kinds: list[pa.DataType]) -> pa.DataType:
     digits = [_digits(kind) for kind in kinds]
     scale = max(scale for _, scale in digits)
-    precision = max(whole for whole, _ in digits) + scale
-    if precision > _DECIMAL256_DIGITS:
-        return None
+    precision = min(max(whole for whole, _ in digits) + scale, _DECIMAL256_DIGITS)
     is_long = precision > _DECIMAL128_DIGITS or any(pa.types.is_decimal256(kind) for kind in kinds)
     return pa.decimal256(precision, scale) if is_long else pa.decimal128(precision, scale)
 
