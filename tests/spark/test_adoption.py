@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 
 import quiver
-from quiver.errors import Damaged, DirectoryInUse
+from quiver.errors import AtCapacity, Damaged, DirectoryInUse
 from quiver.primitives.batch_notes import commit_name, part_directory
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.settings import Settings
 from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import bundles_of, commit_batch, discard, is_committed, stage
+from quiver.spark.sink_stage import await_room, bundles_of, commit_batch, discard, is_committed, stage
 from quiver.store.adoption import awaits_adoption, first_free_segment
 from quiver.store.check import check_store
 from quiver.store.format.names import STORE_LOCK
@@ -156,9 +156,65 @@ def test_it_waits_while_a_lower_number_is_not_written(tmp_path):
         write(REAL_FILES, str(tmp_path), 0, [2, 3])
         with store._lock:
             store._sealing.swap()
-        assert store._sealer.adopt() == 0
+        assert store._sealer.adopt(lambda: True) == 0
         store.maintain()
         assert visible(REAL_FILES, str(tmp_path)) == [1, 2, 3]
+
+
+def capped(policy):
+    return Settings.from_mapping(
+        {
+            "retention.size_cap": "200KiB",
+            "retention.size_cap_policy": policy,
+            "retention.delete_grace": "0s",
+            "wal.rotation_target": "32KiB",
+            "segment.target_size": "32KiB",
+        }
+    )
+
+
+def test_a_store_at_its_cap_takes_over_what_fits_and_the_rest_when_there_is_room(tmp_path):
+    """Else whoever stands behind processors would never push back. A batch comes whole in the end, and once."""
+    with quiver.open(tmp_path, capped("backpressure"), background=False) as store:
+        reader = store.register("reader", start="earliest")
+        for batch in range(8):
+            write(REAL_FILES, str(tmp_path), batch, range(batch * 8000, (batch + 1) * 8000))
+            store.maintain()
+        held = store.stats()
+        assert held["segment_bytes"] <= 200 * 1024 + 40_000
+        assert awaits_adoption(REAL_FILES, str(tmp_path), writer="query")
+        with pytest.raises(AtCapacity, match="takes over nothing more"):
+            await_room(REAL_FILES, str(tmp_path), writer="query", clock=ManualClock())
+        seen = []
+        for _ in range(16):
+            while (handle := reader.next_bundle(timeout=0)) is not None:
+                seen += handle.bundle[30]["id"].to_pylist()
+                handle.ack()
+            store.maintain()
+        await_room(REAL_FILES, str(tmp_path), writer="query", clock=ManualClock())
+    assert seen == list(range(64_000))
+
+
+def test_a_store_at_its_cap_gives_up_the_oldest_for_what_sinks_wrote(tmp_path):
+    """Where its policy says so: counted and told as with what it takes in itself."""
+    with quiver.open(tmp_path, capped("drop_oldest"), background=False) as store:
+        store.register("reader", start="earliest")
+        for batch in range(8):
+            write(REAL_FILES, str(tmp_path), batch, range(batch * 8000, (batch + 1) * 8000))
+            store.maintain()
+            await_room(REAL_FILES, str(tmp_path), writer="query", clock=ManualClock())
+        assert store.stats()["segment_bytes"] <= 200 * 1024 + 40_000
+        assert store.pending_bundle_count("reader") < 16
+    assert visible(REAL_FILES, str(tmp_path))[-1] == 63_999
+
+
+def test_where_no_store_is_open_the_sink_makes_room_itself(tmp_path):
+    """Nobody else would take over what a sink committed beside a store that was closed since."""
+    with quiver.open(tmp_path, background=False):
+        write(REAL_FILES, str(tmp_path), 0, range(10))
+        assert awaits_adoption(REAL_FILES, str(tmp_path))
+    await_room(REAL_FILES, str(tmp_path), writer="query", clock=ManualClock())
+    assert visible(REAL_FILES, str(tmp_path)) == list(range(10))
 
 
 def test_numbers_lie_above_everything_anybody_speaks_of(tmp_path):

@@ -5,6 +5,7 @@ What an exporter's processors failed on is tried again by itself, until it passe
 import threading
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from stores import logs_request, seal_requests
 
@@ -12,9 +13,10 @@ from quiver.bundle import BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
 from quiver.delivery.retry_set import load_retry_set
-from quiver.errors import DeliveryHalted, DirectoryInUse
+from quiver.errors import AtCapacity, DeliveryHalted, DirectoryInUse
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.held import BundleExport, HeldExports, names_apart, told
+from quiver.spark.poison import PoisonSieve
 from quiver.testing.clock import ManualClock
 
 FAILED = Transient("PROCESSOR", "division by zero")
@@ -311,3 +313,17 @@ def test_the_next_life_waits_for_a_bundle_that_is_still_exported(store, clock, m
     second.take_up(store.root)
     assert (second.is_empty, waiting(store), len(export.has)) == (True, [], 1)
     second.close()
+
+
+def test_an_exporter_without_room_blames_no_bundle(store):
+    """What it says of itself is taken at its word: the processors are not run once more to find out."""
+
+    def full(batch, batch_id):
+        raise AtCapacity("the store beside it")
+
+    places = pa.table({"path": pa.array([], pa.string()), "segment": [], "index": []})
+    batch = SimpleNamespace(sparkSession=None, select=lambda *_: SimpleNamespace(toArrow=lambda: places))
+    with PoisonSieve(full, "out", RetryPolicy(on_exhausted="drop"), background=False) as sieve:
+        with pytest.raises(AtCapacity):
+            sieve(batch, 0)
+        assert sieve.halted is None

@@ -44,7 +44,7 @@ from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, 
 from quiver.spark.questdb_export import QuestdbExporter
 from quiver.spark.questdb_export_settings import QuestdbSinkSettings
 from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import Staged, commit_batch, is_committed, sink_root, stage_here, task_place
+from quiver.spark.sink_stage import Staged, await_room, commit_batch, is_committed, sink_root, stage_here, task_place
 from quiver.spark.tables import column_named
 from quiver.spark.topic_export import TopicExporter
 from quiver.spark.topic_export_settings import TopicSinkSettings
@@ -236,7 +236,9 @@ class QuiverExporter:
 
         Raises:
             WrongUse: a table is no view, and there is no slot for it.
+            AtCapacity: the store has no room: it did not take over the batch before this one.
         """
+        await_room(REAL_FILES, self._root, writer=batch.query)
         staged: list[Staged] = []
         for name, frame in tables.items():
             options = self._options(name, frame)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
-from quiver.errors import DeliveryHalted
+from quiver.errors import DeliveryHalted, RetryLater
 from quiver.observe import Observer
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles_at
@@ -166,6 +166,8 @@ class PoisonSieve:
         wanted = self._wanted(batch)
         try:
             self._export(wanted, batch_id)
+        except RetryLater:
+            raise  # the exporter says itself that it is not a bundle's fault
         except Exception as failure:
             failed = self._failed(wanted, failure)
             if not failed:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import DirectoryInUse, WrongUse
+from quiver.errors import AtCapacity, DirectoryInUse, WrongUse
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.batch_notes import commit_name, part_directory
@@ -30,7 +30,7 @@ from quiver.spark.bundles import unpacked
 from quiver.spark.cast import spark_schema
 from quiver.spark.otlp_rows import request_of_rows
 from quiver.spark.sink_options import SinkOptions
-from quiver.store.adoption import Adoption, first_free_segment, writer_commits
+from quiver.store.adoption import Adoption, awaits_adoption, first_free_segment, writer_commits
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.manifest import ManifestMetadata
@@ -44,6 +44,7 @@ from quiver.store.segment.writer import write_segment
 __all__ = [
     "Staged",
     "StoreSink",
+    "await_room",
     "bundles_of",
     "commit_batch",
     "discard",
@@ -59,6 +60,7 @@ SEGMENT_BYTES_MAX = 32 * MIB
 _STREAMS_MAX = 512
 _LOCK_PATIENCE_S = 5.0
 _LOCK_RETRY_S = 0.05
+_ROOM_PATIENCE_S = 10.0
 _OWNER = "quiver sink"
 
 Slots = Mapping[int, pa.RecordBatch]
@@ -204,6 +206,28 @@ def commit_batch(
         replace_file(files, f"{directory}/{commit_name(batch)}", encode_commit(commit))
     _take_over(files, root, clock)
     return is_new
+
+
+def await_room(files: FileSystem, root: str, *, writer: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    """
+    Return when all that *writer* committed so far is taken over. Before the next batch is staged: a store at its cap
+    takes nothing over, and what waits for it is on the disk, too.
+
+    Raises:
+        AtCapacity: some of it is not, for so long.
+        Damaged: as `commit_batch`, where no store is open.
+        OSError: the disk refused.
+    """
+    deadline = clock.monotonic() + _ROOM_PATIENCE_S
+    condition = threading.Condition()
+    while awaits_adoption(files, root, writer=writer):
+        _take_over(files, root, clock)
+        if not awaits_adoption(files, root, writer=writer):
+            return
+        if clock.monotonic() >= deadline:
+            raise AtCapacity(f"the store {root} takes over nothing more", retry_after_s=_ROOM_PATIENCE_S)
+        with condition:
+            clock.wait(condition, _LOCK_RETRY_S)
 
 
 def is_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:

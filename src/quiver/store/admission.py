@@ -150,6 +150,23 @@ class Admission:
             uses.append(f"{others} in other cores")
         return f"retention.size_cap ({self._capacity.cap_bytes} bytes: {', '.join(uses)})"
 
+    def may_adopt(self) -> bool:
+        """
+        Say whether one more segment of a sink may be taken over: not at the cap, unless room could be made. Called with
+        the maintenance lock held. The cap may be passed by that segment: one that is larger than what is left must come
+        some time, too.
+        """
+        for is_last in (False, True):
+            with self._parts.lock:
+                segments_max = self._parts.settings.segments_max
+                is_many = segments_max is not None and self._segments_ahead() > segments_max
+                below = self._below_cap()
+            if not is_many and (below is None or below > 0):
+                return True
+            if not is_last:
+                self._remove(1 if is_many or below is None else 1 - below, "segments" if is_many else "cap")
+        return False
+
     # ── making room ──────────────────────────────────────────────────────────────────────────────────
 
     def make_room(self, nbytes: int, deadline: float) -> None:

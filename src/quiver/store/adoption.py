@@ -85,15 +85,16 @@ def load_commit(files: FileSystem, path: str) -> SinkCommit:
     raise Damaged(path, answer.offset, answer.reason)
 
 
-def awaits_adoption(files: FileSystem, root: str) -> bool:
+def awaits_adoption(files: FileSystem, root: str, *, writer: str | None = None) -> bool:
     """
-    Say whether something that a sink committed is no segment yet. What is damaged never will be, and is not meant.
+    Say whether something that a sink committed, any or one *writer*, is no segment yet. What is damaged never will be,
+    and is not meant.
     """
     incoming = f"{root}/{INCOMING_DIR}"
     if not files.exists(incoming):
         return False
-    for writer in files.list_dir(incoming):
-        directory = f"{incoming}/{writer}"
+    for one in files.list_dir(incoming) if writer is None else (writer,):
+        directory = f"{incoming}/{one}"
         for batch in writer_commits(files, directory):
             # Its commit goes when it has been taken over.
             with contextlib.suppress(Damaged, FileNotFoundError):
@@ -269,17 +270,20 @@ class OpenAdoption:
     def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
         self._parts = parts
         self._cleanup = cleanup
+        self._may_take: Callable[[], bool] = lambda: True
         self._reported = ""
         self._adoption = Adoption(parts.files, parts.path, next_segment=self._next_segment, on_adopted=self._on_adopted)
 
-    def adopt(self) -> int:
+    def adopt(self, may_take: Callable[[], bool]) -> int:
         """
-        Take over what sinks committed; how many segments came. What is damaged stays where it is, and is reported.
+        Take over what sinks committed, as long as *may_take* says; how many segments came. What is damaged stays where
+        it is, and is reported.
 
         Raises:
             OSError: the disk refused; call again.
         """
         with self._parts.maintenance:
+            self._may_take = may_take
             try:
                 return self._adoption.adopt()
             except Damaged as damage:
@@ -289,6 +293,8 @@ class OpenAdoption:
                 return 0
 
     def _next_segment(self) -> int | None:
+        if not self._may_take():
+            return None
         sealing = self._parts.sealing
         with self._parts.lock:
             if sealing.pending is not None:

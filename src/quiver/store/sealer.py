@@ -12,6 +12,7 @@ A full segment becomes a file; then the log may forget it and subscribers may ha
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from quiver.errors import AtCapacity, StoreFailed
 from quiver.primitives.atomic import remove_durably
@@ -39,11 +40,11 @@ class Sealer:
         self._cleanup = cleanup
         self._adoption = OpenAdoption(parts, cleanup)
 
-    def adopt(self) -> int:
+    def adopt(self, may_take: Callable[[], bool]) -> int:
         """
-        Take over the segments that Spark sinks committed (see `adoption`); how many came.
+        Take over the segments that Spark sinks committed (see `adoption`), as long as *may_take* says; how many came.
         """
-        return self._adoption.adopt()
+        return self._adoption.adopt(may_take)
 
     def seal_pending(self) -> int:
         """

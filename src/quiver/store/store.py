@@ -483,7 +483,7 @@ class Store(SubscriberCalls, StoreViews):
             sealed = 0
             while self._sealing.may_write() and self._sealer.seal_pending():
                 sealed += 1
-            sealed += self._sealer.adopt()
+            sealed += self._sealer.adopt(self._admission.may_adopt)
             cleanup = self._cleanup
             written, deleted = cleanup.upkeep()
             gone = self._sealer.forget_log()
