@@ -106,7 +106,7 @@ QWP_LISTENER = {
 }
 """The same for tables."""
 
-TOPIC = {"topics": "elsewhere", "topic": "c/d", "objects": "cold", "metadata": "sqlite:///m.db"}
+TOPIC = {"topics": "elsewhere", "topic": "c/d", "objects": "cold", "metadata": ("sqlite:///m.db", {"objects": "cold"})}
 """Which topic."""
 
 BASE = {

@@ -77,6 +77,6 @@ def test_how_many_are_lost_is_said_after(tmp_path, is_closed):
         if is_closed:
             letters.close()
         said = []
-        _Running(pipeline, RunOptions([], tmp_path), lambda: pipeline, said.append).tell_what_remains()
+        _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, said.append).tell_what_remains()
         letters.close()
     assert said == [f"out: 2 dead letters were in {directory}, which is in memory, and gone"]

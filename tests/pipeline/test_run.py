@@ -168,7 +168,7 @@ def test_it_says_when_its_ports_are_open(tmp_path):
     """Not of an earlier life, and not when it is about to stop."""
     pipeline = pipeline_of(tmp_path)
     said = []
-    running = _Running(pipeline, RunOptions([], tmp_path), lambda: pipeline, said.append)
+    running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, said.append)
     (child,) = running.supervisor.children
     child.process, child.state = SimpleNamespace(pid=7), "running"
     write_ready(tmp_path, INGEST_READY, {"listening": ["127.0.0.1:4318"]})
@@ -212,7 +212,7 @@ def test_a_reload_that_cannot_be_ends_nothing(tmp_path, monkeypatch):
         fails(PermissionError(errno.EACCES, "Permission denied", "/there/buffer")),
     ]
     for reread in rereads:
-        running = _Running(pipeline, RunOptions([], tmp_path), reread, said.append)
+        running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, reread, said.append)
         running._on_reload(running.supervisor)
         assert (running.pipeline, len(running.supervisor.children)) == (pipeline, 1)
 
@@ -233,7 +233,7 @@ def test_neither_a_full_disk_nor_a_closed_pipe_ends_what_runs(tmp_path):
         said.append(what)
         raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
 
-    running = _Running(pipeline, RunOptions([], tmp_path), lambda: pipeline, say)
+    running = _Running(pipeline, RunOptions([], tmp_path), tmp_path, lambda: pipeline, say)
     running.supervisor.request_stop()
     running.supervisor.children.clear()
     assert running.supervisor.run() == 0
