@@ -239,13 +239,16 @@ class _Recovery:
         return self._each_id_once(found)
 
     def _each_id_once(self, found: list[_Found]) -> list[_Found]:
-        # Two files of one id are never ours. A sealed one is more likely to be what readers know.
+        # Of two files of one id a sealed one is more likely to be what readers know. One without records gave its id to
+        # the next, and we were killed before it was removed: what was acknowledged stands in the other.
         kept: dict[int, _Found] = {}
         for one in sorted(found, key=lambda one: (one.footer is None, one.name)):
-            if one.name.segment_id in kept:
-                self._set_aside(one.path, f"segment {one.name.segment_id} is there twice")
-            else:
-                kept[one.name.segment_id] = one
+            unwanted, other = one, kept.setdefault(one.name.segment_id, one)
+            if other is one:
+                continue
+            if other.footer is None and not self._scan(other).record_count:
+                unwanted, kept[one.name.segment_id] = other, one
+            self._set_aside(unwanted.path, f"segment {one.name.segment_id} is there twice")
         return sorted(kept.values(), key=lambda one: one.name)
 
     def _with_size(self, path: str, header: SegmentHeader, size: int) -> SegmentHeader:

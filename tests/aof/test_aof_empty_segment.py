@@ -1,0 +1,44 @@
+"""
+A segment that took no record gives its id to the next one, and is removed. A crash in between leaves both.
+"""
+
+from __future__ import annotations
+
+import pytest
+from aof_as_log import ROOT, payloads, segment_files, tiny
+
+from quiver.aof import AofManager
+from quiver.errors import RecordInvalid
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def opened(files, config, clock) -> AofManager:
+    """Without threads: nothing is removed before it is asked for."""
+    clock.advance(5)
+    return AofManager.open(ROOT, config, files=files, clock=clock, background=False)
+
+
+def test_what_was_acknowledged_is_not_taken_for_the_empty_one():
+    """
+    1. An append that was refused left a header alone, and the process died. 2. What comes next is larger than that
+    segment, so it goes into another of the same id, and is synced. 3. The process dies before the first one is removed.
+    """
+    clock = ManualClock()
+    files = CrashFileSystem()
+    with pytest.raises(RecordInvalid):
+        opened(files, tiny(), clock).log("orders").append_record(b"x", ext_id=-1)
+    files = files.clone_after_kill()
+    larger = tiny(segment_target_bytes=128 * 1024, segment_max_bytes=128 * 1024)
+    log = opened(files, larger, clock).log("orders")
+    record = b"acknowledged" * 5_000
+    log.flush_until(log.append_record(record))
+    assert len(segment_files(files)) == 2
+    for disk in (files.clone_after_kill(), files.clone_after_crash(0), files.clone_after_crash(3)):
+        with opened(disk, larger, clock) as manager:
+            assert payloads(manager.log("orders")) == [record]
+            manager.log("orders").append_record_with_timeout(b"more", 5)
+        with opened(disk, larger, clock) as manager:
+            assert payloads(manager.log("orders")) == [record, b"more"]
