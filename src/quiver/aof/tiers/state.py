@@ -5,7 +5,7 @@ What the records of the manifest log add up to: the copies of each segment, and 
 
     SNAPSHOT_MARKER                     forget everything: what follows says all of it
     TIER1_SNAPSHOT       of segment n   these rows; none at all: segment n has no copies any more
-    UPLOAD_STARTED, UPLOAD_DONE         an object that may be there, and one that is
+    UPLOAD_STARTED, UPLOAD_DONE         an object that may be there and need not go yet, and one that is there
     TIER2_DELETE_QUEUED, TIER2_DELETED  an object that must go, and one that is gone
     anything else                       history, for people
 """
@@ -51,6 +51,7 @@ class TierState:
             self.entries.update({one.segment_id: one for one in answer.value})
         elif record.kind == Event.UPLOAD_STARTED:
             self.uploads[record.segment_id] = str(record.fields[0])
+            self.deletes.pop(str(record.fields[0]), None)  # its segment was brought back by a crash, and is kept
         elif record.kind == Event.UPLOAD_DONE:
             self.uploads.pop(record.segment_id, None)
         elif record.kind == Event.TIER2_DELETE_QUEUED:

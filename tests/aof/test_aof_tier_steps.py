@@ -1,0 +1,64 @@
+"""
+Steps between tiers that a crash, an outage or a full disk cuts in two, where the next step is not the same one again.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from aof_as_log import payloads, tiny
+from test_aof_tiers import COLD, disk, fill, open_tiered, warm_files
+
+from quiver.aof import Retention, TierConfig
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+TRIMMED = {"compression": "zstd", "compaction": "head_trim", "retention": Retention(action="expire")}
+
+
+def test_a_segment_that_a_crash_kept_keeps_its_object():
+    """
+    It was to leave, and its object to be deleted; nobody says so again after the crash, so it is a segment as before.
+    Its object, uploaded anew under the same key, may by then be its only copy.
+    """
+    files = disk()
+    moments: list[CrashFileSystem] = []
+    with open_tiered(files, tiny(tiers=TierConfig(objects=COLD), **TRIMMED)) as manager:
+        log = manager.log("orders")
+        fill(log, 4)
+        manager.maintain()
+        files.on_step = lambda _op, _path: moments.extend([files.clone_after_crash(1), files.clone_after_kill()])
+        log.trim_before(2 << 32)
+        manager.maintain()
+        files.on_step = None
+    kept = set()
+    leaving = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD), **TRIMMED)
+    for one in moments:
+        with open_tiered(one, leaving) as manager:
+            log = manager.log("orders")
+            count = sum(segment.record_count for segment in log.segment_snapshot())
+            for _ in range(2):
+                manager.maintain()
+            assert len(payloads(log)) == count
+            kept.add(count)
+    assert kept == {6, 9, 12}
+
+
+def test_a_full_disk_keeps_no_half_packed_file():
+    """It would hold the last room there is."""
+    inner = disk()
+    files = FaultFileSystem(inner, error=errno.ENOSPC, forever=True)
+    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+        log = manager.log("orders")
+        written = fill(log, 3)
+        files.fail_on("pwrite", 2)
+        with pytest.raises(OSError, match="No space"):
+            log.tiers.evict(0)
+        assert [name for name in inner.list_dir("/aof/orders/warm") if "zst" in name] == []
+        files.heal()
+        log.tiers.evict(0)
+        assert len(warm_files(inner)) == 1
+        assert payloads(log) == list(written.values())
