@@ -109,6 +109,11 @@ class Copies:
                 offset += len(piece)
                 checksum = crc64_nvme(piece, checksum)
             file.sync_data()
+        except OSError:
+            # On a full disk it holds the last room, which the log needs to go on.
+            with contextlib.suppress(OSError):
+                self._fs.remove(path + TEMPORARY_SUFFIX)
+            raise
         finally:
             file.close()
         self._fs.rename(path + TEMPORARY_SUFFIX, path)
