@@ -2,9 +2,13 @@
 A listing that is made while segments are made: what it shows has no hole.
 """
 
-from aof_as_log import ROOT, AofAsLog
+import pytest
+from aof_as_log import ROOT, AofAsLog, open_manager
 
 from quiver.aof.files import LogFiles
+from quiver.aof.format.names import DURABILITY, POINTER_NAME
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
 
@@ -35,3 +39,47 @@ def test_nothing_below_the_last_segment_is_missing():
     assert len(all_names) > 3
     assert LogFiles(f"{ROOT}/orders", files=Late(files, str(all_names[1]))).names() == all_names
     assert LogFiles(f"{ROOT}/orders", files=Late(files, str(all_names[-1]))).names() == all_names[:-1]
+
+
+class Between:
+    """Files whose writer does something between a reader's looks at pointer and durability snapshot."""
+
+    def __init__(self, files, action):
+        self._files = files
+        self._action = action
+        self._looks = 0
+
+    def __getattr__(self, name):
+        return getattr(self._files, name)
+
+    def open_read(self, path):
+        self._looks += path.endswith(f"/{POINTER_NAME}") or f"/{DURABILITY}/" in path
+        if self._looks == 2 and self._action is not None:
+            action, self._action = self._action, None
+            action()
+        return self._files.open_read(path)
+
+
+@pytest.mark.parametrize("how", ["segments", "piece"])
+def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
+    """It leaves the snapshot when the pointer has it: who saw it in neither would take its records for gone."""
+    files = CrashFileSystem()
+    clock = ManualClock()
+    with open_manager(files, clock=clock) as manager:
+        log = manager.log("orders")
+        log.flush_until(log.append_record(b"first"))
+
+        def go_on():
+            log.force_rollover(timeout_s=5)
+            log.flush_until(log.append_record(b"second"))
+            clock.advance(5)
+            manager.maintain()
+
+        clock.advance(5)
+        manager.maintain()
+        end = log.snapshot().segments[0].current_size
+        seen = LogFiles(f"{ROOT}/orders", files=Between(files, go_on))
+        if how == "segments":
+            assert [one.name.segment_id for one in seen.segment_files() if one.durable > HEADER_BYTES] == [0]
+        else:
+            assert seen.piece(0, HEADER_BYTES, end, durable_only=True).end == end

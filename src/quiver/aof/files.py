@@ -158,8 +158,7 @@ class LogFiles:
             WrongUse: there is no log.
             OSError: the disk cannot be read.
         """
-        pointer = self.pointer()
-        durable = self._durable()
+        durable, pointer = self._known_durable()
         found = []
         for name in self.names():
             one = self._segment_file(name, pointer, durable)
@@ -212,7 +211,8 @@ class LogFiles:
         for _ in range(_LOOKS_MAX):
             # In this order: the manifest says where a segment is before its file goes.
             name = next((one for one in self.names() if one.segment_id == segment_id), None)
-            found = None if name is None else self._segment_file(name, self.pointer(), self._durable())
+            durable, pointer = self._known_durable()
+            found = None if name is None else self._segment_file(name, pointer, durable)
             source = None if found is None else self._of_file(found, durable_only=durable_only)
             if source is not None:
                 return source
@@ -351,6 +351,14 @@ class LogFiles:
         if not isinstance(answer, Frame) or agrees_with(answer.value, header) is not None:
             return None
         return answer.value
+
+    def _known_durable(self) -> tuple[dict[int, int], SealedPointer | None]:
+        """
+        Return how far unsealed segments are durable, and which was sealed last. In this order: the snapshot forgets a
+        segment when the pointer has it, and neither would know of one that is sealed between the two looks.
+        """
+        durable = self._durable()
+        return durable, self.pointer()
 
     def _durable(self) -> dict[int, int]:
         stream_id = self.stream_id()
