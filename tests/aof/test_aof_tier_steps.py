@@ -7,10 +7,11 @@ from __future__ import annotations
 import errno
 
 import pytest
-from aof_as_log import payloads, tiny
+from aof_as_log import ROOT, payloads, tiny
 from test_aof_tiers import COLD, disk, fill, open_tiered, warm_files
 
-from quiver.aof import Retention, TierConfig
+from quiver.aof import Reader, Retention, TierConfig
+from quiver.aof.files import LogFiles
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
@@ -62,3 +63,40 @@ def test_a_full_disk_keeps_no_half_packed_file():
         log.tiers.evict(0)
         assert len(warm_files(inner)) == 1
         assert payloads(log) == list(written.values())
+
+
+class RetiredOnLook:
+    """Files whose writer retires the first segment when a reader looks for its packed file."""
+
+    def __init__(self, files, retire):
+        self._files = files
+        self._retire = retire
+
+    def __getattr__(self, name):
+        return getattr(self._files, name)
+
+    def stat(self, path):
+        if path.endswith(".zst") and self._retire is not None:
+            retire, self._retire = self._retire, None
+            retire()
+        return self._files.stat(path)
+
+
+@pytest.mark.parametrize("when", ["while it is looked for", "between the syncs of the manifest"])
+def test_a_segment_that_retires_is_no_damage_beside_the_writer(when):
+    """What a reader of another process knows of it is old: it looks again, and reads what is there."""
+    files = disk()
+    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+        log = manager.log("orders")
+        written = list(fill(log, 4).values())
+        log.tiers.evict(0)
+        log.tiers.evict(1)
+        directory = f"{ROOT}/orders"
+        if when == "while it is looked for":
+            seen = LogFiles(directory, files=RetiredOnLook(files, lambda: log.tiers.delete_oldest([0])))
+        else:
+            seen = LogFiles(directory, files=files)
+            files.on_step = lambda op, path: seen.tiers() if op == "sync" and ".mlog" in path else None
+            log.tiers.delete_oldest([0])
+            files.on_step = None
+        assert [bytes(one.payload) for one in Reader(seen, 0)] == written[3:]

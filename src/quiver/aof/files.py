@@ -223,7 +223,18 @@ class LogFiles:
                 return self._of_copy(entry, start, end)
             except FileNotFoundError:
                 continue  # it moved on while it was looked at
+            except Damaged:
+                if self._is_as_said(entry):
+                    raise
         raise Damaged(f"{self.directory}/{WARM}", 0, f"segment {segment_id} is nowhere for long enough to be read")
+
+    def _is_as_said(self, entry: TierEntry) -> bool:
+        """
+        Say whether the manifest still says of a segment what *entry* does: one that was retired has no copies.
+        """
+        # What was replayed between the two syncs of a write has the length of what came after them.
+        self._known = (None, TierState())
+        return self.tiers().entries.get(entry.segment_id) == entry
 
     def _of_copy(self, entry: TierEntry, start: int, end: int | None) -> Source:
         copies = self._copies
