@@ -11,6 +11,7 @@ from aof_as_log import ROOT, payloads, tiny
 from test_aof_tiers import COLD, disk, fill, open_tiered, warm_files
 
 from quiver.aof import Reader, Retention, TierConfig
+from quiver.aof.check import check_log_directory
 from quiver.aof.files import LogFiles
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -65,21 +66,29 @@ def test_a_full_disk_keeps_no_half_packed_file():
         assert payloads(log) == list(written.values())
 
 
-class RetiredOnLook:
-    """Files whose writer retires the first segment when a reader looks for its packed file."""
+class MovedOnLook:
+    """Files whose writer moves segments when a reader first comes to a file with a name that ends so."""
 
-    def __init__(self, files, retire):
+    def __init__(self, files, suffix, move):
         self._files = files
-        self._retire = retire
+        self._suffix = suffix
+        self._move = move
 
     def __getattr__(self, name):
         return getattr(self._files, name)
 
+    def _look(self, path):
+        if path.endswith(self._suffix) and self._move is not None:
+            move, self._move = self._move, None
+            move()
+
     def stat(self, path):
-        if path.endswith(".zst") and self._retire is not None:
-            retire, self._retire = self._retire, None
-            retire()
+        self._look(path)
         return self._files.stat(path)
+
+    def map_read(self, path):
+        self._look(path)
+        return self._files.map_read(path)
 
 
 @pytest.mark.parametrize("when", ["while it is looked for", "between the syncs of the manifest"])
@@ -93,10 +102,34 @@ def test_a_segment_that_retires_is_no_damage_beside_the_writer(when):
         log.tiers.evict(1)
         directory = f"{ROOT}/orders"
         if when == "while it is looked for":
-            seen = LogFiles(directory, files=RetiredOnLook(files, lambda: log.tiers.delete_oldest([0])))
+            seen = LogFiles(directory, files=MovedOnLook(files, ".zst", lambda: log.tiers.delete_oldest([0])))
         else:
             seen = LogFiles(directory, files=files)
             files.on_step = lambda op, path: seen.tiers() if op == "sync" and ".mlog" in path else None
             log.tiers.delete_oldest([0])
             files.on_step = None
         assert [bytes(one.payload) for one in Reader(seen, 0)] == written[3:]
+
+
+@pytest.mark.parametrize("read_records", [False, True])
+@pytest.mark.parametrize("away", [0, 2])
+@pytest.mark.parametrize("move", ["evict", "retire"])
+def test_a_log_is_sound_while_its_segments_move(move, away, read_records):
+    """To look at all of a log takes its time: what leaves meanwhile is neither an error nor damage."""
+    files = disk()
+    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+        log = manager.log("orders")
+        fill(log, 5)
+        for number in range(away):
+            log.tiers.evict(number)
+
+        def go_on() -> None:
+            if move == "evict":
+                log.tiers.evict(3)
+            else:
+                log.tiers.delete_oldest([0, 1, 2])
+
+        seen = MovedOnLook(files, ".zst" if away else ".seg", go_on)
+        checked = check_log_directory(seen, "orders", f"{ROOT}/orders", read_records=read_records)
+        assert (checked.sound, checked.findings) == (True, ())
+        assert checked.records == (6 if move == "retire" and seen._move is None else 15)

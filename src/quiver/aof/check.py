@@ -4,6 +4,7 @@ A log's directory told to people: what is in it, and what is wrong with it. Read
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -138,16 +139,12 @@ def check_log_directory(files: FileSystem, name: str, directory: str, *, read_re
     """
     log = LogFiles(directory, files=files)
     findings: list[Finding] = []
-    checked = [_check_segment(files, one, findings, read_records=read_records) for one in log.segment_files()]
-    tiers = _check_manifest(files, log, findings)
-    here = {one.segment_id for one in checked}
-    pointer = log.pointer()
-    copies = Copies(files, f"{directory}/{WARM}", objects=None)
-    checked += [
-        _check_copy(copies, directory, tiers.entries[segment_id], findings, read_records=read_records)
-        for segment_id in tiers.entries.keys() - here
-        if pointer is not None and segment_id <= pointer.segment_id
-    ]
+    checked = _check_files(files, log, findings, read_records=read_records)
+    checked += _check_copies(files, log, {one.segment_id for one in checked}, findings, read_records=read_records)
+    # Reading takes its time, and what is kept may have been decided anew meanwhile: the oldest segments retired.
+    names, tiers = log.names(), log.tiers()
+    there = {name.segment_id for name in names} | tiers.entries.keys()
+    checked = [one for one in checked if one.segment_id in there]
     checked.sort(key=lambda one: one.segment_id)
     _check_order(log, checked, findings)
     spares = 0
@@ -179,13 +176,49 @@ def _waiting_batches(files: FileSystem, incoming: str) -> int:
     return sum((parse_note_name(name) or (0, ""))[1] == "commit" for name in names)
 
 
-def _check_manifest(files: FileSystem, log: LogFiles, findings: list[Finding]) -> TierState:
+def _check_files(
+    files: FileSystem, log: LogFiles, findings: list[Finding], *, read_records: bool
+) -> list[CheckedSegment]:
+    """
+    Look at the segments that have a file; one that leaves it meanwhile is left out.
+    """
+    checked = []
+    for one in log.segment_files():
+        with contextlib.suppress(FileNotFoundError):
+            checked.append(_check_segment(files, one, findings, read_records=read_records))
+    return checked
+
+
+def _check_copies(
+    files: FileSystem, log: LogFiles, here: set[int], findings: list[Finding], *, read_records: bool
+) -> list[CheckedSegment]:
+    """
+    Look at the manifest, and at the copies of segments that are not *here*, as the manifest says it at that moment.
+    """
     stream_id = log.stream_id()
     if stream_id is None:
-        return TierState()
+        return []
     replayed = replay_manifest(files, log.directory, stream_id)
     findings += [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]
-    return replayed.state
+    pointer = log.pointer()
+    copies = Copies(files, f"{log.directory}/{WARM}", objects=None)
+    checked = []
+    for segment_id in sorted(replayed.state.entries.keys() - here):
+        if pointer is None or segment_id > pointer.segment_id:
+            continue
+        entry, said = None, replayed.state.entries.get(segment_id)
+        told: CheckedSegment | None = None
+        found: list[Finding] = []
+        while said is not None and said != entry:
+            entry, told, found = said, None, []
+            with contextlib.suppress(FileNotFoundError):
+                told = _check_copy(copies, log.directory, entry, found, read_records=read_records)
+            if found or told is None:  # or else it was retired, or moved on, since that was said of it
+                said = replay_manifest(files, log.directory, stream_id).state.entries.get(segment_id)
+        if said is not None and told is not None:
+            checked.append(told)
+            findings += found
+    return checked
 
 
 def _check_copy(
