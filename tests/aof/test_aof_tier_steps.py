@@ -8,13 +8,16 @@ import errno
 
 import pytest
 from aof_as_log import ROOT, payloads, tiny
-from test_aof_tiers import COLD, disk, fill, open_tiered, warm_files
+from test_aof_tiers import COLD, damage, disk, fill, objects_in, open_tiered, warm_files
 
 from quiver.aof import Reader, Retention, TierConfig
 from quiver.aof.check import check_log_directory
 from quiver.aof.files import LogFiles
+from quiver.objects.directory import DirectoryObjects
+from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from quiver.testing.faultobjects import FaultObjects
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -133,3 +136,53 @@ def test_a_log_is_sound_while_its_segments_move(move, away, read_records):
         checked = check_log_directory(seen, "orders", f"{ROOT}/orders", read_records=read_records)
         assert (checked.sound, checked.findings) == (True, ())
         assert checked.records == (6 if move == "retire" and seen._move is None else 15)
+
+
+def lose_manifest(files, log) -> None:
+    """Every chunk of it."""
+    folder = f"{ROOT}/orders/manifest/{log.stream_id:020}"
+    for name in files.list_dir(folder):
+        files.remove(f"{folder}/{name}")
+
+
+def test_a_damaged_object_keeps_no_log_from_opening():
+    """The manifest is lost, and one object is no segment any more: the others are found, and the log goes on."""
+    files = disk()
+    config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
+    with open_tiered(files, config) as manager:
+        log = manager.log("orders")
+        written = list(fill(log, 4).values())
+        manager.maintain()
+    lose_manifest(files, log)
+    file = files.open_write(f"{COLD}/{objects_in(files)[1]}")
+    file.truncate(40)
+    file.close()
+    with open_tiered(files, config) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == [*written[:3], *written[6:]]
+        log.append_record(b"more")
+    assert len(objects_in(files)) == 3
+
+
+def test_an_object_that_is_to_be_deleted_is_not_found_again():
+    """It is there because of an outage; the manifest is damaged, but still says that its segment retired."""
+    files = disk()
+    config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
+    objects = FaultObjects(DirectoryObjects(files, COLD, clock=ManualClock()))
+    with open_tiered(files, config, objects) as manager:
+        log = manager.log("orders")
+        written = list(fill(log, 4).values())
+        manager.maintain()
+        objects.fail_on("delete", 1, times=99)
+        log.tiers.delete_oldest([0])
+        manager.maintain()
+        log.tiers.write_custom_event(1, b"the last record")
+    folder = f"{ROOT}/orders/manifest/{log.stream_id:020}"
+    (name,) = files.list_dir(folder)
+    path = f"{folder}/{name}"
+    damage(files, path, files.stat(path).size_bytes - 5)
+    with open_tiered(files, config) as manager:
+        for _ in range(2):
+            assert payloads(manager.log("orders")) == written[3:]
+            manager.maintain()
+    assert len(objects_in(files)) == 2

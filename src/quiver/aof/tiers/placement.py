@@ -23,7 +23,7 @@ from quiver.aof.manifest import ManifestLog
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.state import entry_record
 from quiver.clock import Clock
-from quiver.errors import Damaged
+from quiver.errors import Damaged, ObjectMissing
 from quiver.observe import Observer
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.files import FileSystem
@@ -100,8 +100,12 @@ class Placement:
             parsed = parse_object_key(info.key)
             if parsed is None or parsed[1] in self.entries or parsed[1] >= below:
                 continue
-            if self._catalog.get(parsed[1]) is None:
-                entry = self._copies.adopt_object(info, self.manifest.now_ms)
+            if self._catalog.get(parsed[1]) is None and info.key not in self.manifest.state.deletes:
+                try:
+                    entry = self._copies.adopt_object(info, self.manifest.now_ms)
+                except (Damaged, ObjectMissing) as error:
+                    self._tell_damaged(info.key, error)
+                    continue
                 self._catalog.add(self._sealed(entry))
                 self.away.add(entry.segment_id)
                 self.note([], entry)
@@ -118,11 +122,14 @@ class Placement:
             try:
                 entry = self._copies.adopt(name)
             except Damaged as error:
-                self._observer.event("aof.tiers.damaged", level=logging.WARNING, path=path, problem=error.reason)
+                self._tell_damaged(path, error)
                 return
             self._catalog.add(self._sealed(entry))
             self.away.add(entry.segment_id)
             self.note([], entry)
+
+    def _tell_damaged(self, path: str, error: Damaged | ObjectMissing) -> None:
+        self._observer.event("aof.tiers.damaged", level=logging.WARNING, path=path, problem=str(error))
 
     def _sealed(self, entry: TierEntry) -> SealedSegment:
         header = entry.header
