@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from aof_as_log import ROOT, payloads, tiny
+from aof_as_log import ROOT, payloads, segment_files, tiny
 from test_aof_tiers import COLD, damage, disk, fill, objects_in, open_tiered, warm_files
 
 from quiver.aof import Reader, Retention, TierConfig
@@ -186,3 +186,32 @@ def test_an_object_that_is_to_be_deleted_is_not_found_again():
             assert payloads(manager.log("orders")) == written[3:]
             manager.maintain()
     assert len(objects_in(files)) == 2
+
+
+@pytest.mark.parametrize("where", ["header", "footer"])
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_log_goes_on_behind_the_copy_of_its_newest_segment(where, turns):
+    """The file is damaged; its copy has all of it, comes back, and the numbers of the records to come follow on."""
+    files = disk()
+    config = tiny(compression="zstd")
+    with open_tiered(files, config) as manager:
+        written = list(fill(manager.log("orders"), 3).values())
+        manager.maintain()
+    path = segment_files(files)[-1]
+    damage(files, path, 4 if where == "header" else files.stat(path).size_bytes - 90)
+    for turn in range(turns):
+        with open_tiered(files, config) as manager:
+            log = manager.log("orders")
+            assert len(segment_files(files)) >= 3
+            assert log.snapshot().appended_records == 0
+            record_id = log.append_record(b"%d" % turn)
+            written.append(b"%d" % turn)
+            log.flush_until(record_id)
+            assert payloads(log) == written
+            assert log.find_record_number(len(written) - 1) == record_id
+            assert log.snapshot().record_count == len(written)
+            killed = files.clone_after_kill()
+            if turn:
+                log.force_rollover(timeout_s=5)
+        with open_tiered(killed, config) as manager:
+            assert payloads(manager.log("orders")) == written

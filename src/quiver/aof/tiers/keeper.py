@@ -150,6 +150,9 @@ class Tiers:
             observer=observer, again=again, tried=self._tried, sound=self._sound,
         )  # fmt: skip
         self._placement.take_over(below)
+        for sealed in self._catalog.all()[-1:]:
+            if sealed.segment_id in self._away:  # its file was damaged: the next recovery needs one
+                self._tried(partial(self._hydrate, sealed))
 
     @property
     def _entries(self) -> dict[int, TierEntry]:
