@@ -110,17 +110,13 @@ class Aof:
         self._upkeep.retires = not has_tiers(fs, config, stream_id)
         self._take_over(recovered)
         if not self._upkeep.retires:
-            below = recovered.next_segment_id if recovered.tail is None else recovered.tail.segment_id
             self._tiers = self._segments.tiers = Tiers(
                 self._catalog, fs, config, stream_id=stream_id, clock=clock, observer=observer, objects=objects,
-                again=lambda after_s: workers.ask_tiers(self, after_s), below=below, indexes=indexes,
+                again=lambda after_s: workers.ask_tiers(self, after_s), below=recovered.below, indexes=indexes,
                 trim=self._trim, back=lambda: self._notifier.notify("hydration"),
             )  # fmt: skip
             workers.ask_tiers(self)
-            for newest in () if recovered.tail else self._catalog.all()[-1:]:  # recovery may have had no file of it
-                tail = self._tail
-                tail.next_base_offset = max(tail.next_base_offset, newest.next_base_offset)
-                tail.next_base_record_count = max(tail.next_base_record_count, newest.next_base_record_count)
+            self._tail.next_base_offset, self._tail.next_base_record_count = recovered.behind(self._catalog.all())
         self._began_at = end_of(self.segment_snapshot(), self._tail)
         try:
             indexes.remove_others(one.segment_id for one in self._catalog.all())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from quiver.aof.catalog import SealedSegment
@@ -84,6 +84,21 @@ class Recovered:
     last_timestamp: int = 0
     truncated_bytes: int = 0
     quarantined: list[str] = field(default_factory=list)
+
+    @property
+    def below(self) -> int:
+        """
+        The id of the first segment that is not sealed.
+        """
+        return self.next_segment_id if self.tail is None else self.tail.segment_id
+
+    def behind(self, segments: Sequence[SealedSegment]) -> tuple[int, int]:
+        """
+        Return base offset and base record count of the next segment, behind the last of *segments*, too: recovery had
+        no file of one that has a copy alone.
+        """
+        ends = [(one.next_base_offset, one.next_base_record_count) for one in segments[-1:]]
+        return max([(self.next_base_offset, self.next_base_record_count), *ends])
 
 
 @dataclass(slots=True)
