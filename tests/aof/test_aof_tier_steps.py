@@ -215,3 +215,57 @@ def test_a_log_goes_on_behind_the_copy_of_its_newest_segment(where, turns):
                 log.force_rollover(timeout_s=5)
         with open_tiered(killed, config) as manager:
             assert payloads(manager.log("orders")) == written
+
+
+class NoRoomToPack(FaultFileSystem):
+    """A disk that has room for all but packed files."""
+
+    def create_or_truncate(self, path, **how):
+        if ".zst" in path:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return super().create_or_truncate(path, **how)
+
+
+def test_a_full_disk_gets_room_through_objects():
+    """Segments filled it before they were packed, and a packed file has no room: the object is made from the file."""
+    inner = disk()
+    files = NoRoomToPack(inner)
+    config = tiny(tiers=TierConfig(tier0_max_bytes=0, objects=COLD, warm_max_bytes=0))
+    moments: list[CrashFileSystem] = []
+    with open_tiered(files, config, DirectoryObjects(inner, COLD, clock=ManualClock())) as manager:
+        log = manager.log("orders")
+        written = list(fill(log, 4).values())
+        inner.on_step = lambda _op, _path: moments.extend([inner.clone_after_crash(1), inner.clone_after_kill()])
+        manager.maintain()
+        inner.on_step = None
+        assert len(segment_files(inner)) == 1
+        assert list(log.tiers.snapshot().residency.values()).count("uploaded_to_tier2") == 3
+        assert payloads(log) == written
+    for one in moments[::3]:
+        with open_tiered(one, config) as manager:
+            log = manager.log("orders")
+            assert payloads(log) == written
+            manager.maintain()
+            log.tiers.delete_oldest([0, 1, 2])
+            manager.maintain()
+            assert payloads(log) == written[9:]
+        assert objects_in(one) == warm_files(one) == []
+
+
+def test_a_full_disk_keeps_no_chunks_of_the_manifest_that_failed():
+    """Each try has a number of its own: what they left would hold the last room, more with each."""
+    inner = disk()
+    files = FaultFileSystem(inner, error=errno.ENOSPC, forever=True)
+    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+        log = manager.log("orders")
+        written = list(fill(log, 3).values())
+        folder = f"{ROOT}/orders/manifest/{log.stream_id:020}"
+        for _ in range(5):
+            log.tiers.evict(0)
+            log.tiers.hydrate(0)
+            files.fail_on("sync")
+            with pytest.raises(OSError, match="No space"):
+                log.tiers.rewrite_manifest()
+            assert [name for name in inner.list_dir(folder) if name.endswith(".tmp")] == []
+            files.heal()
+        assert payloads(log) == written

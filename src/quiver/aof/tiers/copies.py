@@ -91,12 +91,7 @@ class Copies:
         name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
         size, checksum = self._write(name, pack(view, sealed.end, sealed.footer, level=self._level))
         entry = TierEntry(sealed.header, sealed.footer, name, size, checksum, True, "resident_in_tier0")
-        packed = self.open_warm(entry)
-        offset = 0
-        for piece in packed.plain():
-            if piece != view[offset : offset + len(piece)]:
-                raise Damaged(packed.name, 0, f"what was packed from {offset} on is not what comes out")
-            offset += len(piece)
+        _compare(self.open_warm(entry), view)
         return entry
 
     def _write(self, name: str, pieces: Iterator[bytes]) -> tuple[int, int]:
@@ -220,6 +215,32 @@ class Copies:
         if info.size_bytes != entry.warm_bytes:
             raise Damaged(key, 0, f"the object has {info.size_bytes} bytes, the file {entry.warm_bytes}")
         return info.etag
+
+    def pack_object(self, sealed: SealedSegment, view: memoryview, key: str, now_ms: int) -> TierEntry:
+        """
+        Make the object *key* of a segment, of which *view* is the file, without a packed file; compared on return.
+
+        Raises:
+            ObjectsUnavailable: try again.
+            Damaged: what is read back is not what was written.
+        """
+
+        def pieces() -> Iterator[bytes]:
+            return pack(view, sealed.end, sealed.footer, level=self._level)
+
+        size = checksum = 0
+        for piece in pieces():
+            size += len(piece)
+            checksum = crc64_nvme(piece, checksum)
+        info = self._objects.put_parts(key, pieces)
+        name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
+        entry = TierEntry(
+            sealed.header, sealed.footer, name, size, checksum, has_warm=False, residency="resident_in_tier0",
+            remote=RemoteCopy(key, info.etag, size, now_ms),
+        )  # fmt: skip
+        self.check_object(entry)
+        _compare(self.open_object(entry), view)
+        return entry
 
     def _checksum(self, file: File, size: int) -> int:
         value = 0
@@ -360,6 +381,20 @@ class Copies:
             tier, self._tier = self._tier, None
         if tier is not None:
             tier.close()
+
+
+def _compare(packed: PackedSegment, view: memoryview) -> None:
+    """
+    Return when what is packed is what *view* holds.
+
+    Raises:
+        Damaged: it is not.
+    """
+    offset = 0
+    for piece in packed.plain():
+        if piece != view[offset : offset + len(piece)]:
+            raise Damaged(packed.name, 0, f"what was packed from {offset} on is not what comes out")
+        offset += len(piece)
 
 
 def _read_whole(file: File, start: int, length: int) -> bytes:

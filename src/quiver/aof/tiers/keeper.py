@@ -11,7 +11,7 @@ Where a segment is, the disk says; where its copies ought to be, the manifest lo
 
     pack      warm file (temporary, sync, rename, sync) ▸ read back and compared ▸ manifest
               a warm file that the manifest does not know: it goes when the segment has its file, else it is taken over
-    upload    object ▸ manifest: uploaded again
+    upload    object ▸ manifest: uploaded again; where a packed file has no room, from the segment's own file
     evict     a copy is read back ▸ manifest ▸ the file goes: it is there still, and goes with the next turn
     trim      the object is read back ▸ manifest ▸ the warm file goes: as above
     hydrate   file (temporary, sync) ▸ its records verified ▸ rename, sync ▸ manifest
@@ -279,7 +279,12 @@ class Tiers:
             raise RecordUnknown(f"no sealed segment {segment_id}")
         if sealed not in self._movable():
             raise WrongUse(f"segment {segment_id} is the newest sealed one: it keeps its file")
-        entry = self._packed(sealed)
+        try:
+            entry = self._packed(sealed)
+        except OSError as error:
+            if not self._copies.has_objects or not is_full_disk(error):
+                raise
+            entry = self._uploads.upload_file(sealed)  # or a disk that ran full would never have room again
         with self._lock:
             if entry is None or segment_id in self._away:
                 return
@@ -335,13 +340,14 @@ class Tiers:
         segment_id = sealed.segment_id
         with self._lock:
             entry = self._entries.get(segment_id)
-            if entry is not None:
+            key = entry.remote.object_key if entry and entry.remote else self._manifest.state.uploads.get(segment_id)
+            if entry is not None or key is not None:
                 now_ms = self._manifest.now_ms
                 records = [entry_record(segment_id, None, now_ms)]
-                key = entry.remote.object_key if entry.remote else self._manifest.state.uploads.get(segment_id)
                 if key is not None:
                     records.append(key_record(Event.TIER2_DELETE_QUEUED, segment_id, key, now_ms))
                 self._manifest.write(records)
+            if entry is not None:
                 self._copies.remove_warm(entry)
             remove_durably(self._fs, [sealed.path])
             self._away.discard(segment_id)

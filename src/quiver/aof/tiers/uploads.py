@@ -104,12 +104,8 @@ class Uploads:
             entry = self._placement.entries.get(segment_id)
         if entry is None or entry.remote is not None or not entry.has_warm:
             return
-        key = object_key(self._stream_id, segment_id, entry.footer.sealed_at)
         manifest = self._placement.manifest
-        with self._lock:
-            if manifest.state.uploads.get(segment_id) != key:  # from now on there may be an object
-                manifest.write([key_record(Event.UPLOAD_STARTED, segment_id, key, manifest.now_ms)])
-        self._counts.upload_attempts += 1
+        key = self._begin(segment_id, entry.footer.sealed_at)
         self._attempts[segment_id] += 1
         attempts = self._attempts[segment_id]
         try:
@@ -133,6 +129,42 @@ class Uploads:
             self._observer, "tier2_upload_success", entry, attempts=attempts, object_key=key,
             compressed_bytes=entry.warm_bytes, original_bytes=entry.original_bytes,
         )  # fmt: skip
+
+    def _begin(self, segment_id: int, sealed_at: int) -> str:
+        key = object_key(self._stream_id, segment_id, sealed_at)
+        manifest = self._placement.manifest
+        with self._lock:
+            if manifest.state.uploads.get(segment_id) != key:  # from now on there may be an object
+                manifest.write([key_record(Event.UPLOAD_STARTED, segment_id, key, manifest.now_ms)])
+        self._counts.upload_attempts += 1
+        return key
+
+    def upload_file(self, sealed: SealedSegment) -> TierEntry | None:
+        """
+        Upload a segment from its file, where the disk has no room for a packed one; None when it retired meanwhile.
+
+        Raises:
+            OSError, QuiverError: there is no object yet; try again.
+        """
+        manifest = self._placement.manifest
+        key = self._begin(sealed.segment_id, sealed.footer.sealed_at)
+        try:
+            entry = self._copies.pack_object(sealed, self._catalog.view(sealed), key, manifest.now_ms)
+        except (OSError, QuiverError):
+            self._counts.upload_failures += 1
+            raise
+        with self._lock:
+            if self._catalog.get(sealed.segment_id) is None:
+                manifest.write([key_record(Event.TIER2_DELETE_QUEUED, sealed.segment_id, key, manifest.now_ms)])
+                return None
+            etag = entry.remote.etag if entry.remote else None
+            entry = self._placement.note([self._placement.event(Event.UPLOAD_DONE, entry, key, etag)], entry)
+        self._counts.uploads += 1
+        tell_move(
+            self._observer, "tier2_upload_success", entry, attempts=1, object_key=key,
+            compressed_bytes=entry.warm_bytes, original_bytes=entry.original_bytes,
+        )  # fmt: skip
+        return entry
 
     def _upload_failed(self, segment_id: int, key: str, error: Exception) -> None:
         self._counts.upload_failures += 1
