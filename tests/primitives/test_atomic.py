@@ -103,6 +103,22 @@ def test_without_the_directory_sync_the_old_file_may_return(disk):
     assert disk.clone_after_crash(0).read_all("/d/f", size_max=10_000) == OLD
 
 
+@pytest.mark.parametrize("replace", [replace_file, replace_advisory_file])
+@pytest.mark.parametrize("removes", [True, False])
+def test_what_the_disk_refused_takes_no_room(disk, replace, removes):
+    """
+    A full disk has no blocks to spare for half a file. That it cannot be removed either hides nothing.
+    """
+    fails = {"pwrite": 1} if removes else {"pwrite": 1, "remove": 1}
+    failing = FaultFileSystem(disk, fails, error=errno.ENOSPC, short_write=10)
+    with pytest.raises(OSError) as caught:
+        replace(failing, "/d/f", NEW)
+
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.list_dir("/d") == (["f"] if removes else ["f", "f.tmp"])
+    assert disk.read_all("/d/f", size_max=10_000) == OLD
+
+
 @pytest.mark.parametrize("step", ["create", "pwrite", "sync", "rename", "sync_dir"])
 def test_a_failing_step_is_reported(disk, step):
     """

@@ -8,7 +8,8 @@ Small files replaced whole, and names that stay gone.
     remove_durably        unlink → fsync directory
 
 A crash between any two steps of the first leaves the old file or the new one, never neither and never a mixture. What
-may be left over is ``<path>.tmp``; the next replacement of the same file takes it over.
+may be left over is ``<path>.tmp``; the next replacement of the same file takes it over. A write that the disk refuses
+leaves nothing: on a full disk those blocks may be the last ones.
 """
 
 from __future__ import annotations
@@ -42,13 +43,8 @@ def replace_file(fs: FileSystem, path: str, data: Buffer, *, mode: int = 0o600) 
         OSError: the old contents are still there, or (from the last step) the new ones, perhaps not durably.
     """
     temporary = path + TEMPORARY_SUFFIX
-    file = fs.create_or_truncate(temporary, mode=mode)
-    try:
-        file.pwrite(data, 0)
-        # Without this the name could become durable before the bytes: after a power cut the file is there, empty.
-        file.sync_data()
-    finally:
-        file.close()
+    # Without a sync the name could become durable before the bytes: after a power cut the file is there, empty.
+    _write_temporary(fs, temporary, data, mode=mode, sync=True)
     fs.rename(temporary, path)
     fs.sync_dir(os.path.dirname(path))  # noqa: PTH120
 
@@ -63,12 +59,23 @@ def replace_advisory_file(fs: FileSystem, path: str, data: Buffer, *, mode: int 
         OSError: the old contents are still there.
     """
     temporary = path + TEMPORARY_SUFFIX
+    _write_temporary(fs, temporary, data, mode=mode, sync=False)
+    fs.rename(temporary, path)
+
+
+def _write_temporary(fs: FileSystem, temporary: str, data: Buffer, *, mode: int, sync: bool) -> None:
     file = fs.create_or_truncate(temporary, mode=mode)
     try:
-        file.pwrite(data, 0)
-    finally:
-        file.close()
-    fs.rename(temporary, path)
+        try:
+            file.pwrite(data, 0)
+            if sync:
+                file.sync_data()
+        finally:
+            file.close()
+    except OSError:
+        with contextlib.suppress(OSError):
+            fs.remove(temporary)
+        raise
 
 
 def remove_durably(fs: FileSystem, paths: Iterable[str]) -> None:
