@@ -13,7 +13,6 @@ there is to know. The chunk before it stays, for the day on which the newest can
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -246,13 +245,7 @@ class ManifestLog:
         header = ChunkHeader(index, self._records, end, end, crc64_nvme(body))
         path = f"{self._folder}/{chunk_name(index)}"
         self._fs.make_dirs(self._folder)
-        try:
-            replace_file(self._fs, path, encode_chunk_header(header) + body)
-        except OSError:
-            # The next try has another name: on a full disk what each of them leaves would hold the last room.
-            with contextlib.suppress(OSError):
-                self._fs.remove(path + TEMPORARY_SUFFIX)
-            raise
+        replace_file(self._fs, path, encode_chunk_header(header) + body)
         self._file, self._header = self._fs.open_write(path), header
         self._records += len(snapshot)
         self._limit = max(self._chunk_bytes, 2 * end)
