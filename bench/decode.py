@@ -17,8 +17,9 @@ from time import process_time
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from quiver.otap import StoredTables, decode_groups, from_otlp, views
+from quiver.otap import decode_groups, iter_bundles, views
 from quiver.otap.arrays import Odd
+from quiver.otap.stored import StoredTables
 from quiver.otap.tables_from_otlp import tables_of_message, tables_of_request
 from report import bench_parser, machine, noise, ratios, run_rounds, show
 from telemetry import ROWS, log_request
@@ -59,7 +60,7 @@ def rows_by_object(requests: list[bytes]) -> None:
 
 
 def rows_of_tables(requests: list[bytes]) -> Callable[[Path], float]:
-    bundles = [bundle for data in requests for bundle in from_otlp(data, "logs")]
+    bundles = [bundle for data in requests for bundle in iter_bundles(data, "logs")]
     stored = [StoredTables(bundle.batches, "logs") for bundle in bundles]
 
     def run(_directory: Path) -> float:

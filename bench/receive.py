@@ -30,7 +30,7 @@ from time import perf_counter
 import grpc
 
 import quiver
-from quiver.otap import BatchStatus, StatusCode, StreamEncoder, decode_status, from_otlp
+from quiver.otap import BatchStatus, StatusCode, StreamEncoder, decode_status, iter_bundles
 from quiver.otap.payload_schema import SIGNALS
 from quiver.receivers.otap_grpc import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
@@ -166,7 +166,7 @@ def otlp_contender(
 
 def otap_contender(requests: list[bytes]) -> Callable[[Path], dict[str, float]]:
     encoder = StreamEncoder("logs")
-    bundles = [bundle for data in requests for bundle in from_otlp(data, "logs")]
+    bundles = [bundle for data in requests for bundle in iter_bundles(data, "logs")]
     messages = [batch.message for bundle in bundles for batch in encoder.encode(bundle.batches)]
 
     def run(directory: Path) -> dict[str, float]:

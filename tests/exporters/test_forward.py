@@ -276,7 +276,7 @@ def test_tables_become_requests_again():
     record = resource.scope_logs.add().log_records.add(time_unix_nano=5)
     record.body.string_value = "hello"
     record.attributes.add(key="n").value.int_value = 3
-    (bundle,) = from_otlp(asked.SerializeToString(), "logs")
+    bundle = from_otlp(asked.SerializeToString(), "logs")
     assert 60 not in bundle
     rig = Rig(bundle)
 

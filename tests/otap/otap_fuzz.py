@@ -20,10 +20,10 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from otap_random import carried_request
 from otap_ways import CASES, bytes_of
 
-from quiver.otap import StreamDecoder, decode_requests, decode_status, from_otlp
+from quiver.otap import StreamDecoder, decode_requests, iter_bundles
 from quiver.otap.any_values import key_values
 from quiver.otap.arrays import Odd
-from quiver.otap.arrow_message import ArrowRecords, decode_records
+from quiver.otap.arrow_message import ArrowRecords, decode_records, try_decode_status
 from quiver.otap.cbor import decode_value, encode_value, measure_value
 from quiver.otap.cbor_columns import count_flat, written_flat
 from quiver.otap.columns import json_text
@@ -118,7 +118,7 @@ def _by_column(data: bytes, value: AnyValue, count: int) -> None:
 
 
 def stream(data: bytes, signal: str) -> str:
-    batch = StreamDecoder(signal).decode(data)
+    batch = StreamDecoder(signal).try_decode(data)
     if isinstance(batch, Damage):
         return batch.reason
     assert isinstance(batch, ArrowBatch)
@@ -130,7 +130,7 @@ def stream(data: bytes, signal: str) -> str:
 
 
 def messages(data: bytes) -> str:
-    status = decode_status(data)
+    status = try_decode_status(data)
     records = decode_records(data)
     if not isinstance(records, ArrowRecords):
         return f"{records.reason} {type(status).__name__}"
@@ -157,7 +157,7 @@ def _messages_of(signal: str) -> list[bytes]:
 def _cbor_samples() -> list[bytes]:
     found = []
     for data in _requests("logs"):
-        for bundle in from_otlp(data, "logs"):
+        for bundle in iter_bundles(data, "logs"):
             for batch in bundle.batches.values():
                 if "ser" in batch.schema.names:
                     found += [value for value in batch.column("ser").to_pylist() if value]

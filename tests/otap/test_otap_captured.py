@@ -48,7 +48,7 @@ def log_with(**attributes):
 
 
 def message_of(request) -> bytes:
-    (bundle,) = from_otlp(request.SerializeToString(), "logs")
+    bundle = from_otlp(request.SerializeToString(), "logs")
     (batch,) = StreamEncoder("logs").encode(bundle.batches)
     return batch.message
 

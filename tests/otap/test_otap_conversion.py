@@ -309,7 +309,7 @@ def test_a_long_scope_shared_without_end_is_not_sent():
     own = pa.StructArray.from_arrays([pa.array(range(6000), U16)], fields=[pa.field("id", U16, metadata=PLAIN)])
     scope = pa.StructArray.from_arrays([pa.array([0] * 6000, U16)], ["id"])
     tables = {2: made[1], 30: pa.RecordBatch.from_pydict({"resource": own, "scope": scope})}
-    refused = Line("logs").encoder.encode(tables)
+    refused = Line("logs").encoder.try_encode(tables)
     assert refused == Damage(0, "resources and scopes share 1 attributes so often that they become 6000")
 
 

@@ -42,7 +42,7 @@ def receiver(store):
 
 def messages(count: int = 1, case: str = "logs_sdk") -> list[bytes]:
     encoder = StreamEncoder("logs")
-    (bundle,) = from_otlp(bytes_of(CASES[case]["otlp"][0]), "logs")
+    bundle = from_otlp(bytes_of(CASES[case]["otlp"][0]), "logs")
     return [batch.message for _ in range(count) for batch in encoder.encode(bundle.batches)]
 
 
@@ -169,7 +169,7 @@ def test_what_is_no_message_at_all_ends_the_stream_saying_why(receiver, store):
 def test_unsound_tables_are_invalid_and_the_stream_goes_on(receiver, store):
     """They decode as Arrow, so that what follows them has its meaning; but no reader could read them."""
     encoder = StreamEncoder("logs")
-    (bundle,) = from_otlp(bytes_of(LOGS["otlp"][0]), "logs")
+    bundle = from_otlp(bytes_of(LOGS["otlp"][0]), "logs")
     (orphaned,) = StreamEncoder("logs").encode(bundle.batches)
     (good,) = encoder.encode(bundle.batches)
     without_root = renamed(drop_payload(orphaned.message, 30))
@@ -265,7 +265,7 @@ def test_checklist_2_two_batches_with_one_id_are_both_answered(receiver, store):
         client.send(messages()[0])
         assert client.status().batch_id == 0
         again = StreamEncoder("logs")
-        (bundle,) = from_otlp(bytes_of(CASES["logs_anyvalue"]["otlp"][0]), "logs")
+        bundle = from_otlp(bytes_of(CASES["logs_anyvalue"]["otlp"][0]), "logs")
         (batch,) = again.encode(bundle.batches)
         client.send(renamed(batch.message))
         assert client.status().batch_id == 0
@@ -321,7 +321,7 @@ def test_dictionaries_that_grow_end_a_stream_before_they_are_refused(store):
         encoder = StreamEncoder("logs")
         with Client(receiver.port) as client:
             for at in range(12):
-                (bundle,) = from_otlp(logs_with(f"{at}-{'x' * 4_000}"), "logs")
+                bundle = from_otlp(logs_with(f"{at}-{'x' * 4_000}"), "logs")
                 client.send(*(batch.message for batch in encoder.encode(bundle.batches)))
             statuses = client.statuses()
     assert 0 < len(statuses) < 12
@@ -333,7 +333,7 @@ def test_the_dictionaries_of_all_streams_have_one_limit(store):
     with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
         clients = [Client(receiver.port) for _ in range(6)]
         for client in clients:
-            (bundle,) = from_otlp(logs_with("x" * 20_000), "logs")
+            bundle = from_otlp(logs_with("x" * 20_000), "logs")
             client.send(*(batch.message for batch in StreamEncoder("logs").encode(bundle.batches)))
             assert client.status().code == StatusCode.OK
         assert clients[-1].statuses() == []

@@ -5,6 +5,7 @@ The protobuf messages of a stream, as bytes, and the IPC messages inside, before
 import pyarrow as pa
 import pytest
 
+from quiver.errors import BundleInvalid
 from quiver.otap.arrow_message import (
     ArrowPayload,
     ArrowRecords,
@@ -62,8 +63,9 @@ def test_records_that_are_refused(data, reason):
 
 
 @pytest.mark.parametrize("data", [b"\x1a\xff", b"\x1a\x02\xff\xff", b"x" * 70_000])
-def test_a_status_that_is_none(data):
-    assert isinstance(decode_status(data), Damage)
+def test_a_malformed_status_is_an_error(data):
+    with pytest.raises(BundleInvalid, match="status|BatchStatus"):
+        decode_status(data)
 
 
 def ipc(batch: pa.RecordBatch, codec: str | None = None) -> bytes:

@@ -10,7 +10,7 @@ from otap_oracle import REQUESTS
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import Damaged
-from quiver.otap import from_otlp, view_schema
+from quiver.otap import iter_bundles, view_schema
 from quiver.spark.exporter_parquet import PartWriter
 from quiver.spark.partitions import Span
 from quiver.spark.read_partition import METADATA_SCHEMA, PartitionReader
@@ -50,13 +50,13 @@ def test_requests_and_tables_come_out_in_one_read(tmp_path):
         tmp_path,
         [
             whole(request(0, 3)),
-            *from_otlp(request(3, 5), "logs"),
+            *iter_bundles(request(3, 5), "logs"),
             whole(request(8, 2)),
-            *from_otlp(request(10, 100), "logs"),
-            *from_otlp(request(110, 100), "logs"),
+            *iter_bundles(request(10, 100), "logs"),
+            *iter_bundles(request(110, 100), "logs"),
             whole(request(210, 1)),
             Bundle({61: whole(b"")[60]}),
-            *from_otlp(request(211, 2), "logs"),
+            *iter_bundles(request(211, 2), "logs"),
         ],
     )
     rows = pa.Table.from_batches(list(reader_of().read(spans))).to_pylist()
@@ -73,7 +73,7 @@ def test_tables_that_cannot_be_read_are_told_and_passed_over_when_asked(tmp_path
     # What makes them tables of OTAP; else the slot is somebody else's.
     resources = pa.array([{"id": 0}] * rows, pa.struct([("id", pa.uint16())]))
     broken = Bundle({30: pa.RecordBatch.from_pydict({"resource": resources, "severity_text": list(range(rows))})})
-    spans = spans_of(tmp_path, [whole(request(0, 3)), broken, *from_otlp(request(3, 100), "logs")])
+    spans = spans_of(tmp_path, [whole(request(0, 3)), broken, *iter_bundles(request(3, 100), "logs")])
     with pytest.raises(Damaged, match="bundle 0:1 cannot be decoded: LOGS: column severity_text is int64"):
         list(reader_of().read(spans))
     kept = pa.Table.from_batches(list(reader_of(fail=False).read(spans)))
@@ -84,7 +84,7 @@ def test_tables_that_cannot_be_read_are_told_and_passed_over_when_asked(tmp_path
 def test_parquet_gets_rows_of_both_and_other_slots_as_they_are(tmp_path):
     """The writer of the Parquet exporter, as it runs in a task."""
     other = Bundle({7: pa.RecordBatch.from_pydict({"x": [1, 2]})})
-    spans = spans_of(tmp_path, [whole(request(0, 3)), *from_otlp(request(3, 100), "logs"), other])
+    spans = spans_of(tmp_path, [whole(request(0, 3)), *iter_bundles(request(3, 100), "logs"), other])
     descriptors = pa.RecordBatch.from_pydict(
         {
             "path": [spans[0].path] * 3,

@@ -97,7 +97,7 @@ def test_checklist_18_a_body_is_never_null_beside_others():
 def test_checklist_18_each_pair_of_resource_and_scope_has_an_id():
     line = Line("metrics")
     line.send(tables_of(bytes_of(CASES["metrics_all_kinds"]["otlp"][0]), "metrics"))
-    found = StreamDecoder("metrics").decode(line.messages[0]).tables[10]
+    found = StreamDecoder("metrics").try_decode(line.messages[0]).tables[10]
     resources, scopes = (found.column(name).field("id").to_pylist() for name in ("resource", "scope"))
     assert len(set(zip(resources, scopes, strict=True))) == len(set(scopes))
     assert scopes == sorted(scopes)
@@ -145,7 +145,7 @@ def test_a_dictionary_grows_from_8_to_16_bits_on_a_new_schema_id():
 def texts_over(line: Line, texts: list[str]) -> pa.Schema:
     """Send records that have nothing but these texts; return the schema they went under."""
     (batch,) = line.encoder.encode({30: severities(pa.array(texts))})
-    found = line.decoder.decode(batch.message).tables[30].column("severity_text")
+    found = line.decoder.try_decode(batch.message).tables[30].column("severity_text")
     assert (found.dictionary_decode() if pa.types.is_dictionary(found.type) else found).to_pylist() == texts
     return line.encoder._writers[30].schema.field("severity_text").type
 
@@ -192,7 +192,7 @@ def test_long_batches_become_several_messages():
 def test_a_record_that_is_too_long_is_refused_and_the_stream_goes_on():
     line = Line("logs", payload_compression="none", message_bytes_max=20_000)
     sent(line, "a")
-    refused = line.encoder.encode(tables("x" * 30_000))
+    refused = line.encoder.try_encode(tables("x" * 30_000))
     assert isinstance(refused, Damage)
     assert "a record takes" in refused.reason
     sent(line, "b")
@@ -205,7 +205,7 @@ def test_metadata_of_metrics_stays_at_home_unless_asked_for():
     made = tables_of(request.SerializeToString(), "metrics")
     for told in (False, True):
         (batch,) = StreamEncoder("metrics", metric_metadata=told).encode(made)
-        assert (26 in StreamDecoder("metrics").decode(batch.message).tables) == told
+        assert (26 in StreamDecoder("metrics").try_decode(batch.message).tables) == told
 
 
 # -- what a receiver takes and refuses --------------------------------------------------------------------
@@ -225,14 +225,14 @@ def severities(values) -> pa.RecordBatch:
 @pytest.mark.parametrize("codec", [None, "zstd", "lz4"])
 def test_checklist_9_buffers_may_be_plain_zstd_or_lz4(codec):
     decoder = StreamDecoder("logs")
-    batch = decoder.decode(wire(30, severities(pa.array(["x"] * 1000)), codec=codec))
+    batch = decoder.try_decode(wire(30, severities(pa.array(["x"] * 1000)), codec=codec))
     assert restored(batch.tables, "logs").resource_logs[0].scope_logs[0].log_records[999].severity_text == "x"
 
 
 @pytest.mark.parametrize("index", [pa.uint8(), pa.uint16(), pa.uint32(), pa.int8(), pa.int32()])
 def test_checklist_8_dictionaries_of_any_index_with_nulls_inside_decode(index):
     values = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2], index), pa.array(["a", None, "a"]))
-    batch = StreamDecoder("logs").decode(wire(30, severities(values)))
+    batch = StreamDecoder("logs").try_decode(wire(30, severities(values)))
     records = restored(batch.tables, "logs").resource_logs[0].scope_logs[0].log_records
     assert [record.severity_text for record in records] == ["a", "", "", "a"]
 
@@ -249,7 +249,7 @@ def test_checklist_8_an_empty_dictionary_is_later_replaced():
 def test_checklist_20_a_recorded_message_cut_anywhere_is_refused():
     data = bytes_of(CASES["logs_headers"]["otap"][0])
     for end in range(len(data)):
-        cut = StreamDecoder("logs").decode(data[:end])
+        cut = StreamDecoder("logs").try_decode(data[:end])
         # Cut behind a field of the outer message it is a shorter message, and says so by what is missing.
         assert isinstance(cut, Damage) or set(cut.tables) < {1, 30, 31} or not cut.headers
 
@@ -260,7 +260,7 @@ def test_checklist_20_flipped_bytes_give_a_refusal_or_other_values(name):
     data = bytearray(bytes_of(case["otap"][0]))
     for at in range(0, len(data), 1 + len(data) // 60):
         data[at] ^= 0x55
-        found = StreamDecoder(case["signal"]).decode(bytes(data))
+        found = StreamDecoder(case["signal"]).try_decode(bytes(data))
         data[at] ^= 0x55
         if isinstance(found, Damage):
             assert found.reason
@@ -280,9 +280,9 @@ def test_every_byte_of_a_recorded_message_flipped_in_several_ways(case):
             for flip in (0x01, 0x80, 0xFF):
                 decoder = StreamDecoder(case["signal"])
                 for message in before:
-                    assert isinstance(decoder.decode(message), ArrowBatch)
+                    assert isinstance(decoder.try_decode(message), ArrowBatch)
                 data[at] ^= flip
-                found = decoder.decode(bytes(data))
+                found = decoder.try_decode(bytes(data))
                 data[at] ^= flip
                 if isinstance(found, ArrowBatch):
                     request_of_tables(found.tables, case["signal"])
@@ -290,21 +290,21 @@ def test_every_byte_of_a_recorded_message_flipped_in_several_ways(case):
 
 def test_after_a_refusal_the_stream_is_gone():
     decoder = StreamDecoder("logs")
-    refused = decoder.decode(b"\xff")
+    refused = decoder.try_decode(b"\xff")
     assert isinstance(refused, Damage)
-    assert decoder.decode(bytes_of(CASES["logs_sdk"]["otap"][0])) is refused
+    assert decoder.try_decode(bytes_of(CASES["logs_sdk"]["otap"][0])) is refused
 
 
 def test_a_later_message_alone_is_refused():
-    refused = StreamDecoder("logs").decode(bytes_of(CASES["logs_sdk"]["otap"][1]))
+    refused = StreamDecoder("logs").try_decode(bytes_of(CASES["logs_sdk"]["otap"][1]))
     assert isinstance(refused, Damage)
     assert "not a schema, dictionaries, then one record batch" in refused.reason
 
 
 def test_an_id_that_changes_its_type_is_refused():
     decoder = StreamDecoder("logs")
-    assert isinstance(decoder.decode(wire(30, severities(["a"]))), ArrowBatch)
-    refused = decoder.decode(wire(31, pa.RecordBatch.from_pydict({"key": ["a"]})))
+    assert isinstance(decoder.try_decode(wire(30, severities(["a"]))), ArrowBatch)
+    refused = decoder.try_decode(wire(31, pa.RecordBatch.from_pydict({"key": ["a"]})))
     assert refused == Damage(0, "schema id '1' was one of LOGS")
 
 
@@ -319,7 +319,7 @@ def test_an_id_that_changes_its_type_is_refused():
 )
 def test_limits_of_a_stream(limits, reason):
     (batch,) = StreamEncoder("logs").encode(tables(*map(str, range(300))))
-    refused = StreamDecoder("logs", StreamLimits(**limits)).decode(batch.message)
+    refused = StreamDecoder("logs", StreamLimits(**limits)).try_decode(batch.message)
     assert isinstance(refused, Damage)
     assert reason in refused.reason
 
@@ -328,7 +328,7 @@ def test_a_compressed_bomb_is_refused_before_it_is_inflated():
     zeros = pa.RecordBatch.from_pydict({"severity_text": pa.array(["\0" * 45_000_000] * 3)})
     message = wire(30, zeros, codec="zstd")
     assert len(message) < 100_000
-    refused = StreamDecoder("logs").decode(message)
+    refused = StreamDecoder("logs").try_decode(message)
     assert isinstance(refused, Damage)
     assert "bytes when inflated" in refused.reason
 
@@ -344,14 +344,14 @@ def test_a_compressed_bomb_is_refused_before_it_is_inflated():
     ],
 )
 def test_schemas_of_another_kind_are_refused(batch, reason):
-    refused = StreamDecoder("logs").decode(wire(30, batch))
+    refused = StreamDecoder("logs").try_decode(wire(30, batch))
     assert isinstance(refused, Damage)
     assert reason in refused.reason
 
 
 def test_tables_of_another_signal_are_refused():
-    assert "do not belong to metrics" in StreamEncoder("metrics").encode(tables("a")).reason
-    refused = StreamDecoder("metrics").decode(wire(30, severities(["a"])))
+    assert "do not belong to metrics" in StreamEncoder("metrics").try_encode(tables("a")).reason
+    refused = StreamDecoder("metrics").try_decode(wire(30, severities(["a"])))
     assert refused == Damage(0, "payload type 30 does not belong to metrics")
 
 

@@ -48,7 +48,7 @@ def test_from_a_stream_through_two_stores(tmp_path, signal):
         with OtapGrpcReceiver(first, SETTINGS) as near, Client(near.port, signal) as client:
             encoder = StreamEncoder(signal)
             for request in requests_of(signal):
-                (bundle,) = from_otlp(request, signal)
+                bundle = from_otlp(request, signal)
                 client.send(*(batch.message for batch in encoder.encode(bundle.batches)))
             client.half_close()
             assert {status.code for status in client.statuses()} == {StatusCode.OK}

@@ -11,17 +11,16 @@ from otap_ways import CASES, VECTORS, VIEW_OF, bytes_of, weighed
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
 from quiver.errors import BundleInvalid
 from quiver.otap import (
-    StoredTables,
     StreamDecoder,
     decode_groups,
     from_otlp,
+    iter_bundles,
     slots_of_view,
-    split_stored,
-    stored_requests,
     view,
 )
 from quiver.otap.columnar_tables import decode_tables
 from quiver.otap.sound_tables import sound_tables
+from quiver.otap.stored import StoredTables, split_stored, stored_requests
 from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.primitives.scan import Damage
 
@@ -34,10 +33,10 @@ def whole(data: bytes, signal: str) -> Bundle:
 
 def same_rows(data: bytes, signal: str) -> int:
     requests = view(whole(data, signal), signal)
-    bundles = from_otlp(data, signal)
+    bundles = list(iter_bundles(data, signal))
     stored = [StoredTables(bundle.batches, signal) for bundle in bundles]
     for groups in (
-        decode_groups([tables.request() for tables in stored], signal),
+        decode_groups([tables.try_request() for tables in stored], signal),
         decode_groups(stored, signal),
     ):
         batches = [group.batch for group in groups if not group.bad]
@@ -60,7 +59,7 @@ def test_recorded_requests_give_equal_rows(case):
 def test_records_and_spans_need_no_request_in_between(case):
     """Whatever their values are: only a key that is twice in one map takes the way around."""
     for name in CASES[case]["otlp"]:
-        for bundle in from_otlp(bytes_of(name), CASES[case]["signal"]):
+        for bundle in iter_bundles(bytes_of(name), CASES[case]["signal"]):
             sound = sound_tables(bundle.batches, CASES[case]["signal"])
             found = decode_tables([sound], VIEW_OF[CASES[case]["signal"]])
             for column in found.makers.values():
@@ -72,8 +71,8 @@ def test_what_came_over_a_stream_gives_the_rows_of_its_request(case):
     """Sorted by others, with nulls and shared scope ids."""
     decoder = StreamDecoder(case["signal"])
     for name in case["otap"]:
-        stored = StoredTables(decoder.decode(bytes_of(name)).tables, case["signal"])
-        (direct,), (around,) = (list(decode_groups([what], case["signal"])) for what in (stored, stored.request()))
+        stored = StoredTables(decoder.try_decode(bytes_of(name)).tables, case["signal"])
+        (direct,), (around,) = (list(decode_groups([what], case["signal"])) for what in (stored, stored.try_request()))
         assert sorted(map(repr, direct.batch.to_pylist())) == sorted(map(repr, around.batch.to_pylist()))
 
 
@@ -119,9 +118,9 @@ def test_sets_of_tables_are_decoded_together_and_stay_apart(signal):
     """Each numbers its records, resources and scopes from nought."""
     view_name = "spans" if signal == "traces" else signal
     requests = [carried_request(view_name, seed) for seed in range(40)]
-    stored = [StoredTables(bundle.batches, signal) for data in requests for bundle in from_otlp(data, signal)]
+    stored = [StoredTables(bundle.batches, signal) for data in requests for bundle in iter_bundles(data, signal)]
     expected = [
-        row for one in stored for (group,) in [decode_groups([one.request()], signal)] for row in rows_of(group)
+        row for one in stored for (group,) in [decode_groups([one.try_request()], signal)] for row in rows_of(group)
     ]
     for group_bytes in (1, 200_000, 1 << 30):
         groups = list(decode_groups(stored, signal, group_bytes=group_bytes))
@@ -133,7 +132,7 @@ def test_sets_of_tables_are_decoded_together_and_stay_apart(signal):
 
 
 def test_an_unsound_set_among_others_is_told_and_they_give_rows():
-    (tables,) = from_otlp(bytes_of(CASES["logs_sdk"]["otlp"][0]), "logs")
+    tables = from_otlp(bytes_of(CASES["logs_sdk"]["otlp"][0]), "logs")
     broken = {30: pa.RecordBatch.from_pydict({"id": ["a"], "resource": [{"id": 0}]})}
     good = StoredTables(tables.batches, "logs")
     (group,) = decode_groups([good, StoredTables(broken, "logs"), good], "logs")
@@ -144,7 +143,7 @@ def test_an_unsound_set_among_others_is_told_and_they_give_rows():
 
 def test_a_bundle_of_both_kinds_gives_the_rows_of_both():
     data = bytes_of(CASES["logs_sdk"]["otlp"][0])
-    (tables,) = from_otlp(data, "logs")
+    tables = from_otlp(data, "logs")
     rows = view(whole(data, "logs"), "logs").to_pylist()
     both = Bundle({**tables.batches, **whole(data, "logs").batches})
     assert view(both, "logs").to_pylist() == rows + rows
@@ -152,7 +151,7 @@ def test_a_bundle_of_both_kinds_gives_the_rows_of_both():
 
 def test_slots_that_no_view_shows_stay_as_they_are():
     data = bytes_of(CASES["logs_sdk"]["otlp"][0])
-    (tables,) = from_otlp(data, "logs")
+    tables = from_otlp(data, "logs")
     other = pa.RecordBatch.from_pydict({"id": [1]})
     shown, rest = split_stored({**tables.batches, 7: other, 40: other, 61: whole(b"", "traces")[61]})
     assert rest == {7: other, 40: other}
@@ -160,7 +159,7 @@ def test_slots_that_no_view_shows_stay_as_they_are():
 
 
 def test_tables_of_another_signal_are_passed_over():
-    (tables,) = from_otlp(bytes_of(CASES["logs_sdk"]["otlp"][0]), "logs")
+    tables = from_otlp(bytes_of(CASES["logs_sdk"]["otlp"][0]), "logs")
     assert list(stored_requests(tables.batches, "metrics")) == []
     assert view(tables, "spans").num_rows == 0
     assert set(tables.slots) <= set(slots_of_view("logs"))

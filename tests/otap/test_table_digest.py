@@ -15,7 +15,7 @@ from quiver.primitives.scan import Damage
 
 
 def tables(case: str = "logs_sdk", at: int = 0):
-    (bundle,) = from_otlp(bytes_of(CASES[case]["otlp"][at % len(CASES[case]["otlp"])]), CASES[case]["signal"])
+    bundle = from_otlp(bytes_of(CASES[case]["otlp"][at % len(CASES[case]["otlp"])]), CASES[case]["signal"])
     return dict(bundle.batches)
 
 

@@ -30,7 +30,7 @@ def request(text: str = "a", *, rows: int = 3) -> bytes:
 
 
 def message(encoder: StreamEncoder, text: str = "a") -> bytes:
-    (bundle,) = from_otlp(request(text), "logs")
+    bundle = from_otlp(request(text), "logs")
     (batch,) = encoder.encode(bundle.batches)
     return batch.message
 

@@ -22,7 +22,8 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.exporters.otlp_grpc import OtlpGrpcSender, open_channel
 from quiver.exporters.reply import Reply, grpc_reply
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
-from quiver.otap import EncodedBatch, StatusCode, StreamEncoder, decode_status
+from quiver.otap import EncodedBatch, StatusCode, StreamEncoder
+from quiver.otap.arrow_message import try_decode_status
 from quiver.otap.payload_schema import SIGNALS
 from quiver.otap.tables_from_otlp import Converted, tables_of_request
 from quiver.primitives.scan import Damage
@@ -213,7 +214,7 @@ class _Stream:
             if self.ended or self._retired:
                 # It may have ended before the first batch: then how it ended says what to do.
                 return [[_Waiting(self._how_it_ended)] for _ in sets]
-            encoded = self._encoder.encode_all(sets)
+            encoded = self._encoder.try_encode_all(sets)
             return encoded if isinstance(encoded, Damage) else [self._put(batches) for batches in encoded]
 
     def _put(self, encoded: Iterable[EncodedBatch]) -> list[_Waiting]:
@@ -266,7 +267,7 @@ class _Stream:
     def _read(self) -> None:
         try:
             for data in self._call:
-                status = decode_status(data)
+                status = try_decode_status(data)
                 if isinstance(status, Damage):
                     self._call.cancel()
                     break

@@ -16,7 +16,7 @@ file                    purpose
 `nested_values.py`      arrays and maps inside them → another notation: `nested_json.py`, `nested_cbor.py`
 `arrays.py`             building blocks of all these; `typed_arrays.py`
 `columns.py`            the same from protobuf objects, for what is odd; `logs.py`, `spans.py`, `metrics.py`
-`bundles.py`            `from_otlp`, `to_otlp`: requests ↔ bundles of OTAP tables
+`bundles.py`            `from_otlp`, `iter_bundles`, `to_otlp`: requests ↔ bundles of OTAP tables
 `payload_schema.py`     the tables of OTAP, their columns and how they hang together
 `columnar_payloads.py`  requests → tables with plain ids, without an object per record
 `tables_from_otlp.py`   the same, and from protobuf objects what is odd; `otlp_from_tables.py` the way back
@@ -33,9 +33,9 @@ file                    purpose
 """
 
 from quiver.otap.arrow_message import BatchStatus, StatusCode, decode_status, encode_status
-from quiver.otap.bundles import from_otlp, to_otlp
-from quiver.otap.request import ROWS_BYTES_MAX, Request, parse_request
-from quiver.otap.stored import StoredTables, slots_of_view, split_stored, stored_requests
+from quiver.otap.bundles import from_otlp, iter_bundles, to_otlp
+from quiver.otap.request import ROWS_BYTES_MAX
+from quiver.otap.stored import slots_of_view
 from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder, StreamLimits
 from quiver.otap.stream_encoder import EncodedBatch, StreamEncoder
 from quiver.otap.view_schema import TYPED_VALUE, VIEW_SLOTS, VIEWS, view_schema
@@ -50,9 +50,7 @@ __all__ = [
     "BatchStatus",
     "DecodedRequests",
     "EncodedBatch",
-    "Request",
     "StatusCode",
-    "StoredTables",
     "StreamDecoder",
     "StreamEncoder",
     "StreamLimits",
@@ -61,10 +59,8 @@ __all__ = [
     "decode_status",
     "encode_status",
     "from_otlp",
-    "parse_request",
+    "iter_bundles",
     "slots_of_view",
-    "split_stored",
-    "stored_requests",
     "to_otlp",
     "view",
     "view_schema",

@@ -17,6 +17,7 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
+from quiver.otap.refused import or_raise
 from quiver.primitives.scan import Damage
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "decode_status",
     "encode_records",
     "encode_status",
+    "try_decode_status",
 ]
 
 PAYLOADS_MAX = 19
@@ -160,9 +162,19 @@ def encode_records(batch_id: int, payloads: Sequence[ArrowPayload], headers: byt
     return encoded
 
 
-def decode_status(data: bytes | memoryview) -> BatchStatus | Damage:
+def decode_status(data: bytes | memoryview) -> BatchStatus:
     """
-    Return the status, or why these bytes are none.
+    Return the status that *data* encodes.
+
+    Raises:
+        BundleInvalid: the bytes are not a `BatchStatus`, or are too long for one.
+    """
+    return or_raise(try_decode_status(data))
+
+
+def try_decode_status(data: bytes | memoryview) -> BatchStatus | Damage:
+    """
+    Return what `decode_status` returns, or the reason why it would raise.
     """
     if len(data) > STATUS_BYTES_MAX:
         return Damage(0, f"a status of {len(data)} bytes; the most is {STATUS_BYTES_MAX}")

@@ -6,38 +6,58 @@ A bundle holds the tables under their payload types, ids plain and marked as suc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
 from quiver.bundle import OTLP_SLOTS, Bundle
 from quiver.errors import BundleInvalid
 from quiver.otap.otlp_from_tables import request_of_tables
-from quiver.otap.payload_schema import SIGNALS
+from quiver.otap.payload_schema import ROOT_ROWS_MAX, SIGNALS
+from quiver.otap.refused import or_raise
 from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.otap.view_schema import view_name
-from quiver.primitives.scan import Damage
 
-__all__ = ["from_otlp", "to_otlp"]
+__all__ = ["from_otlp", "iter_bundles", "to_otlp"]
 
 
-def from_otlp(data: bytes | memoryview, signal: str, *, ingested_at_ns: int | None = None) -> tuple[Bundle, ...]:
+def from_otlp(data: bytes | memoryview, signal: str, *, ingested_at_ns: int | None = None) -> Bundle:
     """
-    Return an OTLP export request in protobuf as bundles of tables: one, several when there are more records than
-    16-bit ids, none when there are no records.
+    Return an OTLP export request in protobuf as one bundle of tables with plain ids.
 
-    Resources and scopes without records, and references to entities, have no place in tables; where they must be
-    kept, keep the request itself.
+    The ids of log records, spans and metrics have 16 bits, so a bundle holds at most 65,535 of them. `iter_bundles`
+    has no such limit. A request without records gives a bundle without slots.
+
+    Tables cannot hold resources and scopes without records, nor entity references. Store the request itself where
+    these matter.
 
     Raises:
-        BundleInvalid: the bytes are no such request, an id has a length that tables have no room for, or its rows
-            would take too much.
+        BundleInvalid: the bytes are not such a request, a trace or span id has the wrong length, the rows would take
+            too much memory, or the request needs more than one bundle.
         WrongUse: no such signal.
     """
-    converted = tables_of_request(data, signal)
-    if isinstance(converted, Damage):
-        raise BundleInvalid(converted.reason)
-    return tuple(Bundle(tables, ingested_at_ns=ingested_at_ns) for tables in converted.tables)
+    bundles = list(iter_bundles(data, signal, ingested_at_ns=ingested_at_ns))
+    if len(bundles) > 1:
+        raise BundleInvalid(
+            f"a bundle holds at most {ROOT_ROWS_MAX:,} records; this request needs {len(bundles)} bundles: "
+            "use otap.iter_bundles"
+        )
+    return bundles[0] if bundles else Bundle({}, ingested_at_ns=ingested_at_ns)
+
+
+def iter_bundles(data: bytes | memoryview, signal: str, *, ingested_at_ns: int | None = None) -> Iterator[Bundle]:
+    """
+    Return an iterator over an OTLP export request in protobuf as bundles of tables, in the order of its records.
+
+    Every bundle but the last has 65,535 records. A request without records gives no bundle.
+
+    Raises:
+        BundleInvalid: as `from_otlp`, except that the request may have any number of records. Raised by this call,
+            not by the iterator.
+        WrongUse: no such signal.
+    """
+    converted = or_raise(tables_of_request(data, signal))
+    return (Bundle(tables, ingested_at_ns=ingested_at_ns) for tables in converted.tables)
 
 
 def to_otlp(bundle: Bundle, signal: str) -> bytes:
@@ -56,9 +76,8 @@ def to_otlp(bundle: Bundle, signal: str) -> bytes:
     if whole in bundle:
         return b"".join(bundle[whole].column(0).to_pylist())
     batches: Mapping[int, pa.RecordBatch] = bundle.batches
+    if not batches:
+        return b""  # what `from_otlp` made of a request without records
     if SIGNALS[name].root not in batches:
         raise BundleInvalid(f"the bundle has no {name}: slots {', '.join(map(str, bundle.slots))}")
-    restored = request_of_tables(batches, name)
-    if isinstance(restored, Damage):
-        raise BundleInvalid(restored.reason)
-    return restored.data
+    return or_raise(request_of_tables(batches, name)).data

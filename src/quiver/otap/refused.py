@@ -4,10 +4,29 @@ How the conversion between OTLP and OTAP gives up: one exception inside the pack
 
 from __future__ import annotations
 
-__all__ = ["Refused"]
+from typing import TypeVar
+
+from quiver.errors import BundleInvalid
+from quiver.primitives.scan import Damage
+
+__all__ = ["Refused", "or_raise"]
+
+_T = TypeVar("_T")
 
 
 class Refused(Exception):
     """
     These bytes or tables are not what they should be; the text says why. Never leaves this package.
     """
+
+
+def or_raise(found: _T | Damage) -> _T:
+    """
+    Return *found*. The public functions of this package raise where the inner ones answer with a `Damage`.
+
+    Raises:
+        BundleInvalid: *found* is a `Damage`.
+    """
+    if isinstance(found, Damage):
+        raise BundleInvalid(found.reason)
+    return found

@@ -34,7 +34,7 @@ class StoredTables:
     tables: Mapping[int, pa.RecordBatch]
     signal: str
 
-    def request(self) -> bytes | Damage:
+    def try_request(self) -> bytes | Damage:
         """
         Return them as an export request, or why there is none.
         """
@@ -81,7 +81,7 @@ def stored_requests(batches: Mapping[int, pa.RecordBatch], view: str) -> Iterato
     root, payloads = SIGNALS[signal].root, SIGNALS[signal].payloads
     if _is_root(batches.get(root)):
         tables = StoredTables({payload: batches[payload] for payload in payloads if payload in batches}, signal)
-        yield tables if batches[root].num_rows >= _ROWS_MIN and name != "metrics" else tables.request()
+        yield tables if batches[root].num_rows >= _ROWS_MIN and name != "metrics" else tables.try_request()
 
 
 def split_stored(

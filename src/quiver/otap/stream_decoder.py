@@ -17,7 +17,7 @@ from quiver.otap.arrow_message import ArrowPayload, decode_records
 from quiver.otap.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, Piece, pieces_of
 from quiver.otap.payload_arrays import Flat
 from quiver.otap.payload_schema import TABLES, signal_named
-from quiver.otap.refused import Refused
+from quiver.otap.refused import Refused, or_raise
 from quiver.otap.stream_dictionaries import StreamDictionaries
 from quiver.otap.transport_ids import plain_ids
 from quiver.primitives.scan import Damage
@@ -159,11 +159,20 @@ class StreamDecoder:
         """
         return sum(sum(reader.sizes.values()) for reader in self._readers.values())
 
-    def decode(self, message: bytes) -> ArrowBatch | Damage:
+    def decode(self, message: bytes) -> ArrowBatch:
         """
-        Return the tables of a `BatchArrowRecords`, fully validated; or why it is refused.
+        Return the tables of a `BatchArrowRecords`, fully validated.
 
-        After a refusal every further call gives the same one: end the stream.
+        After an error every further call raises the same one: end the stream.
+
+        Raises:
+            BundleInvalid: the message is malformed, exceeds a limit, or does not fit the stream.
+        """
+        return or_raise(self.try_decode(message))
+
+    def try_decode(self, message: bytes) -> ArrowBatch | Damage:
+        """
+        Return what `decode` returns, or the reason why it would raise.
         """
         self.batch_id = None
         if self._gone is not None:

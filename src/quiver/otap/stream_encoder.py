@@ -20,7 +20,7 @@ from quiver.errors import WrongUse
 from quiver.otap.arrow_message import ArrowPayload, encode_records
 from quiver.otap.payload_arrays import INDEX_TYPES, PRESENCE, Flat, default_array
 from quiver.otap.payload_schema import SIGNALS, TABLES, Column, signal_named
-from quiver.otap.refused import Refused
+from quiver.otap.refused import Refused, or_raise
 from quiver.otap.transport_order import Travelling, sorted_tables, travelling_rows
 from quiver.primitives.scan import Damage
 
@@ -115,12 +115,23 @@ class StreamEncoder:
         self._schema_ids = 0
         self._batch_id = 0
 
-    def encode(self, tables: Mapping[int, pa.RecordBatch], headers: bytes = b"") -> tuple[EncodedBatch, ...] | Damage:
+    def encode(self, tables: Mapping[int, pa.RecordBatch], headers: bytes = b"") -> tuple[EncodedBatch, ...]:
         """
-        Return the messages that carry the tables, to be sent in this order; or why they cannot be sent.
+        Return the messages that carry the tables, to be sent in this order.
 
-        There is more than one where one would be too long. After a refusal the stream may be used on. Tables
-        without root rows give no message.
+        There is more than one where one would be too long. Tables without root rows give no message. The stream can
+        still be used after an error.
+
+        Raises:
+            BundleInvalid: the tables are not those of this signal, or cannot be encoded.
+        """
+        return or_raise(self.try_encode(tables, headers))
+
+    def try_encode(
+        self, tables: Mapping[int, pa.RecordBatch], headers: bytes = b""
+    ) -> tuple[EncodedBatch, ...] | Damage:
+        """
+        Return what `encode` returns, or the reason why it would raise.
         """
         strange = sorted(set(tables) - set(SIGNALS[self._signal].payloads))
         if strange:
@@ -143,7 +154,9 @@ class StreamEncoder:
             return Damage(0, str(refusal))
         return tuple(made)
 
-    def encode_all(self, sets: Iterable[Mapping[int, pa.RecordBatch]]) -> tuple[tuple[EncodedBatch, ...], ...] | Damage:
+    def try_encode_all(
+        self, sets: Iterable[Mapping[int, pa.RecordBatch]]
+    ) -> tuple[tuple[EncodedBatch, ...], ...] | Damage:
         """
         Return the messages of each of several sets of tables, to be sent in this order; or why one of them cannot be
         sent: then none is.
@@ -151,7 +164,7 @@ class StreamEncoder:
         made: list[tuple[EncodedBatch, ...]] = []
         batch_id = self._batch_id
         for tables in sets:
-            encoded = self.encode(tables)
+            encoded = self.try_encode(tables)
             if isinstance(encoded, Damage):
                 # The receiver will not see the messages of the sets before it, which the dictionaries count on.
                 self._batch_id = batch_id

@@ -173,7 +173,7 @@ def _decoded_all(group: _Group | _Run, signal: str, schema: pa.Schema) -> Iterat
     for first, (stored, found) in enumerate(zip(group.stored, group.found, strict=True), group.first):
         alone = _decoded_tables(_Run(first, [stored], [found]), signal, schema)
         if alone is None:
-            data = stored.request()
+            data = stored.try_request()
             single = _Group(first=first)
             single.add(data, _measured(data, signal))
             alone = _decoded(single, signal, schema)

@@ -134,7 +134,7 @@ class OtapIntake:
             opened = self._opened(message)
             if isinstance(opened, Damage):
                 return Taken(None, last=True, why=opened.reason), "invalid"
-            batch = decoder.decode(opened)
+            batch = decoder.try_decode(opened)
             if isinstance(batch, Damage):
                 # What a later message means depends on this one: the stream ends, after everything has its answer.
                 status = None

@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, batch_bytes, schema_fingerprint
 from quiver.errors import Damaged, WrongUse
-from quiver.otap import VIEWS, decode_groups, split_stored, view_schema
+from quiver.otap import VIEWS, decode_groups, view_schema
+from quiver.otap.stored import split_stored
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.bundles import open_bundles_at

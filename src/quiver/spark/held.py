@@ -30,7 +30,8 @@ from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHalted, QuiverError
 from quiver.observe import Observer
-from quiver.otap import VIEWS, decode_groups, stored_requests
+from quiver.otap import VIEWS, decode_groups
+from quiver.otap.stored import stored_requests
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.parquet_commit import apart_id
 from quiver.spark.segments import store_identity

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from quiver.bundle import BundleRef
 from quiver.errors import Damaged, DataLoss
-from quiver.otap import StoredTables, decode_groups, slots_of_view, stored_requests, view_schema
+from quiver.otap import decode_groups, slots_of_view, view_schema
+from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.spark.options import METADATA_COLUMNS, Mode

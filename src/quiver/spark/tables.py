@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from quiver.errors import Damaged
-from quiver.otap import VIEWS, StoredTables, decode_groups, slots_of_view, stored_requests, view_schema
+from quiver.otap import VIEWS, decode_groups, slots_of_view, view_schema
+from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.scan import Damage
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.offsets import STORE_UNKNOWN, Position
