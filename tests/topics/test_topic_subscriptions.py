@@ -375,6 +375,23 @@ def test_seek(rig):
         assert consumer.receive(0) is None
 
 
+def test_the_store_moves_a_subscription_that_nobody_has_open(rig):
+    """By its name, durably, without a consumer; one that is open moves, too."""
+    rig.fill(6)
+    with pytest.raises(WrongUse, match="default/orders has no subscription billing; it has none"):
+        rig.store.seek(TOPIC, "billing", 0)
+    rig.subscribe().close()
+    assert rig.store.seek(TOPIC, "billing", 4) == 4
+    rig.reopen(rig.files.clone_after_crash(0))
+    subscription = rig.subscribe()
+    with subscription.consumer("c") as consumer:
+        assert consumer.receive(0).message.payload == b"4"
+        assert rig.store.seek(TOPIC, "billing", "earliest") == 0
+        assert consumer.receive(0).message.payload == b"0"
+    with pytest.raises(WrongUse, match="a subscription starts at its end at most"):
+        rig.store.seek(TOPIC, "billing", 7)
+
+
 def test_two_subscriptions_are_independent(rig):
     """Each has its own place; a third forgets its own."""
     rig.fill(3)

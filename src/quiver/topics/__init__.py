@@ -13,6 +13,7 @@ file                 what it holds
 `format/`            bytes: frames, messages, checkpoints, names, saved subscriptions (pure)
 `settings.py`        every key of the broker's file, with its default
 `store.py`           all topics of a directory; the one thread
+`subscribing.py`     their subscriptions: made, listed, moved, removed
 `log.py`             one topic: append, read, seal
 `producer.py`        numbered messages, appended once
 `wal.py`             its files: append, sync, rotate, release

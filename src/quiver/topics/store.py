@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Fenced, QuiverError, StoreClosed, StoreFailed, WrongUse
@@ -22,29 +22,25 @@ from quiver.primitives.real_files import REAL_FILES
 from quiver.topics.adoption import SinkAdoption
 from quiver.topics.cold import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
-from quiver.topics.dispatch.subscription import DeadLetter, Subscription
-from quiver.topics.format.message import Message
+from quiver.topics.dispatch.subscription import Subscription
 from quiver.topics.format.names import (
-    CHECKPOINT_SUBSCRIPTION,
-    DEAD_LETTER_SUFFIX,
     LOCK_NAME,
     WAL_CHECKPOINT,
-    check_subscription,
     check_topic,
     is_namespace,
     parse_wal_file_name,
 )
-from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
-from quiver.topics.log import Start, TopicLog
+from quiver.topics.log import TopicLog
 from quiver.topics.object_opening import names_in, open_cold_tier, refuse_tier_in_vain, refuse_without_tier
-from quiver.topics.settings import SubscriptionSettings, TopicSettings
+from quiver.topics.settings import TopicSettings
+from quiver.topics.subscribing import TopicSubscriptions
 
 __all__ = ["TopicStore", "topics_below"]
 
 TICK_S_MAX = 1.0
 
 
-class TopicStore:
+class TopicStore(TopicSubscriptions):
     """
     Hands out one `TopicLog` per ``namespace/topic``. Thread-safe; one process a directory.
 
@@ -62,6 +58,7 @@ class TopicStore:
         cold: ColdTier | None,
         lock: Lock | None,
     ) -> None:
+        super().__init__()
         self.root = root
         self.settings = settings
         self._files = files
@@ -71,9 +68,7 @@ class TopicStore:
         self._lock = lock
         self._guard = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
-        self._subscribing = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
-        self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._closed = False
         self._condition = threading.Condition()
         self._stopping = False
@@ -213,12 +208,6 @@ class TopicStore:
             log.on_full = lambda: self._sync_soon(topic)
         return log
 
-    def directory_of(self, topic: str) -> str | None:
-        """
-        Return where a topic's files are; None in memory.
-        """
-        return None if self.root is None else f"{self.root}/{topic}"
-
     def topics(self) -> list[str]:
         """
         Return the names of all topics that are open or have files.
@@ -263,149 +252,7 @@ class TopicStore:
         with self._guard:
             self._logs.pop(log.topic, None)
 
-    # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────
-
-    def subscribe(
-        self,
-        topic: str,
-        subscription: str,
-        *,
-        kind: SubscriptionKind = "shared",
-        start: Start = "latest",
-        settings: SubscriptionSettings | None = None,
-    ) -> Subscription:
-        """
-        Return a subscription, made at *start* when there is none; where it starts is durable on return.
-
-        One that exists goes on where it stood, whatever *start* says; `Subscription.seek` moves it.
-
-        Raises:
-            WrongUse: no name, no such start or kind, or it is open as another kind.
-            DirectoryInUse: a streaming query or a pipeline is this subscription.
-            Damaged: what was kept of it cannot be read.
-            StoreClosed: the store was closed.
-        """
-        log = self._any_topic(topic)
-        name = check_subscription(subscription)
-        if kind not in get_args(SubscriptionKind):
-            raise WrongUse(f"{kind!r} is no kind of subscription: {', '.join(get_args(SubscriptionKind))}")
-        with self._subscribing:
-            found = self._subscriptions.get((log.topic, name))
-            if found is not None and not found.closed:
-                if found.kind != kind:
-                    raise WrongUse(f"subscription {name} of {log.topic} is open as {found.kind}, not {kind}")
-                return found
-            keep = self._subscription_files(log)
-            lock = keep.hold(name, owner="topics", clock=self._clock) if keep is not None else None
-            try:
-                saved = self._saved(log, name, kind, start, keep)
-                made = Subscription(
-                    log, saved, settings=settings or self.settings.subscriptions, keep=keep, lock=lock,
-                    dead_letter=self._dead_letter_of(log.topic), clock=self._clock, observer=self._observer,
-                )  # fmt: skip
-            except BaseException:
-                if lock is not None:
-                    lock.release()
-                raise
-            refuse_in_children(made, f"the subscription {name} of {log.topic}", silent=("close", "leave"))
-            with self._guard:
-                self._subscriptions[log.topic, name] = made
-            return made
-
-    def _saved(
-        self, log: TopicLog, name: str, kind: SubscriptionKind, start: Start, keep: SubscriptionFiles | None
-    ) -> SavedSubscription:
-        saved = keep.load(name) if keep is not None else None
-        if saved is not None and saved.kind == kind:
-            return saved
-        offset = log.resolve(start, kept=True) if saved is None else saved.next_offset
-        saved = SavedSubscription(name, kind, offset, saved.acked if saved is not None else ())
-        if keep is not None:
-            if offset > log.durable_offset():
-                log.flush()
-            keep.save(saved)
-        return saved
-
-    def unsubscribe(self, topic: str, subscription: str) -> None:
-        """
-        Forget a subscription and where it stood. Durable on return; fine when there is none.
-
-        Raises:
-            WrongUse: no name.
-            DirectoryInUse: a streaming query or a pipeline is this subscription.
-        """
-        log = self._any_topic(topic)
-        name = check_subscription(subscription, internal=True)
-        with self._subscribing:
-            with self._guard:
-                found = self._subscriptions.pop((log.topic, name), None)
-            if found is not None:
-                found.close()
-            keep = self._subscription_files(log)
-            if keep is not None:
-                lock = keep.hold(name, owner="topics", clock=self._clock)
-                try:
-                    keep.remove(name)
-                finally:
-                    lock.release()
-
-    def subscriptions(self, topic: str) -> list[str]:
-        """
-        Return the names of the subscriptions of a topic.
-        """
-        log = self._any_topic(topic)
-        keep = self._subscription_files(log)
-        with self._guard:
-            open_now = {name for of, name in self._subscriptions if of == log.topic}
-        return sorted(open_now | set(keep.names() if keep is not None else ()))
-
-    def confirmed_offset(self, topic: str) -> int | None:
-        """
-        Return the offset below which every reliable subscription has confirmed everything, durably; None without any.
-
-        What was acknowledged with `ack_checkpoint` counts as one.
-        """
-        directory = self.directory_of(check_topic(topic))
-        return None if directory is None else SubscriptionFiles(self._files, directory).confirmed()
-
-    def ack_checkpoint(self, topic: str, up_to_offset: int) -> None:
-        """
-        Say durably that everything up to *up_to_offset*, which is included, was handled by whoever reads this topic.
-
-        Raises:
-            WrongUse: nothing was appended there yet.
-        """
-        log = self._any_topic(topic)
-        keep = self._subscription_files(log)
-        if not -1 <= up_to_offset < log.current_offset():
-            raise WrongUse(f"{log.topic} has nothing at {up_to_offset} to acknowledge")
-        if keep is None:
-            return
-        with self._subscribing:
-            before = keep.load(CHECKPOINT_SUBSCRIPTION)
-            if before is None or before.next_offset <= up_to_offset:
-                log.flush()
-                keep.save(SavedSubscription(CHECKPOINT_SUBSCRIPTION, "exclusive", up_to_offset + 1))
-
-    def _any_topic(self, name: str) -> TopicLog:
-        return self._logs.get(check_topic(name)) or self.topic(name)
-
-    def _subscription_files(self, log: TopicLog) -> SubscriptionFiles | None:
-        return None if log.wal.directory is None else SubscriptionFiles(self._files, log.wal.directory)
-
-    def _dead_letter_of(self, topic: str) -> DeadLetter:
-        def keep(message: Message, *, subscription: str, attempts: int) -> None:
-            attributes = {
-                **message.attributes,
-                "x-original-topic": f"/{topic}",
-                "x-original-subscription": subscription,
-                "x-original-topic-offset": str(message.offset),
-                "x-delivery-attempt": str(attempts),
-            }
-            dead = self.topic(f"{topic}{DEAD_LETTER_SUFFIX}")
-            dead.append(message.payload, attributes=attributes, publish_time_ns=message.publish_time_ns, durable=True)
-
-        return keep
+    # ── figures ──────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self) -> dict[str, Any]:
         """
@@ -461,11 +308,6 @@ class TopicStore:
     def _open_logs(self) -> list[TopicLog]:
         with self._guard:
             return list(self._logs.values())
-
-    def _open_subscriptions(self, topic: str | None = None) -> list[Subscription]:
-        with self._guard:  # not where subscriptions are made: that may take as long as reading objects does
-            found = list(self._subscriptions.items())
-        return [one for (of, _), one in found if not one.closed and topic in {None, of}]
 
     def flush(self) -> None:
         """

@@ -1,0 +1,244 @@
+"""
+Subscriptions of a directory's topics: made, listed, moved, removed.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import get_args
+
+from quiver.clock import Clock
+from quiver.errors import WrongUse
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.primitives.forked import refuse_in_children
+from quiver.topics.dispatch.saved import SubscriptionFiles
+from quiver.topics.dispatch.subscription import DeadLetter, Subscription
+from quiver.topics.format.message import Message
+from quiver.topics.format.names import (
+    CHECKPOINT_SUBSCRIPTION,
+    DEAD_LETTER_SUFFIX,
+    check_subscription,
+    check_topic,
+)
+from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
+from quiver.topics.log import Start, TopicLog
+from quiver.topics.settings import SubscriptionSettings, TopicSettings
+
+__all__ = ["TopicSubscriptions"]
+
+
+class TopicSubscriptions(ABC):
+    """
+    A base of `TopicStore`, which sets what is declared here and opens topics.
+    """
+
+    root: str | None
+    settings: TopicSettings
+    _files: FileSystem
+    _clock: Clock
+    _observer: Observer
+    _guard: threading.Lock
+    _logs: dict[str, TopicLog]
+
+    def __init__(self) -> None:
+        self._subscribing = threading.Lock()
+        self._subscriptions: dict[tuple[str, str], Subscription] = {}
+
+    @abstractmethod
+    def topic(self, name: str, *, reliable: bool = True) -> TopicLog:
+        """
+        Return the log of a topic; see `TopicStore.topic`.
+        """
+
+    def directory_of(self, topic: str) -> str | None:
+        """
+        Return the directory of a topic's files; None in memory.
+        """
+        return None if self.root is None else f"{self.root}/{topic}"
+
+    def _any_topic(self, name: str) -> TopicLog:
+        return self._logs.get(check_topic(name)) or self.topic(name)
+
+    def subscribe(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        kind: SubscriptionKind = "shared",
+        start: Start = "latest",
+        settings: SubscriptionSettings | None = None,
+    ) -> Subscription:
+        """
+        Return a subscription, made at *start* when there is none; where it starts is durable on return.
+
+        One that exists goes on where it stood, whatever *start* says; `seek` moves it.
+
+        Raises:
+            WrongUse: no name, no such start or kind, or it is open as another kind.
+            DirectoryInUse: a streaming query or a pipeline is this subscription.
+            Damaged: what was kept of it cannot be read.
+            StoreClosed: the store was closed.
+        """
+        log = self._any_topic(topic)
+        name = check_subscription(subscription)
+        if kind not in get_args(SubscriptionKind):
+            raise WrongUse(f"{kind!r} is no kind of subscription: {', '.join(get_args(SubscriptionKind))}")
+        with self._subscribing:
+            found = self._subscriptions.get((log.topic, name))
+            if found is not None and not found.closed:
+                if found.kind != kind:
+                    raise WrongUse(f"subscription {name} of {log.topic} is open as {found.kind}, not {kind}")
+                return found
+            keep = self._subscription_files(log)
+            lock = keep.hold(name, owner="topics", clock=self._clock) if keep is not None else None
+            try:
+                saved = self._saved(log, name, kind, start, keep)
+                made = Subscription(
+                    log, saved, settings=settings or self.settings.subscriptions, keep=keep, lock=lock,
+                    dead_letter=self._dead_letter_of(log.topic), clock=self._clock, observer=self._observer,
+                )  # fmt: skip
+            except BaseException:
+                if lock is not None:
+                    lock.release()
+                raise
+            refuse_in_children(made, f"the subscription {name} of {log.topic}", silent=("close", "leave"))
+            with self._guard:
+                self._subscriptions[log.topic, name] = made
+            return made
+
+    def _saved(
+        self, log: TopicLog, name: str, kind: SubscriptionKind, start: Start, keep: SubscriptionFiles | None
+    ) -> SavedSubscription:
+        saved = keep.load(name) if keep is not None else None
+        if saved is not None and saved.kind == kind:
+            return saved
+        offset = log.resolve(start, kept=True) if saved is None else saved.next_offset
+        saved = SavedSubscription(name, kind, offset, saved.acked if saved is not None else ())
+        if keep is not None:
+            if offset > log.durable_offset():
+                log.flush()
+            keep.save(saved)
+        return saved
+
+    def seek(self, topic: str, subscription: str, start: Start) -> int:
+        """
+        Move a subscription to *start*, back or forward, whether it is open here or not; return that offset.
+
+        Durable on return. What its consumers have not answered yet no longer counts.
+
+        Raises:
+            WrongUse: there is no such subscription or start, or the topic keeps no progress.
+            DirectoryInUse: a streaming query or a pipeline is this subscription.
+            Damaged: what was kept of it cannot be read.
+        """
+        log = self._any_topic(topic)
+        name = check_subscription(subscription)
+        with self._subscribing:
+            with self._guard:
+                found = self._subscriptions.get((log.topic, name))
+            if found is None or found.closed:
+                return self._seek_saved(log, name, start)
+        # Outside the lock: a consumer that reads from the object store may keep its subscription for minutes.
+        return found.seek(start)
+
+    def _seek_saved(self, log: TopicLog, name: str, start: Start) -> int:
+        keep = self._subscription_files(log)
+        if keep is None:
+            raise WrongUse(f"{log.topic} is in memory only: its subscriptions are not kept")
+        lock = keep.hold(name, owner="topics", clock=self._clock)
+        try:
+            saved = keep.load(name)
+            if saved is None:
+                raise WrongUse(f"{log.topic} has no subscription {name}; it has {', '.join(keep.names()) or 'none'}")
+            offset = log.resolve(start, kept=True)
+            if offset > log.durable_offset():
+                log.flush()
+            keep.save(SavedSubscription(name, saved.kind, offset))
+            return offset
+        finally:
+            lock.release()
+
+    def unsubscribe(self, topic: str, subscription: str) -> None:
+        """
+        Forget a subscription and where it stood. Durable on return; fine when there is none.
+
+        Raises:
+            WrongUse: no name.
+            DirectoryInUse: a streaming query or a pipeline is this subscription.
+        """
+        log = self._any_topic(topic)
+        name = check_subscription(subscription, internal=True)
+        with self._subscribing:
+            with self._guard:
+                found = self._subscriptions.pop((log.topic, name), None)
+            if found is not None:
+                found.close()
+            keep = self._subscription_files(log)
+            if keep is not None:
+                lock = keep.hold(name, owner="topics", clock=self._clock)
+                try:
+                    keep.remove(name)
+                finally:
+                    lock.release()
+
+    def subscriptions(self, topic: str) -> list[str]:
+        """
+        Return the names of the subscriptions of a topic.
+        """
+        log = self._any_topic(topic)
+        keep = self._subscription_files(log)
+        with self._guard:
+            open_now = {name for of, name in self._subscriptions if of == log.topic}
+        return sorted(open_now | set(keep.names() if keep is not None else ()))
+
+    def confirmed_offset(self, topic: str) -> int | None:
+        """
+        Return the offset below which every reliable subscription has confirmed everything, durably; None without any.
+
+        What was acknowledged with `ack_checkpoint` counts as one.
+        """
+        directory = self.directory_of(check_topic(topic))
+        return None if directory is None else SubscriptionFiles(self._files, directory).confirmed()
+
+    def ack_checkpoint(self, topic: str, up_to_offset: int) -> None:
+        """
+        Say durably that everything up to *up_to_offset*, which is included, was handled by whoever reads this topic.
+
+        Raises:
+            WrongUse: nothing was appended there yet.
+        """
+        log = self._any_topic(topic)
+        keep = self._subscription_files(log)
+        if not -1 <= up_to_offset < log.current_offset():
+            raise WrongUse(f"{log.topic} has nothing at {up_to_offset} to acknowledge")
+        if keep is None:
+            return
+        with self._subscribing:
+            before = keep.load(CHECKPOINT_SUBSCRIPTION)
+            if before is None or before.next_offset <= up_to_offset:
+                log.flush()
+                keep.save(SavedSubscription(CHECKPOINT_SUBSCRIPTION, "exclusive", up_to_offset + 1))
+
+    def _subscription_files(self, log: TopicLog) -> SubscriptionFiles | None:
+        return None if log.wal.directory is None else SubscriptionFiles(self._files, log.wal.directory)
+
+    def _dead_letter_of(self, topic: str) -> DeadLetter:
+        def keep(message: Message, *, subscription: str, attempts: int) -> None:
+            attributes = {
+                **message.attributes,
+                "x-original-topic": f"/{topic}",
+                "x-original-subscription": subscription,
+                "x-original-topic-offset": str(message.offset),
+                "x-delivery-attempt": str(attempts),
+            }
+            dead = self.topic(f"{topic}{DEAD_LETTER_SUFFIX}")
+            dead.append(message.payload, attributes=attributes, publish_time_ns=message.publish_time_ns, durable=True)
+
+        return keep
+
+    def _open_subscriptions(self, topic: str | None = None) -> list[Subscription]:
+        with self._guard:  # not where subscriptions are made: that may take as long as reading objects does
+            found = list(self._subscriptions.items())
+        return [one for (of, _), one in found if not one.closed and topic in {None, of}]
