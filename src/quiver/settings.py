@@ -341,12 +341,8 @@ def _optional(parse: Callable[[object, str], Any]) -> Callable[[object, str], An
 
 
 def _location(value: object, key: str) -> ObjectLocation:
-    if isinstance(value, str):
-        return ObjectLocation.from_url(value)
-    if isinstance(value, Mapping):
-        return ObjectLocation.from_mapping(value)
-    if isinstance(value, ObjectLocation):
-        return value
+    if isinstance(value, str | Mapping | ObjectLocation):
+        return ObjectLocation.of(value)
     raise SettingsInvalid(f"{key}: {value!r} is no URL, and no mapping of backend, root and options")
 
 

@@ -140,7 +140,8 @@ def test_every_option_reaches_the_client_library(backend):
         "secret_access_key": {"access_key": "a"}, "sse_kms_key_id": {"server_side_encryption": "aws:kms"},
     }  # fmt: skip
     values = {
-        "endpoint": "http://127.0.0.1:9", "proxy_url": "http://127.0.0.1:9", "checksum_algorithm": "sha256",
+        "endpoint": "http://127.0.0.1:9", "endpoint_url": "http://127.0.0.1:9",
+        "proxy_url": "http://127.0.0.1:9", "checksum_algorithm": "sha256",
         "copy_if_not_exists": "multipart", "server_side_encryption": "AES256", "account_key": "a2V5",
         "sas_key": "sv=1&sig=a",
     }  # fmt: skip

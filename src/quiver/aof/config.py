@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from quiver.errors import SettingsInvalid
+from quiver.objects import ObjectLocation
 from quiver.settings import GIB, KIB, MIB
 
 __all__ = ["AofConfig", "FlushConfig", "Retention", "TierConfig"]
@@ -94,8 +95,8 @@ class TierConfig:
         tier0_max_bytes: files of sealed segments take no more than this; those that were read longest ago are packed
             and leave. None: they stay.
         warm_max_bytes: packed files take no more than this, as far as an object holds the same; None: they stay.
-        objects: a URL, the path of a directory, or a mapping, as `open_objects` takes it: where packed segments are
-            copied to. None: nowhere.
+        objects: a URL, the path of a directory, a mapping or an `ObjectLocation`, as `open_objects` takes it: where
+            packed segments are copied to. None: nowhere.
         compression_level: of zstd, 1 to 19.
 
     Raises:
@@ -104,15 +105,17 @@ class TierConfig:
 
     tier0_max_bytes: int | None = None
     warm_max_bytes: int | None = None
-    objects: str | Mapping[str, object] | None = None
+    objects: str | Mapping[str, object] | ObjectLocation | None = field(default=None, repr=False)
     compression_level: int = 3
 
     def __post_init__(self) -> None:
         for name in ("tier0_max_bytes", "warm_max_bytes"):
             if getattr(self, name) is not None:
                 _require_whole(f"tiers.{name}", getattr(self, name), 0, None)
-        if self.objects is not None and not isinstance(self.objects, str | Mapping):
-            raise SettingsInvalid(f"tiers.objects is a URL, a directory or a mapping, not {self.objects!r}")
+        objects: object = self.objects
+        if objects is not None and not isinstance(objects, str | Mapping | ObjectLocation):
+            kind = type(objects).__name__
+            raise SettingsInvalid(f"tiers.objects is a URL, a directory or a mapping, not {kind}")
         _require_whole("tiers.compression_level", self.compression_level, 1, 19)
         if self.warm_max_bytes is not None and self.objects is None:
             raise SettingsInvalid("tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot leave")

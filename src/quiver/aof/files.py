@@ -44,7 +44,7 @@ from quiver.aof.source import Source
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.state import TierState
 from quiver.errors import Damaged, WrongUse
-from quiver.objects import open_objects
+from quiver.objects import ObjectLocation, open_objects
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
@@ -90,7 +90,7 @@ class LogFiles:
         directory: str,
         *,
         files: FileSystem | None = None,
-        objects: str | Mapping[str, object] | None = None,
+        objects: str | Mapping[str, object] | ObjectLocation | None = None,
     ) -> None:
         self.directory = directory.rstrip("/")
         self._given = files

@@ -172,9 +172,7 @@ class AofManager:
         if self._objects is not None or location is None:
             return self._objects
         # Taken apart now, opened when first needed: nobody should learn of a wrong URL when a disk runs full.
-        parsed = (
-            ObjectLocation.from_url(location) if isinstance(location, str) else ObjectLocation.from_mapping(location)
-        )
+        parsed = ObjectLocation.of(location)
         return lambda: open_objects(parsed, fs=self._files, clock=self._clock, observer=self._observer)
 
     def _identity(self, path: str) -> int:

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.aof_admin import add_admin_commands
-from quiver.cli.aof_logs import LogName, Logs, Objects, checked_logs, one_log
+from quiver.cli.aof_logs import LogName, Logs, checked_logs, one_log
+from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.aof.reader import Record
+    from quiver.objects import ObjectLocation
     from quiver.primitives.findings import Description, Finding
 
 __all__ = ["build_aof_app"]
@@ -131,7 +133,8 @@ def tail(
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more.")] = False,
     durable: Annotated[bool, typer.Option(help="Only records that a power loss cannot take back.")] = False,
-    objects: Objects = None,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -146,7 +149,7 @@ def tail(
     _, directory = one_log(root, log)
     if start != "earliest" and not (start.isdecimal() and int(start) < 1 << 64):
         raise WrongUse("--from takes earliest or a record id, which is a whole number of 64 bits")
-    source = LogFiles(directory, objects=objects)
+    source = LogFiles(directory, objects=object_location(objects, option))
     reader = Reader(source, int(start) if start.isdecimal() else 0, durable_only=durable, on_damage="skip")
     printed = 0
     pause = threading.Condition()
@@ -166,29 +169,33 @@ def evict(
     root: Logs,
     segment: Annotated[list[int], typer.Argument(help="Ids of sealed segments.")],
     log: LogName = None,
-    objects: Objects = None,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Pack sealed segments and remove their files. Nobody may have the logs open.
     """
-    _move(root, segment, log, objects, "evict", as_json=as_json)
+    _move(root, segment, log, object_location(objects, option), "evict", as_json=as_json)
 
 
 def hydrate(
     root: Logs,
     segment: Annotated[list[int], typer.Argument(help="Ids of sealed segments.")],
     log: LogName = None,
-    objects: Objects = None,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Bring the files of sealed segments back from their copies. Nobody may have the logs open.
     """
-    _move(root, segment, log, objects, "hydrate", as_json=as_json)
+    _move(root, segment, log, object_location(objects, option), "hydrate", as_json=as_json)
 
 
-def _move(root: Path, segments: list[int], log: str | None, objects: str | None, what: str, *, as_json: bool) -> None:
+def _move(
+    root: Path, segments: list[int], log: str | None, objects: ObjectLocation | None, what: str, *, as_json: bool
+) -> None:
     from quiver.aof import AofConfig, AofManager, TierConfig  # noqa: PLC0415
 
     name, directory = one_log(root, log)

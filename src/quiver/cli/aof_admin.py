@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.aof_logs import LogName, Logs, Objects, checked_logs, logs_of, one_log
+from quiver.cli.aof_logs import LogName, Logs, checked_logs, logs_of, one_log
+from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.aof import Aof
     from quiver.aof.check import CheckedLog
+    from quiver.objects import ObjectLocation
 
 __all__ = ["add_admin_commands"]
 
@@ -50,7 +52,7 @@ def _only_below() -> None:
 
 
 @contextmanager
-def _opened(root: Path, log: str | None, objects: str | None, *, tiered: bool = False) -> Iterator[Aof]:
+def _opened(root: Path, log: str | None, objects: ObjectLocation | None, *, tiered: bool = False) -> Iterator[Aof]:
     """
     Open one log, as recovery leaves it, and do what is due when it was used.
     """
@@ -65,22 +67,32 @@ def _opened(root: Path, log: str | None, objects: str | None, *, tiered: bool = 
 
 
 def seal(
-    root: Logs, log: LogName = None, timeout_s: Timeout = _TIMEOUT_S, objects: Objects = None, as_json: JsonFlag = False
+    root: Logs,
+    log: LogName = None,
+    timeout_s: Timeout = _TIMEOUT_S,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """
     Seal the segment that takes records, if it has any. Nobody may have the logs open: a writer seals by itself.
     """
-    with _opened(root, log, objects) as opened:
+    with _opened(root, log, object_location(objects, option)) as opened:
         _print_row(opened.name, {"sealed": opened.force_rollover(timeout_s=timeout_s)}, as_json=as_json)
 
 
 def flush(
-    root: Logs, log: LogName = None, timeout_s: Timeout = _TIMEOUT_S, objects: Objects = None, as_json: JsonFlag = False
+    root: Logs,
+    log: LogName = None,
+    timeout_s: Timeout = _TIMEOUT_S,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """
     Make everything durable, batches of Spark sinks included. Nobody may have the logs open: a writer flushes by itself.
     """
-    with _opened(root, log, objects) as opened:
+    with _opened(root, log, object_location(objects, option)) as opened:
         opened.adopt()
         opened.flush(timeout_s=timeout_s)
         _print_row(opened.name, {"durable_records": opened.snapshot().record_count}, as_json=as_json)
@@ -131,7 +143,8 @@ def delete_segments(
     segment: Annotated[list[int], typer.Argument(help="Ids of the oldest sealed segments.")],
     log: LogName = None,
     force: Annotated[bool, typer.Option("--force", help="Do it: their records are gone for good.")] = False,
-    objects: Objects = None,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -139,7 +152,7 @@ def delete_segments(
     """
     if not force:
         raise WrongUse("the records of these segments will be gone for good: say --force to delete them")
-    with _opened(root, log, objects, tiered=True) as opened:
+    with _opened(root, log, object_location(objects, option), tiered=True) as opened:
         opened.tiers.delete_oldest(segment)
         name, deletes = opened.name, opened.tiers.snapshot().delete_queue_depth
     waiting = deletes if objects is None else 0
@@ -152,16 +165,18 @@ def check_manifest(
     repair: Annotated[
         bool, typer.Option("--repair", help="Take over what is there, and write a new chunk. Nobody may have it open.")
     ] = False,
-    objects: Objects = None,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Read the manifest logs and compare them with the disk. Exits with 1 when something is damaged or missing.
     """
+    location = object_location(objects, option)
     if repair:
         for name in logs_of(root, log):
             if _manifest_row(name, logs_of(root, name)[name])["has_copies"]:
-                with _opened(root, name, objects, tiered=True) as opened:
+                with _opened(root, name, location, tiered=True) as opened:
                     opened.tiers.rewrite_manifest()
     rows = [_manifest_row(name, directory) for name, directory in logs_of(root, log).items()]
     if as_json:

@@ -14,12 +14,9 @@ from quiver.errors import WrongUse
 if TYPE_CHECKING:
     from quiver.aof.check import CheckedLog
 
-__all__ = ["LogName", "Logs", "Objects", "checked_logs", "logs_of", "one_log"]
+__all__ = ["LogName", "Logs", "checked_logs", "logs_of", "one_log"]
 
 Logs = Annotated[Path, typer.Argument(help="The directory of the logs, or of one log.")]
-Objects = Annotated[
-    str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
-]
 LogName = Annotated[str | None, typer.Option("--log", "--stream", help="One of the logs in it; all of them without.")]
 
 

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
 from quiver.cli.topic_objects import damage_in_objects, messages_of_objects, metadata_of, rebuild_catalogue
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
+    from quiver.objects import ObjectLocation
     from quiver.primitives.files import FileSystem
     from quiver.topics.catalogue import ObjectCatalogue
     from quiver.topics.check import CheckedTopic
@@ -38,9 +40,6 @@ MetadataUrl = Annotated[
     typer.Option(
         "--metadata", help="What is in objects: etcd://host:port, sqlite:///path; by default beside the topics."
     ),
-]
-ObjectsUrl = Annotated[
-    str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
 ]
 RootPrefix = Annotated[str, typer.Option("--root-prefix", help="Before every key of the metadata.")]
 FileName = Annotated[
@@ -119,6 +118,7 @@ def verify(
     root: Root,
     topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
     objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     metadata: MetadataUrl = None,
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
@@ -130,7 +130,7 @@ def verify(
     and checked, too.
     """
     names = [topic] if topic is not None else _topics(root)
-    checked = _check_each(root, names, metadata, root_prefix, objects).values()
+    checked = _check_each(root, names, metadata, root_prefix, object_location(objects, option)).values()
     if as_json:
         print_json([one.as_dict() for one in checked])
     else:
@@ -147,6 +147,7 @@ def repair(
     root: Root,
     topic: Annotated[str | None, typer.Argument(help="namespace/topic; all of them without.")] = None,
     objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     metadata: MetadataUrl = None,
     root_prefix: RootPrefix = "/danube",
     file_name: FileName = None,
@@ -163,7 +164,7 @@ def repair(
 
     names = [topic] if topic is not None else _topics(root)
     before = _check_each(root, names, metadata, root_prefix)
-    with _opened(root, objects, metadata, root_prefix, file_name) as store:
+    with _opened(root, object_location(objects, option), metadata, root_prefix, file_name) as store:
         for name in names:
             with store.topic(name).reader("earliest", follow=False, on_lost="skip") as reader:
                 for _ in reader:  # damage is kept aside where it is met
@@ -194,6 +195,7 @@ def tail(
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more.")] = False,
     objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     metadata: MetadataUrl = None,
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
@@ -210,7 +212,8 @@ def tail(
     if start not in {"earliest", "latest"} and not start.isdecimal():
         raise WrongUse("--from takes earliest, latest or an offset")
     at = int(start) if start.isdecimal() else 0 if start == "earliest" else source.next_offset()
-    messages = _messages(root, topic, source, at, objects=objects, metadata=metadata, root_prefix=root_prefix)
+    location = object_location(objects, option)
+    messages = _messages(root, topic, source, at, objects=location, metadata=metadata, root_prefix=root_prefix)
     printed = 0
     pause = threading.Condition()
     while True:
@@ -233,7 +236,7 @@ def _messages(
     source: TopicFiles,
     start: int,
     *,
-    objects: str | None,
+    objects: ObjectLocation | None,
     metadata: str | None,
     root_prefix: str,
 ) -> Iterator[Message]:
@@ -261,6 +264,7 @@ def produce(
     key: Annotated[str | None, typer.Option(help="The key of each.")] = None,
     attribute: Annotated[list[str] | None, typer.Option(help="name=value, of each; may be repeated.")] = None,
     objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     metadata: MetadataUrl = None,
     root_prefix: RootPrefix = "/danube",
     file_name: FileName = None,
@@ -276,7 +280,7 @@ def produce(
             raise WrongUse(f"--attribute {pair!r}: write name=value")
         attributes[name] = value
     found: list[int] = []
-    with _opened(root, objects, metadata, root_prefix, file_name) as store:
+    with _opened(root, object_location(objects, option), metadata, root_prefix, file_name) as store:
         log = store.topic(topic)
         # Bytes as they came: they need not be text.
         lines = map(os.fsencode, payloads) if payloads else (line.rstrip(b"\n") for line in sys.stdin.buffer)
@@ -301,16 +305,14 @@ def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
 
 
 def _opened(
-    root: Path, objects: str | None, metadata: str | None, root_prefix: str, file_name: str | None
+    root: Path, objects: ObjectLocation | None, metadata: str | None, root_prefix: str, file_name: str | None
 ) -> TopicStore:
-    from quiver.objects import ObjectLocation  # noqa: PLC0415 - keeps `--help` quick
     from quiver.topics.settings import TopicSettings, UploaderSettings, WalSettings  # noqa: PLC0415
     from quiver.topics.store import TopicStore  # noqa: PLC0415
 
-    location = None if objects is None else ObjectLocation.from_url(objects, environment=os.environ)
     wal = WalSettings() if file_name is None else WalSettings(file_name=file_name)
     settings = TopicSettings(wal=wal, uploader=UploaderSettings(root_prefix=root_prefix))
-    return TopicStore.open(root, settings=settings, objects=location, metadata=metadata, background=False)
+    return TopicStore.open(root, settings=settings, objects=objects, metadata=metadata, background=False)
 
 
 def _topics(root: Path) -> list[str]:
@@ -326,7 +328,7 @@ def _check(root: Path, topic: str) -> CheckedTopic:
 
 
 def _check_each(
-    root: Path, topics: list[str], metadata: str | None, root_prefix: str, objects: str | None = None
+    root: Path, topics: list[str], metadata: str | None, root_prefix: str, objects: ObjectLocation | None = None
 ) -> dict[str, CheckedTopic]:
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quiver.cli.object_store import ObjectOptions, object_location
 from quiver.cli.output import JsonFlag, print_json, print_table
-from quiver.errors import DirectoryInUse, WrongUse
+from quiver.errors import DirectoryInUse
 
 if TYPE_CHECKING:
     from quiver.metadata.port import MetadataStore
+    from quiver.objects import ObjectLocation
     from quiver.objects.port import ObjectTier
     from quiver.primitives.findings import Finding
     from quiver.topics.catalogue import ObjectCatalogue
@@ -34,9 +35,6 @@ Objects = Annotated[str, typer.Argument(help="Where the objects are: a directory
 MetadataUrl = Annotated[str, typer.Option("--metadata", help="etcd://host:port, or sqlite:///path/metadata.db")]
 TopicName = Annotated[str, typer.Option("--topic", help="namespace/topic; by default every topic that has objects.")]
 RootPrefix = Annotated[str, typer.Option("--root-prefix", help="Before every key of the metadata.")]
-Options = Annotated[
-    list[str] | None, typer.Option("--option", help="key=value for the object store; ${NAME} is a variable.")
-]
 Wait = Annotated[float, typer.Option("--wait", help="Seconds to watch an owner that may be dead; its lease is 300.")]
 
 
@@ -61,21 +59,23 @@ def metadata_of(root: Path, url: str | None) -> Iterator[MetadataStore | None]:
             store.close()
 
 
-def messages_of_objects(objects: str, catalogue: ObjectCatalogue, start: int, stop: int) -> Iterator[Message]:
+def messages_of_objects(
+    objects: ObjectLocation, catalogue: ObjectCatalogue, start: int, stop: int
+) -> Iterator[Message]:
     """
     Yield the messages from *start* on and below *stop* that objects have; what is damaged is passed over.
 
     Raises:
         ObjectsUnavailable, MetadataUnavailable, AccessRefused: they cannot be read.
     """
-    from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
+    from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.scan import Damage  # noqa: PLC0415
     from quiver.topics.cold import ColdPiece  # noqa: PLC0415
     from quiver.topics.format.message import decode_message  # noqa: PLC0415
     from quiver.topics.tiered_reader import ObjectReader  # noqa: PLC0415
 
-    tier = open_objects(ObjectLocation.from_url(objects, environment=os.environ), writable=False)
+    tier = open_objects(objects, writable=False)
     reader = ObjectReader(tier, catalogue, observer=InMemoryObserver())
     while start < stop:
         found = reader.take(start, stop)
@@ -90,20 +90,20 @@ def messages_of_objects(objects: str, catalogue: ObjectCatalogue, start: int, st
             start = stop if behind is None else behind
 
 
-def damage_in_objects(objects: str, catalogue: ObjectCatalogue) -> Iterator[Finding]:
+def damage_in_objects(objects: ObjectLocation, catalogue: ObjectCatalogue) -> Iterator[Finding]:
     """
     Read every message that *catalogue* says is in objects; yield what is wrong with them.
 
     Raises:
         ObjectsUnavailable, MetadataUnavailable, AccessRefused: they cannot be read.
     """
-    from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
+    from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.findings import Finding  # noqa: PLC0415
     from quiver.topics.cold import ColdPiece  # noqa: PLC0415
     from quiver.topics.tiered_reader import ObjectReader  # noqa: PLC0415
 
-    tier = open_objects(ObjectLocation.from_url(objects, environment=os.environ), writable=False)
+    tier = open_objects(objects, writable=False)
     reader = ObjectReader(tier, catalogue, observer=InMemoryObserver())
     at = 0
     for span in catalogue.spans():
@@ -125,7 +125,7 @@ def rebuild_catalogue(
     metadata: MetadataUrl,
     topic: TopicName = "",
     root_prefix: RootPrefix = "/danube",
-    option: Options = None,
+    option: ObjectOptions = None,
     wait: Wait = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -136,11 +136,11 @@ def rebuild_catalogue(
     Exit code 1 when objects are damaged or offsets are missing between them.
     """
     from quiver.metadata import open_metadata  # noqa: PLC0415
-    from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
+    from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.topics.catalogue_rebuild import topics_with_objects  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
-    location = ObjectLocation.from_url(objects, _options(option or []), environment=os.environ)
+    location = object_location(objects, option) or objects
     tier = open_objects(location, writable=False)
     store = open_metadata(metadata)
     names = [check_topic(topic)] if topic else topics_with_objects(tier)
@@ -163,14 +163,6 @@ def rebuild_catalogue(
         print_table(f"objects of {location}", rows)
     if any(rebuilt.damaged or rebuilt.holes for rebuilt in found.values()):
         raise typer.Exit(1)
-
-
-def _options(given: list[str]) -> dict[str, str]:
-    pairs = [one.partition("=") for one in given]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise WrongUse(f"--option takes key=value, not {key!r}")
-    return {key: value for key, _, value in pairs}
 
 
 def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait_s: float) -> Rebuilt:

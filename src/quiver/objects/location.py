@@ -12,12 +12,14 @@ backend      root                             options, and other names for them
 ===========  ===============================  ==========================================================
 
 Options that the provider's own client knows by another name may be given by that name too. A value ``${NAME}`` is
-taken from the *environment* that the caller hands in, and is a secret from then on.
+taken from the *environment* that the caller hands in, and is a secret from then on. What no option sets, the client
+library takes from its own environment variables: ``AWS_…``, ``GOOGLE_…``, ``AZURE_…``.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,14 +43,18 @@ _BACKENDS: dict[str, Backend] = {
     "azblob": "azblob", "azure": "azblob", "az": "azblob",
 }  # fmt: skip
 
-_NETWORK = {"timeout_s": "timeout_s", "connect_timeout_s": "connect_timeout_s", "proxy_url": "proxy_url"}
+_NETWORK = {
+    "timeout_s": "timeout_s", "connect_timeout_s": "connect_timeout_s", "proxy_url": "proxy_url",
+    "allow_http": "allow_http",
+}  # fmt: skip
 
 _OPTIONS: dict[str, dict[str, str]] = {
     "fs": {},
     "memory": {},
     "s3": {
         **_NETWORK,
-        "region": "region", "endpoint": "endpoint", "access_key": "access_key_id", "access_key_id": "access_key_id",
+        "region": "region", "endpoint": "endpoint", "endpoint_url": "endpoint",
+        "access_key": "access_key_id", "access_key_id": "access_key_id",
         "secret_key": "secret_access_key", "secret_access_key": "secret_access_key", "session_token": "session_token",
         "anonymous": "skip_signature", "virtual_host_style": "virtual_hosted_style_request", "role_arn": "role_arn",
         "role_session_name": "role_session_name", "web_identity_token_file": "web_identity_token_file",
@@ -77,7 +83,7 @@ _SECRETS = frozenset({
     "access_key_id", "secret_access_key", "session_token", "sse_kms_key_id", "service_account_key", "bearer_token",
     "account_key", "sas_key", "token", "client_secret", "proxy_url",
 })  # fmt: skip
-_FLAGS = frozenset({"skip_signature", "virtual_hosted_style_request", "request_payer", "use_emulator"})
+_FLAGS = frozenset({"allow_http", "skip_signature", "virtual_hosted_style_request", "request_payer", "use_emulator"})
 _DURATIONS = frozenset({"timeout_s", "connect_timeout_s"})
 _URLS = frozenset({"endpoint", "base_url"})
 _BUCKET = re.compile(r"[A-Za-z0-9._-]+")
@@ -139,16 +145,32 @@ class ObjectLocation:
         environment: Mapping[str, str] | None = None,
     ) -> ObjectLocation:
         """
-        Take apart a URL, or the path of a directory.
+        Parse a URL, the path of a directory, or a mapping written as JSON.
 
         Raises:
             SettingsInvalid: no such kind of place, or an option that it does not have.
         """
+        if url.lstrip().startswith("{"):
+            return cls.from_mapping({**_mapping_of(url), **(options or {})}, environment=environment)
         scheme = urlsplit(url).scheme if "://" in url else "file"
         backend = _SCHEMES.get(scheme.lower())
         if backend is None:
             raise SettingsInvalid(f"objects: no backend for {scheme}://; there are {', '.join(sorted(_SCHEMES))}")
         return cls._build(backend, url, options or {}, environment or {})
+
+    @classmethod
+    def of(
+        cls, given: str | Mapping[str, object] | ObjectLocation, *, environment: Mapping[str, str] | None = None
+    ) -> ObjectLocation:
+        """
+        Return the location that *given* is or describes.
+
+        Raises:
+            SettingsInvalid: as `from_url` and `from_mapping`.
+        """
+        if isinstance(given, str):
+            return cls.from_url(given, environment=environment)
+        return given if isinstance(given, ObjectLocation) else cls.from_mapping(given, environment=environment)
 
     @classmethod
     def from_mapping(
@@ -197,6 +219,15 @@ class ObjectLocation:
             return f"file://{self.prefix}"
         scheme = {"s3": "s3", "gcs": "gs", "azblob": "az"}[self.backend]
         return f"{scheme}://{self.container}{'/' if self.prefix else ''}{self.prefix}"
+
+
+def _mapping_of(text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        # The text may hold a password, so the error does not repeat it.
+        raise SettingsInvalid("objects: neither a URL nor JSON") from None
+    return dict(found)
 
 
 def _hint(key: str, known: Iterable[str]) -> str:

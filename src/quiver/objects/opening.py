@@ -51,10 +51,7 @@ def open_objects(
         ObjectsUnavailable: nobody answers.
         OSError: the directory cannot be used.
     """
-    if isinstance(location, str):
-        location = ObjectLocation.from_url(location, environment=environment)
-    elif isinstance(location, Mapping):
-        location = ObjectLocation.from_mapping(location, environment=environment)
+    location = ObjectLocation.of(location, environment=environment)
     inner: ObjectTier
     if location.backend == "fs":
         inner = DirectoryObjects(fs, location.prefix, clock=clock)

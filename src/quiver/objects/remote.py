@@ -35,25 +35,31 @@ _PROBLEM_CHARS_MAX = 300
 _REFUSED = re.compile(r"\b40[13]\b|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|ExpiredToken")
 """How some servers answer a listing with bad credentials, which the client library then takes for any failure."""
 
+_NO_REQUEST = "HTTP error: builder error"
+"""The request could not even be made: the client library refuses plain http with these words, and what is no URL."""
+
+_PANIC = "PanicException"
+"""How the client library fails at an environment variable that is not a URL, or that contains a line break."""
+
 
 def connect(location: ObjectLocation) -> RemoteObjects:
     """
     Return the bucket at *location*. Nothing is asked of it yet.
 
     Raises:
-        SettingsInvalid: the options contradict each other, or a file that they name cannot be used.
+        SettingsInvalid: options, or environment variables of the client library, contradict each other, or a file that
+            they name cannot be used.
     """
     from obstore import exceptions, store  # noqa: PLC0415 - heavy, and only here
 
+    # Network settings go in beside the others: client options of their own would replace what the library takes from
+    # its environment variables, AWS_ALLOW_HTTP among them.
     options = dict(location.options)
-    client: dict[str, Any] = {
-        "timeout": timedelta(seconds=options.pop("timeout_s", 30.0)),
-        "connect_timeout": timedelta(seconds=options.pop("connect_timeout_s", 5.0)),
-    }
-    if "proxy_url" in options:
-        client["proxy_url"] = options.pop("proxy_url")
+    for ours, theirs in (("timeout_s", "timeout"), ("connect_timeout_s", "connect_timeout")):
+        if ours in options:
+            options[theirs] = timedelta(seconds=options.pop(ours))
     if str(options.get("endpoint", options.get("base_url", ""))).startswith("http://"):
-        client["allow_http"] = True
+        options.setdefault("allow_http", True)
     no_retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=3600)}
     kind: Callable[..., Any] = {"s3": store.S3Store, "gcs": store.GCSStore, "azblob": store.AzureStore}[
         location.backend
@@ -66,7 +72,6 @@ def connect(location: ObjectLocation) -> RemoteObjects:
             location.container,
             prefix=location.prefix or None,
             config=options,
-            client_options=client,
             retry_config=no_retries,
         )
     except (exceptions.BaseError, ValueError, TypeError) as error:
@@ -98,12 +103,20 @@ def _translated(operation: str, key: str, secrets: Iterable[str]) -> Iterator[No
     except exceptions.BaseError as error:
         # `from None`: the message behind it is long, and may say what nobody may read.
         problem = _problem(error, secrets)
+        if _NO_REQUEST in problem:
+            reason = f"{problem}: is the endpoint a URL? plain http needs allow_http=true, or AWS_ALLOW_HTTP=true"
+            raise SettingsInvalid(f"objects: {operation} {key}: {reason}") from None
         if _REFUSED.search(problem):
             raise AccessRefused(f"objects: {operation} {key}: {problem}") from None
         raise ObjectsUnavailable(operation, key, problem) from None
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        reason = f"{_problem(error, secrets)}: check endpoint, region and keys, also those of environment variables"
+        raise SettingsInvalid(f"objects: {operation} {key}: {reason}") from None
 
 
-def _problem(error: Exception, secrets: Iterable[str]) -> str:
+def _problem(error: BaseException, secrets: Iterable[str]) -> str:
     first, _, _ = str(error).partition("\n\nDebug source")
     return masked(" ".join(first.split()), secrets)[:_PROBLEM_CHARS_MAX]
 

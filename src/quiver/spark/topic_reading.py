@@ -8,7 +8,6 @@ and a new one may have begun. Each piece is looked up anew, at exactly the next 
 from __future__ import annotations
 
 import bisect
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -81,9 +80,7 @@ def open_cold(place: TopicPlace, topic: str) -> ObjectReader | None:
     found = _catalogue(place, topic)
     if found is None:
         return None
-    given = place.objects or ""
-    location = json.loads(given) if given.lstrip().startswith("{") else given
-    objects = open_objects(location, writable=False)
+    objects = open_objects(place.objects or "", writable=False)
     return ObjectReader(objects, found, observer=InMemoryObserver(), follows_others=True)
 
 

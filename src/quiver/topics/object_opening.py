@@ -154,11 +154,8 @@ def open_cold_tier(
     if objects is None:
         cloud = settings.cloud
         given = {} if cloud is None else {"backend": cloud.backend, "root": cloud.root, "options": dict(cloud.options)}
-        objects = ObjectLocation.from_mapping(given, environment=environment)
-    elif isinstance(objects, str):
-        objects = ObjectLocation.from_url(objects, environment=environment)
-    elif not isinstance(objects, ObjectLocation):
-        objects = ObjectLocation.from_mapping(objects, environment=environment)
+        objects = given
+    objects = ObjectLocation.of(objects, environment=environment)
     beside = f"sqlite://{os.path.abspath(root)}/{METADATA_FILE}"  # noqa: PTH100
     if objects.backend == "memory":
         # These objects end with the process: no local file may go for them, and nothing may speak of them later.

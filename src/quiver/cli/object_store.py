@@ -1,0 +1,61 @@
+"""
+The options of every command that takes the URL of an object store, and the location that they describe.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from quiver.objects import ObjectLocation
+
+__all__ = ["ObjectOptions", "ObjectsUrl", "key_values", "object_location"]
+
+ObjectsUrl = Annotated[
+    str | None, typer.Option("--objects", help="Where objects are: a directory, or s3://bucket/prefix and the like.")
+]
+ObjectOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="KEY=VALUE",
+        help="For the object store, as endpoint=http://host:9000; may be repeated. ${NAME} is an environment variable.",
+    ),
+]
+
+
+def object_location(url: str | None, options: list[str] | None) -> ObjectLocation | None:
+    """
+    Return the location that ``--objects`` and ``--option`` describe; None without a URL.
+
+    Raises:
+        SettingsInvalid: not a location, or an option that it does not have.
+        WrongUse: options without a URL, or one that is not ``key=value``.
+    """
+    from quiver.objects import ObjectLocation  # noqa: PLC0415 - keeps `--help` quick
+
+    given = key_values("--option", options)
+    if url is not None:
+        return ObjectLocation.from_url(url, given, environment=os.environ)
+    if given:
+        raise WrongUse("--option is for the object store: say where it is, with --objects")
+    return None
+
+
+def key_values(name: str, given: list[str] | None) -> dict[str, str]:
+    """
+    Return what the repeated option *name* says, as a mapping.
+
+    Raises:
+        WrongUse: one is not ``key=value``.
+    """
+    pairs = [one.partition("=") for one in given or ()]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise WrongUse(f"{name} takes key=value, not {key!r}")
+    return {key: value for key, _, value in pairs}

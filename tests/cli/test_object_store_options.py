@@ -1,0 +1,175 @@
+"""
+An S3 server over plain http, reached from the command line: by environment variables, and by `--option`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import quiver
+from quiver.aof import AofConfig, AofManager, TierConfig
+from quiver.cli.main import build_app
+from quiver.errors import SettingsInvalid
+from quiver.objects import ObjectLocation, open_objects
+from quiver.settings import Settings
+from s3_server import S3Server
+
+LOG = "orders"
+TOPIC = "default/orders"
+
+Reach = Callable[[], list[str]]
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+@pytest.fixture(params=["environment", "options"])
+def reach(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server) -> Reach:
+    """Returns what a command line needs beside the URL: nothing where the environment says it all."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    if request.param == "environment":
+        set_environment(monkeypatch, s3_server)
+        return list
+    monkeypatch.setenv("MY_SECRET", s3_server.secret_key)
+    options = s3_server.options(secret_key="${MY_SECRET}")
+    return lambda: [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, server: S3Server) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+
+
+def test_every_command_that_takes_a_url_takes_its_options():
+    """Whichever command is added later: without `--option` a server over plain http could not be named."""
+    checked = 0
+    for words, command in commands(typer.main.get_command(build_app())):
+        taken = {option for parameter in command.params for option in parameter.opts}
+        if taken & {"--objects", "--cold", "objects"}:
+            assert "--option" in taken, words
+            checked += 1
+    assert checked > 10
+
+
+def commands(command, *words):
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield " ".join(words), command
+        return
+    for name, one in below.items():
+        yield from commands(one, *words, name)
+
+
+def test_topic_commands(reach: Reach, s3_server: S3Server, tmp_path: Path):
+    """Appended, verified and read; the catalogue is rebuilt; and it goes on."""
+    place = ("--objects", s3_server.url())
+    run("topic", "produce", tmp_path, TOPIC, "one", "two", *place, *reach())
+    assert "sound" in run("topic", "verify", tmp_path, *place, *reach())
+    run("topic", "repair", tmp_path, *place, *reach())
+    lines = run("topic", "tail", tmp_path, TOPIC, "--json", *place, *reach()).splitlines()
+    assert [json.loads(line)["payload"] for line in lines] == ["one", "two"]
+    url = f"sqlite://{tmp_path}/other.db"
+    run("topic", "rebuild-catalogue", place[1], "--metadata", url, *reach())
+    run("topic", "produce", tmp_path, TOPIC, "three", *place, *reach())
+
+
+def test_aof_commands(reach: Reach, s3_server: S3Server, tmp_path: Path):
+    """Segments go to the bucket, are read there, and come back."""
+    root = str(tmp_path / "aof")
+    with AofManager.open(root, AofConfig(), background=False) as manager:
+        log = manager.log(LOG)
+        for text in (b"one", b"two", b"three"):
+            log.append_record(text)
+            log.force_rollover(timeout_s=5)
+    place = ("--objects", s3_server.url(), *reach())
+    run("aof", "evict", root, 0, *place)
+    run("aof", "seal", root, *place)
+    (listed,) = run("aof", "segments", "list", root, "--json").splitlines()
+    assert json.loads(listed)["segments"][0]["object"]
+    lines = run("aof", "tail", root, "--json", *place).splitlines()
+    assert [json.loads(line)["payload"] for line in lines] == ["one", "two", "three"]
+    run("aof", "hydrate", root, 0, *place)
+    run("aof", "manifest", "check", root, "--repair", *place)
+    assert json.loads(run("aof", "segments", "delete", root, 0, "--force", "--json", *place))["objects_left"] == 0
+
+
+def test_store_commands(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path):
+    """A store's list keeps the URL alone; the environment says how to reach it, to every command."""
+    set_environment(monkeypatch, s3_server)
+    settings = Settings(delete_grace_s=0.0, cold_objects=ObjectLocation.from_url(s3_server.url()), cold_local_bytes=0)
+    root = tmp_path / "buffer"
+    with quiver.open(root, settings, background=False) as store:
+        store.ingest(quiver.Bundle({"logs": pa.record_batch({"id": [1, 2, 3]})}))
+        store.flush()
+        for _ in range(2):
+            store.maintain()
+    assert not list((root / "segments").glob("*.qseg"))
+    run("verify", root)
+    run("stats", root)
+    run("export", root, "--slot", "logs", "--to", tmp_path / "logs.jsonl")
+    assert len((tmp_path / "logs.jsonl").read_text().splitlines()) == 3
+    run("snapshot", root, tmp_path / "copy", "--check")
+    run("repair", root)
+
+
+def test_tier_of_a_program(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path):
+    """The environment reaches programs as well as commands."""
+    set_environment(monkeypatch, s3_server)
+    tiers = TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=s3_server.url())
+    with AofManager.open(str(tmp_path), AofConfig(tiers=tiers), background=False) as manager:
+        log = manager.log(LOG)
+        for text in (b"one", b"two"):
+            log.append_record(text)
+            log.force_rollover(timeout_s=5)
+        manager.maintain()
+        assert "uploaded_to_tier2" in log.tiers.snapshot().residency.values()
+
+
+def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server):
+    """What is given by hand counts."""
+    set_environment(monkeypatch, s3_server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "false")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-key")
+    open_objects(ObjectLocation.from_url(s3_server.url(), s3_server.options())).close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"AWS_ALLOW_HTTP": "false"}, "plain http needs allow_http=true, or AWS_ALLOW_HTTP=true"),
+        ({"AWS_ENDPOINT_URL": "minio:9000"}, "check endpoint, region and keys"),
+        ({"AWS_ALLOW_HTTP": "maybe"}, "failed to parse"),
+    ],
+)
+def test_environment_variables_that_cannot_work(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, changed, says):
+    """They are named at once, as a setting: trying again would not help."""
+    set_environment(monkeypatch, s3_server)
+    for name, value in changed.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsInvalid, match=says):
+        open_objects(s3_server.url())
+
+
+def test_options_without_a_url_are_refused(tmp_path: Path):
+    """They would have no effect."""
+    (tmp_path / TOPIC).mkdir(parents=True)
+    result = CliRunner().invoke(build_app(), ["topic", "tail", str(tmp_path), TOPIC, "--option", "region=x"])
+    assert result.exit_code == 2
+    assert "--objects" in result.stderr
