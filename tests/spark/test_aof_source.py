@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 import quiver
 from quiver.aof import AofConfig, AofManager, Retention, TierConfig
 from quiver.errors import Damaged, DataLoss, RecordUnknown, WrongUse
-from quiver.spark.aof_source import AofDataSource, register_aof
+from quiver.spark.aof_source import AofDataSource
 
 FIELDS = ["record_id", "timestamp", "ext_id", "payload"]
 
@@ -305,7 +305,6 @@ def test_tasks_share_the_bytes(log):
 
 def test_with_spark(log, spark, tmp_path):
     """A count and a sum, and a stream that goes on from its checkpoint."""
-    register_aof(spark)
     log.fill(3)
     frame = spark.read.format("quiver-aof").option("path", str(log.path)).load()
     assert frame.columns == FIELDS

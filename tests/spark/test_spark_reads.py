@@ -4,12 +4,15 @@ Batch and streaming reads in a real Spark session.
 
 import pathlib
 import shutil
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
+from quiver.errors import WrongUse
 from quiver.primitives.real_files import REAL_FILES
-from quiver.spark import map_bundles, register
+from quiver.spark import create_table, map_bundles, register
+from quiver.spark.source import QuiverDataSource
 from quiver.store.subscribers.progress_store import load_progress
 
 pytestmark = pytest.mark.spark
@@ -193,3 +196,50 @@ def test_an_idle_stream_runs_no_batches(spark, store, tmp_path):
         assert list(sink.batches) == [0]
     finally:
         query.stop()
+
+
+def test_a_catalog_table_reads_the_store(spark, store):
+    """Spark passes no options when it reads such a table: they come from its schema."""
+    store.rows(3)
+    spark.sql(f"CREATE TABLE made_by_sql USING quiver OPTIONS (path '{store.root}', slot 'logs')")
+    try:
+        assert spark.sql("SELECT sum(id) FROM made_by_sql").first()[0] == sum(range(30))
+        assert "quiver.options" not in str(spark.read.format("quiver").load(store.root, slot="logs").schema.json())
+        with pytest.raises(Exception, match="repeat those of the table"):
+            spark.sql("INSERT INTO made_by_sql SELECT * FROM made_by_sql")
+    finally:
+        spark.sql("DROP TABLE made_by_sql")
+
+
+def test_save_as_table_reads_back(spark, tmp_path):
+    """A table made with `create_table` takes appends and reads them; one of `saveAsTable` alone says what to do."""
+    options = {"path": str(tmp_path / "numbers"), "slot": "30"}
+    numbers = spark.range(3)
+    create_table(spark, "numbers", options, schema=numbers.schema)
+    try:
+        numbers.write.format("quiver").options(**options).mode("append").saveAsTable("numbers")
+        spark.sql(f"INSERT INTO numbers WITH (`path` = '{options['path']}', `slot` = '30') VALUES (3)")
+        assert sorted(row.id for row in spark.table("numbers").collect()) == [0, 1, 2, 3]
+        numbers.write.format("quiver").options(**options).mode("append").saveAsTable("unnoted")
+        with pytest.raises(Exception, match="create_table"):
+            spark.table("unnoted").count()
+        assert spark.read.options(**options).table("unnoted").count() == 7
+    finally:
+        spark.sql("DROP TABLE numbers")
+        spark.sql("DROP TABLE IF EXISTS unnoted")
+
+
+def test_register_makes_every_format_known():
+    """One call is enough for a session that the user made."""
+    session = mock.Mock()
+    register(session)
+    registered = [call.args[0].name() for call in session.dataSource.register.call_args_list]
+    assert sorted(registered) == ["questdb", "quiver", "quiver-aof", "quiver-topic"]
+
+
+@pytest.mark.parametrize("option", ["subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger"])
+def test_a_batch_read_refuses_the_options_of_a_stream(store, option):
+    store.rows(1)
+    source = QuiverDataSource({"path": store.root, "slot": "30", option: "5"})
+    with pytest.raises(WrongUse, match=f"{option} has no effect in a batch read"):
+        source.reader(source.schema())

@@ -21,6 +21,8 @@ file                         purpose
 `subscription.py`            a streaming query as a subscriber: start, ack, plan
 `cores.py`                   the same over a store on several cores, as one stream
 `read_partition.py`          in a task: files → batches of the declared schema
+`formats.py`                 all formats, and `register`
+`table_options.py`           the options of a catalog table, kept in its schema
 `source.py`                  the format `quiver`, in Spark's terms
 `bundles.py`                 `map_bundles`: whole bundles in tasks
 `sink_options.py`            the options of a write, with their table                       (pure)
@@ -80,11 +82,14 @@ if TYPE_CHECKING:
     from quiver.spark.bundles import map_bundles
     from quiver.spark.export_query import start_export
     from quiver.spark.exporter_parquet import ParquetExporter, run_exporter
-    from quiver.spark.source import QuiverDataSource, register
+    from quiver.spark.formats import register
+    from quiver.spark.source import QuiverDataSource
+    from quiver.spark.table_options import create_table
 
 __all__ = [
     "ParquetExporter",
     "QuiverDataSource",
+    "create_table",
     "map_bundles",
     "register",
     "run_exporter",
@@ -96,8 +101,9 @@ __all__ = [
 _PLACES = {
     "ParquetExporter": "exporter_parquet",
     "QuiverDataSource": "source",
+    "create_table": "table_options",
     "map_bundles": "bundles",
-    "register": "source",
+    "register": "formats",
     "run_exporter": "exporter_parquet",
     "start_export": "export_query",
     "stop_query": "bundle_query",

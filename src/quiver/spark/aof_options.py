@@ -39,9 +39,20 @@ from quiver.errors import DataLoss, WrongUse
 from quiver.spark.offsets import IngestedAt, parse_timestamp
 from quiver.spark.option_values import bytes_option, count_option, switch_option
 
-__all__ = ["AOF_COLUMNS", "AofBound", "AofOptions", "AofPosition", "parse_aof_options", "position_from_json"]
+__all__ = [
+    "AOF_COLUMNS",
+    "STREAM_OPTIONS",
+    "AofBound",
+    "AofOptions",
+    "AofPosition",
+    "parse_aof_options",
+    "position_from_json",
+]
 
 AOF_COLUMNS = ("record_id", "timestamp", "ext_id", "payload")
+
+STREAM_OPTIONS = ("maxRowsPerTrigger", "maxBytesPerTrigger")
+"""Options that a batch read refuses, because they would have no effect."""
 
 _NAMES = (
     "path", "log", "objects", "columns", "includeMetadata", "startingOffsets", "startingTimestamp", "endingOffsets",

@@ -20,19 +20,24 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from quiver.aof.files import LogFiles
 from quiver.errors import WrongUse
-from quiver.spark.aof_options import AofOptions, AofPosition, parse_aof_options, position_from_json
+from quiver.spark.aof_options import STREAM_OPTIONS, AofOptions, AofPosition, parse_aof_options, position_from_json
 from quiver.spark.aof_reading import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece, read_piece
 from quiver.spark.aof_sink import AofSink
 from quiver.spark.aof_sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
-from quiver.spark.option_values import refuse_ending
+from quiver.spark.option_values import refuse_ending, refuse_stream_options
 from quiver.spark.refused_stream import stream_reader
 from quiver.spark.sink import BatchWriter, StreamWriter
+from quiver.spark.table_options import (
+    given_options,
+    options_of_table,
+    refuse_write_without_options,
+    schema_with_options,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["AofBatchReader", "AofDataSource", "AofStreamReader", "PiecesPartition", "register_aof"]
+__all__ = ["AofBatchReader", "AofDataSource", "AofStreamReader", "PiecesPartition"]
 
 
 class PiecesPartition(InputPartition):
@@ -54,7 +59,7 @@ class AofDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._given = dict(options)
+        self._given = given_options(options)
 
     @cached_property
     def _parsed(self) -> AofOptions:
@@ -76,12 +81,15 @@ class AofDataSource(DataSource):
         """
         options = self._parsed
         fields = [AOF_SCHEMA.field(name) for name in options.columns]
-        return from_arrow_schema(pa.schema([*fields, *(METADATA_SCHEMA if options.include_metadata else ())]))
+        schema = from_arrow_schema(pa.schema([*fields, *(METADATA_SCHEMA if options.include_metadata else ())]))
+        return schema_with_options(schema, self.name(), self.options)
 
     def reader(self, schema: StructType) -> AofBatchReader:
         """
         Return the batch reader. Spark passes *schema* by keyword.
         """
+        self._given = options_of_table(self._given, schema, self.name())
+        refuse_stream_options(self._given, STREAM_OPTIONS)
         return AofBatchReader(self._parsed, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -93,6 +101,7 @@ class AofDataSource(DataSource):
         return stream_reader(lambda: self._stream_reader(schema))
 
     def _stream_reader(self, schema: StructType) -> AofStreamReader:
+        self._given = options_of_table(self._given, schema, self.name())
         refuse_ending(self._given)
         return AofStreamReader(self._parsed, schema)
 
@@ -103,6 +112,7 @@ class AofDataSource(DataSource):
         Raises:
             WrongUse: an option or a column is unknown, missing or contradicts another, or a log is to be overwritten.
         """
+        refuse_write_without_options(self._given, self.name())
         return BatchWriter(AofSink(_sink_options(self._given, schema, overwrite=overwrite)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802
@@ -257,13 +267,6 @@ class AofStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         Do nothing: nothing is held.
         """
-
-
-def register_aof(spark: SparkSession) -> None:
-    """
-    Make the format `quiver-aof` known to *spark*. May be repeated.
-    """
-    spark.dataSource.register(AofDataSource)
 
 
 def _view(options: AofOptions) -> LogView:

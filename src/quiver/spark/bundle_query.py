@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.spark.source import register
+from quiver.spark.formats import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

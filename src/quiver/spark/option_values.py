@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from quiver.errors import QuiverError, WrongUse
 from quiver.settings import parse_size_bytes
 
-__all__ = ["bytes_option", "count_option", "refuse_ending", "switch_option", "transaction_option"]
+__all__ = [
+    "bytes_option", "count_option", "refuse_ending", "refuse_stream_options", "switch_option", "transaction_option",
+]  # fmt: skip
 
 
 def refuse_ending(options: Mapping[str, str]) -> None:
@@ -22,6 +24,19 @@ def refuse_ending(options: Mapping[str, str]) -> None:
     for name in ("endingOffsets", "endingTimestamp"):
         if name.lower() in (key.lower() for key in options):
             raise WrongUse(f"{name} is for batch reads; a stream has no end: stop the query, or read with spark.read")
+
+
+def refuse_stream_options(options: Mapping[str, str], names: tuple[str, ...]) -> None:
+    """
+    Raise when the *options* of a batch read have one of *names*, which only a stream uses.
+
+    Raises:
+        WrongUse: there is one.
+    """
+    given = {key.lower() for key in options}
+    for name in names:
+        if name.lower() in given:
+            raise WrongUse(f"{name} has no effect in a batch read: leave it out, or read with spark.readStream")
 
 
 def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool:

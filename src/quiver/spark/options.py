@@ -27,7 +27,7 @@ option                      default    meaning
 ``failOnDataLoss``          true       false goes on where data is gone or damaged, true says so and stops
 ==========================  =========  ====================================================================
 
-Options that only mean something to a stream are ignored by a batch read, and the other way round.
+A batch read refuses the options of a stream, and a stream those of a batch read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from quiver.spark.offsets import StartingOffsets, parse_starting, parse_timestam
 from quiver.spark.option_values import bytes_option, count_option, switch_option
 from quiver.spark.partitions import Limits
 
-__all__ = ["METADATA_COLUMNS", "VIEWS", "Mode", "SourceOptions", "View", "parse_options"]
+__all__ = ["METADATA_COLUMNS", "STREAM_OPTIONS", "VIEWS", "Mode", "SourceOptions", "View", "parse_options"]
 
 Mode = Literal["rows", "bundles", "ipc"]
 View = Literal["logs", "spans", "metrics"]
@@ -54,6 +54,9 @@ _MODES: tuple[Mode, ...] = ("rows", "bundles", "ipc")
 METADATA_COLUMNS = ("_segment", "_index", "_row", "_ingested_at")
 
 _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
+
+STREAM_OPTIONS = ("subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger")
+"""Options that a batch read refuses, because they would have no effect."""
 
 _NAMES = (
     "path", "mode", "view", "slot", "table", "columns", "includeMetadata", "timestampsAs", "subscriber",

@@ -61,7 +61,7 @@ def session(
     scratch: str | Path | None = None,
 ) -> SparkSession:
     """
-    Return a running session with the formats `quiver` and `quiver-aof` registered. An active session is used as it is.
+    Return a running session with all formats registered. An active session is used as it is.
 
     Finds Java, makes Spark's Python processes use this interpreter, and keeps Spark's own files in a temporary
     directory of the process.
@@ -79,13 +79,11 @@ def session(
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - importing quiver.spark stays cheap
 
-    from quiver.spark.aof_source import register_aof  # noqa: PLC0415
-    from quiver.spark.source import register  # noqa: PLC0415
+    from quiver.spark.formats import register  # noqa: PLC0415
 
     active = SparkSession.getActiveSession()
     if active is not None:
         register(active)
-        register_aof(active)
         return active
     os.environ["JAVA_HOME"] = find_java_home()
     # Spark would start `python3` from the PATH, which need not have this package.
@@ -110,7 +108,6 @@ def session(
         raise
     atexit.register(_end, spark, place)
     register(spark)
-    register_aof(spark)
     return spark
 
 

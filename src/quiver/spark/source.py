@@ -27,10 +27,9 @@ from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.cast import spark_schema
 from quiver.spark.cores import CoresSubscription
 from quiver.spark.offsets import IngestedAt, Position, StartingOffsets
-from quiver.spark.option_values import refuse_ending
-from quiver.spark.options import SourceOptions, parse_options
+from quiver.spark.option_values import refuse_ending, refuse_stream_options
+from quiver.spark.options import STREAM_OPTIONS, SourceOptions, parse_options
 from quiver.spark.partitions import Span, pack, spans_between
-from quiver.spark.questdb_sink import QuestdbDataSource
 from quiver.spark.read_partition import (
     BUNDLE_SCHEMA,
     IPC_SCHEMA,
@@ -44,16 +43,20 @@ from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.sink_options import SinkOptions, parse_sink_options
 from quiver.spark.sink_stage import store_sink
 from quiver.spark.subscription import Subscription
-from quiver.spark.topic_source import register_topics
+from quiver.spark.table_options import (
+    given_options,
+    options_of_table,
+    refuse_write_without_options,
+    schema_with_options,
+)
 from quiver.store.cold_files import ColdFiles
 from quiver.store.segment.schemas import is_of_table
 from quiver.store.segment.widest import columns_of, representative
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchReader", "QuiverDataSource", "SpansPartition", "StreamReader", "register"]
+__all__ = ["BatchReader", "QuiverDataSource", "SpansPartition", "StreamReader"]
 
 
 class SpansPartition(InputPartition):
@@ -75,7 +78,7 @@ class QuiverDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._given = dict(options)
+        self._given = given_options(options)
 
     @cached_property
     def _parsed(self) -> SourceOptions:
@@ -110,12 +113,14 @@ class QuiverDataSource(DataSource):
             schema = _rows_schema(options)
             if options.include_metadata:
                 schema = pa.schema([*schema, *METADATA_SCHEMA])
-        return from_arrow_schema(schema)
+        return schema_with_options(from_arrow_schema(schema), self.name(), self.options)
 
     def reader(self, schema: StructType) -> BatchReader:
         """
         Return the batch reader. Spark passes *schema* by keyword.
         """
+        self._given = options_of_table(self._given, schema, self.name())
+        refuse_stream_options(self._given, STREAM_OPTIONS)
         return BatchReader(self._parsed, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -127,6 +132,7 @@ class QuiverDataSource(DataSource):
         return stream_reader(lambda: self._stream_reader(schema))
 
     def _stream_reader(self, schema: StructType) -> StreamReader:
+        self._given = options_of_table(self._given, schema, self.name())
         refuse_ending(self._given)
         return StreamReader(self._parsed, schema)
 
@@ -137,6 +143,7 @@ class QuiverDataSource(DataSource):
         Raises:
             WrongUse: an option is unknown, missing or contradicts another, or what is there is to be overwritten.
         """
+        refuse_write_without_options(self._given, self.name())
         return BatchWriter(store_sink(_append_options(self._given, overwrite=overwrite)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, FBT001, N802
@@ -275,15 +282,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._made is not None:
             self._made.release()
-
-
-def register(spark: SparkSession) -> None:
-    """
-    Make the formats `quiver`, `quiver-topic` and `questdb` known to *spark*. May be repeated.
-    """
-    spark.dataSource.register(QuiverDataSource)
-    spark.dataSource.register(QuestdbDataSource)
-    register_topics(spark)
 
 
 def _append_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:

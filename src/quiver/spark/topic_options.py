@@ -26,7 +26,7 @@ option                      default    meaning
 ``failOnDataLoss``          true       false goes on where messages are gone or damaged, true says so and stops
 ==========================  =========  ====================================================================
 
-Options that only mean something to a stream are ignored by a batch read, and the other way round.
+A batch read refuses the options of a stream, and a stream those of a batch read.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_subsc
 
 __all__ = [
     "PLACE_OPTIONS",
+    "STREAM_OPTIONS",
     "TOPIC_COLUMNS",
     "TopicOptions",
     "TopicPlace",
@@ -53,6 +54,9 @@ __all__ = [
 ]
 
 PLACE_OPTIONS = ("path", "objects", "metadata", "rootPrefix", "fileName")
+
+STREAM_OPTIONS = ("subscription", "maxOffsetsPerTrigger", "maxBytesPerTrigger")
+"""Options that a batch read refuses, because they would have no effect."""
 
 _NAMES = (
     *PLACE_OPTIONS, "topic", "columns", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp",

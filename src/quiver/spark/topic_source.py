@@ -23,11 +23,17 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from quiver.errors import DataLoss, WrongUse
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.offsets import IngestedAt
-from quiver.spark.option_values import refuse_ending
+from quiver.spark.option_values import refuse_ending, refuse_stream_options
 from quiver.spark.refused_stream import stream_reader
 from quiver.spark.sink import BatchWriter, StreamWriter
+from quiver.spark.table_options import (
+    given_options,
+    options_of_table,
+    refuse_write_without_options,
+    schema_with_options,
+)
 from quiver.spark.topic_offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
-from quiver.spark.topic_options import TopicOptions, TopicPlace, parse_topic_options
+from quiver.spark.topic_options import STREAM_OPTIONS, TopicOptions, TopicPlace, parse_topic_options
 from quiver.spark.topic_progress import TopicProgress
 from quiver.spark.topic_ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
 from quiver.spark.topic_reading import TopicView
@@ -37,10 +43,9 @@ from quiver.spark.topic_sink_options import TopicSinkOptions, check_columns, par
 from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["StretchesPartition", "TopicBatchReader", "TopicDataSource", "TopicStreamReader", "register_topics"]
+__all__ = ["StretchesPartition", "TopicBatchReader", "TopicDataSource", "TopicStreamReader"]
 
 _log = logging.getLogger("quiver")
 
@@ -64,7 +69,7 @@ class TopicDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._given = dict(options)
+        self._given = given_options(options)
 
     @cached_property
     def _parsed(self) -> TopicOptions:
@@ -86,12 +91,14 @@ class TopicDataSource(DataSource):
         options = self._parsed
         fields = [TOPIC_SCHEMA.field(name) for name in options.columns]
         fields += PRODUCER_SCHEMA if options.include_metadata else ()
-        return from_arrow_schema(pa.schema(fields))
+        return schema_with_options(from_arrow_schema(pa.schema(fields)), self.name(), self.options)
 
     def reader(self, schema: StructType) -> TopicBatchReader:
         """
         Return the batch reader. Spark passes *schema* by keyword.
         """
+        self._given = options_of_table(self._given, schema, self.name())
+        refuse_stream_options(self._given, STREAM_OPTIONS)
         return TopicBatchReader(self._parsed, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -103,6 +110,7 @@ class TopicDataSource(DataSource):
         return stream_reader(lambda: self._stream_reader(schema))
 
     def _stream_reader(self, schema: StructType) -> TopicStreamReader:
+        self._given = options_of_table(self._given, schema, self.name())
         refuse_ending(self._given)
         return TopicStreamReader(self._parsed, schema)
 
@@ -113,6 +121,7 @@ class TopicDataSource(DataSource):
         Raises:
             WrongUse: an option or a column is unknown, missing or contradicts another, or a topic is to be overwritten.
         """
+        refuse_write_without_options(self._given, self.name())
         return BatchWriter(TopicSink(_sink_options(self._given, schema, overwrite=overwrite)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802
@@ -308,13 +317,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view = self._view(topic)
         first = view.start_offset() if start == BEGINNING else start
         return reach(view.stretches(first, end), first, limits) if first < end else end
-
-
-def register_topics(spark: SparkSession) -> None:
-    """
-    Make the format `quiver-topic` known to *spark*. May be repeated.
-    """
-    spark.dataSource.register(TopicDataSource)
 
 
 def absolute(place: TopicPlace) -> TopicPlace:

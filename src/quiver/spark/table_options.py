@@ -1,0 +1,155 @@
+"""
+The options of a catalog table, kept in its schema.
+
+Spark creates a Python data source of a catalog table (``CREATE TABLE … USING quiver OPTIONS (…)``) without the table's
+options: only `schema()` sees them, when the table is created. It does keep the schema and hands it to every reader and
+writer. So `schema()` puts the options into the metadata of the first column, and readers take them from there.
+The catalog stores that metadata with the table. A write repeats the options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["create_table", "given_options", "options_of_table", "refuse_write_without_options", "schema_with_options"]
+
+_KEY = "quiver.options"
+_SPARKS_OWN = frozenset({"location", "owner", "provider", "external", "comment", "collation", "is_managed_location"})
+"""What Spark adds to the options of a table that is being created. It repeats ours as ``option.…``, too."""
+
+
+def given_options(options: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return what the user gave of the options that Spark hands over. Names come in any case.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    if "provider" in given:  # a table is being created
+        given = {key: value for key, value in given.items() if not _is_sparks_own(key)}
+    for key, value in given.items():
+        if key.lower() == "path":
+            given[key] = _local_path(value)
+    return given
+
+
+def schema_with_options(schema: StructType, source: str, options: Mapping[str, str]) -> StructType:
+    """
+    Return *schema* with a new table's *options* in the metadata of its first column, and otherwise as it is.
+
+    A frame that is only read has none: what is written from it, such as a Parquet file, would have them, too.
+
+    Args:
+        schema: the columns of the log.
+        source: the name of the format.
+        options: as Spark handed them over.
+    """
+    return _noted(schema, source, given_options(options)) if "provider" in options else schema
+
+
+def _noted(schema: StructType, source: str, options: Mapping[str, str]) -> StructType:
+    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - the options of a sink need no pyspark
+
+    if not schema.fields or not options:
+        return schema
+    first = schema.fields[0]
+    noted = json.dumps({"format": source, "options": dict(options)}, sort_keys=True)
+    kept = StructField(first.name, first.dataType, first.nullable, {**(first.metadata or {}), _KEY: noted})
+    return StructType([kept, *schema.fields[1:]])
+
+
+def options_of_table(given: Mapping[str, str], schema: StructType, source: str) -> dict[str, str]:
+    """
+    Return *given*, completed from the table's own options when it does not say where the data is.
+
+    Args:
+        given: the options of this read or write.
+        schema: the schema that Spark hands over with them.
+        source: the name of the format.
+
+    Raises:
+        WrongUse: there are no options at all.
+    """
+    known = {key.lower() for key in given}
+    if "path" in known:
+        return dict(given)
+    noted = (schema.fields[0].metadata or {}).get(_KEY) if schema.fields else None
+    if noted is not None:
+        table = json.loads(noted)
+        if table["format"] == source:
+            return {**{key: value for key, value in table["options"].items() if key.lower() not in known}, **given}
+    if not given:
+        raise WrongUse(
+            f"Spark passed no options to the {source} format: repeat them, spark.read.option(…).table(…). "
+            "It keeps them only for tables that were created with quiver.spark.create_table, or with "
+            f"CREATE TABLE … USING {source} OPTIONS (…) and no list of columns"
+        )
+    return dict(given)
+
+
+def refuse_write_without_options(given: Mapping[str, str], source: str) -> None:
+    """
+    Raise when Spark passed no options with a write, which is what it does for a catalog table.
+
+    The table's own options do not help here: Spark passes the schema of the rows, not that of the table. When the rows
+    were read from another table, its options are in there, and the write would go to the wrong log.
+
+    Raises:
+        WrongUse: there are no options.
+    """
+    if not given:
+        raise WrongUse(
+            f"Spark passed no options to the {source} format: repeat those of the table, as in INSERT INTO t WITH "
+            "(`path` = '…', …) SELECT …, or in df.write.option(…).saveAsTable(…)"
+        )
+
+
+def create_table(
+    spark: SparkSession,
+    name: str,
+    options: Mapping[str, str],
+    *,
+    source: str = "quiver",
+    schema: StructType | None = None,
+) -> None:
+    """
+    Create the catalog table *name* over a log. On return `spark.table` and SQL read it. A write repeats the options.
+
+    With a schema the log need not exist yet. SQL's ``CREATE TABLE … USING quiver OPTIONS (…)`` does the same for a log
+    that exists.
+
+    Args:
+        spark: a session in which the formats are registered.
+        name: the table, as in SQL.
+        options: the options of the format, `path` among them.
+        source: ``quiver``, ``quiver-topic`` or ``quiver-aof``.
+        schema: the columns; None takes those that the log has.
+
+    Raises:
+        WrongUse: there is no `path`.
+    """
+    if "path" not in {key.lower() for key in options}:
+        raise WrongUse("create_table needs the directory of the log: {'path': 'buffer/', …}")
+    if schema is None:
+        schema = spark.read.format(source).options(**options).load().schema
+    spark.catalog.createTable(name, source=source, schema=_noted(schema, source, options), **options)
+
+
+def _is_sparks_own(key: str) -> bool:
+    lower = key.lower()
+    return lower in _SPARKS_OWN or lower.startswith("option.")
+
+
+def _local_path(path: str) -> str:
+    """
+    Return a local path for the forms that Spark's catalog makes of one: ``file:/data`` and ``file:///data``.
+    """
+    if path.startswith("file://"):
+        return path.removeprefix("file://")
+    return path.removeprefix("file:")
