@@ -271,11 +271,14 @@ class DataLoss(Damaged):
 
 class Fenced(QuiverError):
     """
-    Another owner took over `key` with a higher epoch. Write nothing more and close; what it writes now is the truth.
+    This process does not own `key` any more. Write nothing more and close; what its owner writes now is the truth.
+
+    `owner` and `owner_epoch` say who took over; `owner` is empty when no other owner is known, and `reason` says why.
     """
 
-    def __init__(self, key: str, *, epoch: int, owner: str, owner_epoch: int) -> None:
-        super().__init__(f"{key}: epoch {epoch} was fenced by {owner or 'nobody'}, which has epoch {owner_epoch}")
+    def __init__(self, key: str, *, epoch: int, owner: str, owner_epoch: int, reason: str = "") -> None:
+        taken = f"was fenced by {owner}, which has epoch {owner_epoch}"
+        super().__init__(f"{key}: epoch {epoch} {taken if owner else reason or 'is not the owner any more'}")
         self.key = key
         self.epoch = epoch
         self.owner = owner

@@ -299,6 +299,11 @@ class Objects:
             raise AtCapacity("the object store is away")
         self.attached.remove(topic)
 
+    def hand_over(self, topics: list[str], *, timeout_s: float) -> list[Any]:
+        for topic in topics:
+            self.detach(topic, sealed=True)
+        return []
+
     def close(self) -> None: ...
 
 

@@ -93,13 +93,14 @@ class Rig:
             self.store.close()
 
     @contextmanager
-    def opened(self) -> Iterator[TopicLog]:
-        """The topic, while it is open."""
+    def opened(self, *, hand_over: bool = True) -> Iterator[TopicLog]:
+        """The topic, while it is open; closed without *hand_over* it keeps what is not uploaded, and its owner."""
         log = self.open()
         try:
             yield log
         finally:
-            self.close()
+            if self.store is not None:
+                self.store.close(timeout=None if hand_over else 0)
 
     def keys(self) -> list[str]:
         """The names of all objects of the topic."""

@@ -174,7 +174,7 @@ def test_an_upload_goes_on_at_the_byte_where_it_ended():
     """Not at the beginning of the file: the checkpoint names the file and the byte, also after a restart."""
     rig = Rig(chosen=settings(rotate=100_000, keep_minutes=None))
     reads = []
-    with rig.opened() as log:
+    with rig.opened(hand_over=False) as log:
         append(log, 5)
         log.flush()
         rig.tier.maintain()

@@ -57,7 +57,7 @@ def test_what_no_object_has_yet():
 def test_after_a_restart_only_the_rest_is_behind():
     """What the checkpoint says was uploaded counts, before the first look at the catalogue."""
     rig = Rig(chosen=settings(rotate=None, keep_minutes=None))
-    with rig.opened() as log:
+    with rig.opened(hand_over=False) as log:
         append(log, 6)
         log.flush()
         rig.store.maintain()

@@ -130,8 +130,8 @@ def rebuild_catalogue(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every object, and make the metadata say what is there. Refused while a process owns the topic: a store that was
-    closed without `unload` still does until its lease is over, which --wait watches.
+    Read every object, and make the metadata say what is there. Refused while a process owns the topic: one that died
+    still does until its lease is over, which --wait watches.
 
     Exit code 1 when objects are damaged or offsets are missing between them.
     """

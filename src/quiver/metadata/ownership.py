@@ -225,21 +225,34 @@ class Ownership:
                 epoch=self.epoch,
                 owner=record.owner if record else "",
                 owner_epoch=record.epoch if record else 0,
+                reason="lost its record: somebody removed it from the metadata store",
             )
             raise self._lost
         changed = found.revision != self._revision
         self._revision = found.revision
         return changed
 
-    def release(self) -> None:
+    def release(self, changes: Mapping[str, bytes | None] | None = None) -> None:
         """
-        Let go, so that the next owner need not wait. Write nothing more afterwards.
+        Give up ownership together with *changes*, so that the next owner need not wait. Write nothing more afterwards.
 
         Raises:
-            Fenced: another owner took over already.
+            Fenced: another owner took over already; *changes* were not written.
             MetadataUnavailable: the store does not answer; the next owner waits.
         """
         with self._guard:
             gone = _Record(self._record.owner, self.epoch, self._record.ttl_s, released=True)
-            self._commit({self.key: gone.encode()}, {})
-            self._lost = Fenced(self.key, epoch=self.epoch, owner="", owner_epoch=self.epoch)
+            self._commit({**(changes or {}), self.key: gone.encode()}, {})
+            self._end("was released by its owner")
+
+    def abandon(self) -> None:
+        """
+        Stop being the owner without asking the store: `check` and `commit` refuse from now on, in all threads.
+
+        The record stays as it is: an owner of the same name takes it back at once, others wait. Returns at once, also
+        while another thread waits for the store.
+        """
+        self._end("was given up by its owner")
+
+    def _end(self, reason: str) -> None:
+        self._lost = self._lost or Fenced(self.key, epoch=self.epoch, owner="", owner_epoch=self.epoch, reason=reason)

@@ -290,7 +290,8 @@ class ObjectCatalogue:
 
     def _write(self, changes: Mapping[str, bytes | None]) -> None:
         if self._commits is None:
-            raise Fenced(self.topic, epoch=0, owner="", owner_epoch=0)
+            reason = "was opened for reading only: nothing but the topic's owner writes its catalogue"
+            raise Fenced(self.topic, epoch=0, owner="", owner_epoch=0, reason=reason)
         self._commits.commit(changes)
 
     def sealed_state(self) -> SealedState | None:
@@ -318,7 +319,13 @@ class ObjectCatalogue:
             Fenced: this is not the owner any more.
             MetadataUnavailable: nobody knows whether it was written.
         """
-        self._write({state_key(self._root, self.topic): encode_sealed_state(state)})
+        self._write(self.changes_for(state))
+
+    def changes_for(self, state: SealedState) -> dict[str, bytes | None]:
+        """
+        Return what `keep_state` writes, for a commit that does more than that.
+        """
+        return {state_key(self._root, self.topic): encode_sealed_state(state)}
 
     def next_offset_min(self) -> int:
         """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from quiver.topics.handover import UnfinishedHandOver
     from quiver.topics.wal import Wal
 
 __all__ = ["ColdLost", "ColdPiece", "ColdReader", "ColdTier"]
@@ -110,7 +111,12 @@ class ColdTier(Protocol):
 
     def detach(self, topic: str, *, sealed: bool) -> None:
         """
-        End the work on *topic* and give up ownership; with *sealed* everything is uploaded first.
+        End the work on *topic*; with *sealed* everything is uploaded first, and ownership is given up.
+        """
+
+    def hand_over(self, topics: Sequence[str], *, timeout_s: float) -> Sequence[UnfinishedHandOver]:
+        """
+        Detach *topics*, sealed where that is possible within *timeout_s*; return the others.
         """
 
     def close(self) -> None:

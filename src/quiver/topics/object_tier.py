@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, Fenced, MetadataUnavailable, QuiverError, WrongUse
+from quiver.errors import Damaged, Fenced, QuiverError, StoreFailed, WrongUse
 from quiver.metadata.ownership import Ownership, Watch, acquire
 from quiver.metadata.port import MetadataStore
 from quiver.objects.port import ObjectTier
@@ -28,6 +28,7 @@ from quiver.topics.cursor_mirror import CursorMirror
 from quiver.topics.deleter import Deleter
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.descriptor import SealedState, owner_key
+from quiver.topics.handover import UnfinishedHandOver, do_within
 from quiver.topics.replaced import set_replaced_aside
 from quiver.topics.settings import TopicSettings
 from quiver.topics.tiered_reader import ObjectReader
@@ -39,6 +40,7 @@ __all__ = ["ObjectColdTier"]
 _NS_PER_S = 1_000_000_000
 _RETRY_S = 5.0
 _RETRIES = Backoff(first_s=5.0, cap_s=300.0)
+_LEFT_BEHIND_S = 1.0
 
 
 @dataclass(slots=True)
@@ -100,6 +102,8 @@ class ObjectColdTier:
         self._watches: dict[str, Watch] = {}
         self._wake = threading.Condition()
         self._stopping = False
+        self._is_closing = False
+        self._left_behind = False
         self._threads: list[threading.Thread] = []
         if background:
             for name, run in (("work", self._work_due), ("lease", self._renew_due)):
@@ -280,12 +284,12 @@ class ObjectColdTier:
         now = self._clock.monotonic()
         due = now + _RETRY_S
         for owned in self._every():
+            if self._stopping or self._is_closing:
+                break
             if owned.uploader is not None and owned.upload_at <= now:
                 self._attempt(owned, self._upload)
             if owned.deleter is not None and owned.delete_at <= now:
                 self._attempt(owned, self._delete)
-            if self._stopping:
-                break
             if owned.uploader is not None:
                 due = min(due, owned.upload_at)
         return due
@@ -316,42 +320,69 @@ class ObjectColdTier:
 
     def detach(self, topic: str, *, sealed: bool) -> None:
         """
-        End the work on *topic*. With *sealed* everything is uploaded first and ownership is given up: another process
-        goes on exactly there. Without, what is not uploaded is on this disk only, so ownership stays with its name.
+        End the work on *topic*, whose log takes no more messages. With *sealed* everything is uploaded first and
+        ownership is given up: another process goes on exactly there. Without, what is not uploaded is on this disk
+        only, so ownership stays with its name; an upload that another thread is at comes to nothing.
 
         Raises:
             ObjectsUnavailable, MetadataUnavailable: with *sealed*: not everything is up; the topic stays attached.
             Fenced: another owner took over.
         """
-        try:
-            owned = self._find(topic)
-        except WrongUse:
+        with self._guard:
+            owned = self._owned.get(topic)
+        if owned is None:
             return
-        uploader = owned.uploader
         if sealed:
             self._seal(owned)
-        elif uploader is not None:
-            uploader.stop()
-        with owned.work:
-            owned.uploader = owned.deleter = None
+        else:
+            if owned.uploader is not None:
+                owned.uploader.stop()
+            owned.ownership.abandon()
+        owned.uploader = owned.deleter = None
+        if owned.wal is not None:
+            owned.wal.owner_check = None  # it takes nothing more, and says so itself
         with self._guard:
             self._owned.pop(topic, None)
 
     def _seal(self, owned: _Owned) -> None:
         wal = owned.wal
         with owned.work:
-            if owned.uploader is not None and wal is not None:
+            owned.ownership.renew()
+            if owned.uploader is not None and wal is not None and owned.catalogue.next_offset < wal.next_offset:
+                if wal.synced_offset < wal.next_offset:
+                    raise StoreFailed(f"{wal.directory}: messages from {wal.synced_offset} on are not synced")
                 owned.uploader.run_once()
-                if owned.catalogue.next_offset < wal.synced_offset or wal.synced_offset < wal.next_offset:
-                    raise MetadataUnavailable(
-                        f"{owned.topic}: objects reach to {owned.catalogue.next_offset}, the log to {wal.next_offset}"
-                    )
             if owned.kept is not None:
                 owned.cursors.tell(owned.kept)
             committed = (wal.next_offset if wal is not None else owned.catalogue.next_offset) - 1
             now_s = self._clock.now_ns() // _NS_PER_S
-            owned.catalogue.keep_state(SealedState(True, committed, self._owner, now_s))
-            owned.ownership.release()
+            state = SealedState(True, committed, self._owner, now_s)
+            owned.ownership.release(owned.catalogue.changes_for(state))
+
+    def hand_over(self, topics: Sequence[str], *, timeout_s: float) -> Sequence[UnfinishedHandOver]:
+        """
+        Detach *topics*, each as `detach` does with *sealed*, within *timeout_s*; return those that could not be sealed.
+
+        These are detached all the same. Nothing else is uploaded meanwhile.
+        """
+        self._is_closing = True
+        unfinished = []
+        for topic, error in do_within(timeout_s, topics, lambda topic: self.detach(topic, sealed=True)).items():
+            with self._guard:
+                owned = self._owned.get(topic)
+            if owned is None or owned.wal is None:
+                continue  # it was finished at the last moment
+            wal, uploader = owned.wal, owned.uploader
+            first = wal.start_offset if uploader is None else max(wal.start_offset, uploader.uploaded_offset)
+            unfinished.append(
+                UnfinishedHandOver(
+                    topic, min(first, wal.next_offset), wal.next_offset, wal.directory or "", str(error),
+                    is_owner=not isinstance(error, Fenced),
+                )
+            )  # fmt: skip
+            self.detach(topic, sealed=False)
+        self._left_behind = bool(unfinished)
+        return unfinished
 
     def close(self) -> None:
         """
@@ -362,7 +393,8 @@ class ObjectColdTier:
             self._wake.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                # It may be in a request that nobody answers: what it finds afterwards is refused everywhere.
+                thread.join(_LEFT_BEHIND_S if self._left_behind else None)
         self._threads.clear()
         with self._guard:
             self._owned.clear()

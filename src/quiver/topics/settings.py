@@ -6,7 +6,7 @@ Settings of topics: the broker's file as the document prints it, each key with i
     storage:
       wal: {dir, file_name, cache_capacity, cache_max_bytes, fsync_interval_ms, fsync_max_batch_bytes,
             rotate_max_bytes, rotate_max_seconds, max_message_size}
-      uploader: {enabled, interval_seconds, max_batch_bytes, root_prefix, compression}
+      uploader: {enabled, interval_seconds, max_batch_bytes, root_prefix, compression, hand_over_seconds}
       deleter: {check_interval_minutes, retention_time_minutes, retention_size_mb, wait_for_subscriptions}
       objects: {retention_time_minutes, retention_size_mb}
       cloud: {backend, root, options}
@@ -109,6 +109,8 @@ class UploaderSettings:
         max_batch_bytes: an object is closed when it has reached this; None makes one of each sealed file.
         root_prefix: before every key in the metadata.
         compression: of objects; `none` is the plain format that everybody reads.
+        hand_over_seconds: how long closing may take to upload what is left and to release the topics; 0 hands
+            nothing over.
     """
 
     enabled: bool = True
@@ -116,10 +118,12 @@ class UploaderSettings:
     max_batch_bytes: int | None = None
     root_prefix: str = "/danube"
     compression: ObjectCompression = "none"
+    hand_over_seconds: int = 20
 
     def __post_init__(self) -> None:
         require_numbers(self)
         _at_least(1, "uploader", self, "interval_seconds", "max_batch_bytes")
+        _at_least(0, "uploader", self, "hand_over_seconds")
         _one_of("uploader.compression", self.compression, ObjectCompression)
         if not self.root_prefix.startswith("/"):
             raise SettingsInvalid("uploader.root_prefix must begin with a slash")

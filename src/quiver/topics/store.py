@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +30,7 @@ from quiver.topics.format.names import (
     is_namespace,
     parse_wal_file_name,
 )
+from quiver.topics.handover import UnfinishedHandOver
 from quiver.topics.log import TopicLog
 from quiver.topics.object_opening import names_in, open_cold_tier, refuse_tier_in_vain, refuse_without_tier
 from quiver.topics.settings import TopicSettings
@@ -369,9 +370,14 @@ class TopicStore(TopicSubscriptions):
         """
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, timeout: float | None = None) -> Sequence[UnfinishedHandOver]:
         """
-        Sync and close every topic, and let go of the directory. Idempotent.
+        Sync and close every topic, hand it over, and let go of the directory. Idempotent.
+
+        With objects, what is not uploaded yet goes up, and each topic is released: another process goes on exactly
+        there, at once. That takes at most *timeout* seconds; None is `uploader.hand_over_seconds`. Topics that could
+        not be handed over are returned, and each is reported as the event `danube.topic.not_handed_over`: their
+        messages are safe here, and this directory still owns them.
 
         Raises:
             StoreFailed: what was appended to a topic may not be synced; the others are closed well.
@@ -381,7 +387,7 @@ class TopicStore(TopicSubscriptions):
             self.adopt()  # who committed meanwhile saw that somebody is here
         with self._guard:
             if self._closed:
-                return
+                return ()
             self._closed = True
         with self._condition:
             self._stopping = True
@@ -389,26 +395,43 @@ class TopicStore(TopicSubscriptions):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         failed: QuiverError | OSError | None = None
+        synced: list[TopicLog] = []
         try:
             for one in self._open_subscriptions():
                 try:
                     one.close()
                 except (StoreFailed, OSError) as error:
                     failed = failed or error
-            for topic, log in sorted(self._logs.items()):
+            for _, log in sorted(self._logs.items()):
                 try:
                     log.close()
+                    synced.append(log)
                 except StoreFailed as error:
                     failed = failed or error
-                if self._cold is not None:
-                    self._cold.detach(topic, sealed=False)
-            if self._cold is not None:
-                self._cold.close()
+            unfinished = self._hand_over(synced, timeout)
         finally:
             if self._lock is not None:
                 self._lock.release()
         if failed is not None:
             raise failed
+        return unfinished
+
+    def _hand_over(self, logs: Sequence[TopicLog], timeout: float | None) -> Sequence[UnfinishedHandOver]:
+        cold = self._cold
+        if cold is None:
+            return ()
+        limit_s = self.settings.uploader.hand_over_seconds if timeout is None else timeout
+        try:
+            topics = [log.topic for log in logs if log.wal.directory is not None]
+            unfinished = cold.hand_over(topics, timeout_s=limit_s) if limit_s > 0 else ()
+        finally:
+            cold.close()
+        for one in unfinished:
+            self._observer.event(
+                "danube.topic.not_handed_over", level=logging.ERROR, topic=one.topic, first_offset=one.first_offset,
+                next_offset=one.next_offset, problem=str(one),
+            )  # fmt: skip
+        return unfinished
 
     def __enter__(self) -> Self:
         return self

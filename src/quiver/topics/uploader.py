@@ -161,6 +161,13 @@ class Uploader:
             "upload_lag_seconds": self._clock.monotonic() - self._all_up_s if waiting else 0.0,
         }
 
+    @property
+    def uploaded_offset(self) -> int:
+        """
+        The offset below which everything is in objects, or lost, as far as this knows.
+        """
+        return self._uploaded
+
     def stop(self) -> None:
         """
         Let a cycle that runs in another thread end with the object that it is at.

@@ -1,0 +1,76 @@
+"""
+Handing topics over when a store closes: what is uploaded and released within a time limit, and what is not.
+
+Everything is on the local disk already when this begins, so a limit that passes loses nothing: the topic stays with
+this directory, which has it back at once, and no other process can open it before its lease is over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["UnfinishedHandOver", "do_within"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedHandOver:
+    """
+    A topic that was closed without being handed over.
+
+    Attributes:
+        topic: ``namespace/topic``.
+        first_offset: of the first message that is on this disk only; `next_offset` when there is none.
+        next_offset: one behind the last message.
+        directory: where the messages are.
+        reason: what prevented it.
+        is_owner: whether this directory still owns the topic; False when another process has taken it over.
+    """
+
+    topic: str
+    first_offset: int
+    next_offset: int
+    directory: str
+    reason: str
+    is_owner: bool
+
+    def __str__(self) -> str:
+        here = f"messages {self.first_offset} to {self.next_offset - 1} are only in {self.directory}"
+        state = here if self.first_offset < self.next_offset else "all its messages are in the object store"
+        remedy = (
+            "this directory still owns the topic: open it again, or run quiver topic unload, before another machine "
+            "takes the topic over"
+            if self.is_owner
+            else "open the directory again to keep them in its quarantine, then append them with quiver topic reappend"
+        )
+        return f"{self.topic} was not handed over: {self.reason}; {state}; {remedy}"
+
+
+def do_within(timeout_s: float, topics: Sequence[str], do: Callable[[str], None]) -> dict[str, Exception]:
+    """
+    Call *do* for each of *topics*, one after the other, for at most *timeout_s*; return why some were not done.
+
+    What runs longer is left behind in a daemon thread: stop it by other means.
+    """
+    failed: dict[str, Exception] = {topic: TimeoutError(f"it took more than {timeout_s:g} s") for topic in topics}
+
+    def work() -> None:
+        for topic in topics:
+            try:
+                do(topic)
+            except Exception as error:  # noqa: BLE001 - told to the caller, who has nobody else's answer to wait for
+                failed[topic] = error
+            else:
+                del failed[topic]
+
+    if not topics:
+        return {}
+    thread = threading.Thread(target=work, name="quiver-topics-hand-over", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is ending and starts no thread any more: then without a limit
+        work()
+    else:
+        thread.join(min(timeout_s, threading.TIMEOUT_MAX))
+    return dict(failed)
