@@ -77,6 +77,13 @@ ENVIRONMENT_READERS = (
 )  # fmt: skip
 """Programs: placeholders of a pipeline file, where Java is, and `Sender.from_env`, which is asked for by name."""
 
+THREAD_PLACES = (
+    "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/export.py", "src/quiver/pipeline/lifeline.py",
+    "src/quiver/pipeline/run.py", "src/quiver/pipeline/supervise.py", "src/quiver/primitives/worker.py",
+    "src/quiver/receivers/loop_thread.py", "src/quiver/testing/", "src/quiver/topics/handover.py",
+)  # fmt: skip
+"""Besides workers: threads that do one thing and end, and event loops, which outlive what fails in them."""
+
 BANNED_MODULE_NAMES = frozenset({
     "common", "helper", "helpers", "manager", "managers", "misc", "util", "utils",
 })  # fmt: skip
@@ -312,6 +319,8 @@ def _call_sentence(module: Module, node: ast.AST) -> str | None:
     if not isinstance(node, ast.Call):
         return None
     called = node.func
+    if ast.unparse(called) == "threading.Thread" and not module.is_below(*THREAD_PLACES):
+        return "a thread that dies in silence is the worst: take a primitives.worker.Worker, and say what then happens"
     if isinstance(called, ast.Name) and called.id == "open" and (is_pure(module.path) or module.package in STORES):
         return "open() goes around the FileSystem port, and so around every crash test: take the port"
     if isinstance(called, ast.Attribute) and module.package != "primitives":

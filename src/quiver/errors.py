@@ -326,7 +326,8 @@ class SenderHalted(QuiverError):
 
 class StoreFailed(QuiverError):
     """
-    A write or a sync failed earlier; what the disk holds is unknown. Close, reopen, recover.
+    A write or a sync failed earlier, and what the disk holds is unknown; or a background thread died, and its work is
+    not done any more. Close, reopen, recover.
     """
 
 

@@ -446,6 +446,8 @@ LOG_METRICS: tuple[Metric, ...] = (
     _counter(
         "aof_manifest_replay_corruption_events_total", "{file}", "Chunks of manifest logs that were found damaged."
     ),
+    # Threads of all logs, exporters and receivers.
+    _counter("quiver.worker.deaths_total", "{thread}", "Background threads that an unexpected error ended.", "worker"),
     # QWP.
     _counter("quiver.qwp.connect_attempts_total", "{time}", "Connections tried."),
     _counter("quiver.qwp.reconnects_total", "{time}", "Connections made again."),

@@ -69,6 +69,7 @@ def test_repository_keeps_its_rules():
         ("store/store.py", "async def f(): ...\n", "async def belongs to receivers"),
         ("store/store.py", "import os\nos.environ['X']\n", "the library reads no environment"),
         ("settings.py", "import os\nos.getenv('X')\n", "the library reads no environment"),
+        ("aof/log.py", "import threading\nthreading.Thread(target=print)\n", "dies in silence"),
         ("store/utils.py", "", "name the module for the thing it holds"),
         ("helpers/scan.py", "", "name the module for the thing it holds"),
     ],
@@ -91,6 +92,7 @@ def test_rule_fires(path, source, sentence):
         ("cli/main.py", "def f():\n    from quiver.cli import stats\n"),
         ("receivers/otlp_http.py", "async def f(): ...\n"),
         ("spark/session.py", "import os\nos.environ['JAVA_HOME']\n"),
+        ("primitives/worker.py", "import threading\nthreading.Thread(target=print)\n"),
         ("spark/read_partition.py", "def f():\n    import pyspark\n"),
     ],
 )

@@ -162,9 +162,11 @@ def test_a_file_stays_while_it_is_read():
         assert log.wal.start_offset == 20
         with log.reader(0, follow=False) as late, pytest.raises(DataLoss, match="0 to 19"):
             next(late)
-        with log.wal.hold(log.wal.files()[-1].path):
-            log.wal.rotate()
-            assert log.wal.release_below(21) == ()
+        path = log.wal.files()[-1].path
+        log.wal.take_hold(path, log)
+        log.wal.rotate()
+        assert log.wal.release_below(21) == ()
+        log.wal.drop_hold(path, log)
         assert len(log.wal.release_below(21)) == 1
         reader.close()
 

@@ -152,10 +152,11 @@ def test_a_file_that_is_being_read_stays():
         append(log, 20)
         log.flush()
         first = log.wal.files()[0]
-        with log.wal.hold(first.path):
-            rig.tier.maintain()
-            assert log.wal.start_offset == 0
-            assert rig.disk.exists(first.path)
+        log.wal.take_hold(first.path, log)
+        rig.tier.maintain()
+        assert log.wal.start_offset == 0
+        assert rig.disk.exists(first.path)
+        log.wal.drop_hold(first.path, log)
         rig.tier.maintain()
         assert log.wal.start_offset > 0
         assert not rig.disk.exists(first.path)

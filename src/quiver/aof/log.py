@@ -124,8 +124,7 @@ class Aof:
         except OSError:
             self.close()
             raise
-        workers.ask_sinks(self, _SINKS_S)
-        workers.ask_status(self, STATUS_AFTER_S)
+        workers.add(self, sinks_after_s=_SINKS_S, status_after_s=STATUS_AFTER_S)
 
     def _take_over(self, recovered: Recovered) -> None:
         for segment in recovered.sealed:

@@ -18,6 +18,7 @@ from quiver.aof.flush import FlushMetrics
 from quiver.clock import Clock
 from quiver.errors import QuiverError, StoreFailed
 from quiver.observe import Observer
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 
 __all__ = ["Worked", "Workers", "WorkersAsked"]
 
@@ -114,19 +115,22 @@ class _Lane:
                 self._running.discard(log)
                 self._changed.notify_all()
 
-    def run(self) -> None:
-        while True:
-            log = self.take()
-            if log is not None:
-                self.do(log)
-                continue
-            with self._changed:
-                if self._stopping:
-                    return
-                dues = [due for waiting, due in self._due.items() if waiting not in self._running]
-                left = min(dues) - self._clock.monotonic() if dues else None
-                if left is None or left > 0:
-                    self._clock.wait(self._changed, left)
+    def turn(self) -> Finished | None:
+        """
+        Do what is due, or wait for it: one turn of a thread.
+        """
+        log = self.take()
+        if log is not None:
+            self.do(log)
+            return None
+        with self._changed:
+            if self._stopping:
+                return FINISHED
+            dues = [due for waiting, due in self._due.items() if waiting not in self._running]
+            left = min(dues) - self._clock.monotonic() if dues else None
+            if left is None or left > 0:
+                self._clock.wait(self._changed, left)
+        return None
 
     def stop(self) -> None:
         with self._changed:
@@ -152,18 +156,31 @@ class Workers:
         self._sinks = _Lane(clock, self._guarded("sinks"))
         self._status = _Lane(clock, self._guarded("status"))
         self._lanes = (self._flush, self._upkeep, self._tiers, self._sinks, self._status)
-        self._threads = [
-            threading.Thread(target=self._flush.run, name=f"aof-flush-{number} {name}", daemon=True)
-            for number in range(flush_threads)
-        ]
+        self._logs: set[Worked] = set()
+        self._logs_guard = threading.Lock()
+        self._died: WorkerDied | None = None
+        self._threads = [self._worker(f"aof-flush {name} {number}", self._flush) for number in range(flush_threads)]
         if self.threaded:
-            self._threads.append(threading.Thread(target=self._upkeep.run, name=f"aof-upkeep {name}", daemon=True))
+            self._threads.append(self._worker(f"aof-upkeep {name}", self._upkeep))
             # Apart from upkeep: a producer waits for a seal, and never for a network.
-            self._threads.append(threading.Thread(target=self._tiers.run, name=f"aof-tiers {name}", daemon=True))
+            self._threads.append(self._worker(f"aof-tiers {name}", self._tiers))
             # Apart from all others: it is a producer, which waits for any of them.
-            self._threads.append(threading.Thread(target=self._sinks.run, name=f"aof-sinks {name}", daemon=True))
+            self._threads.append(self._worker(f"aof-sinks {name}", self._sinks))
             # Apart from all others: it tells of them while they stand still.
-            self._threads.append(threading.Thread(target=self._status.run, name=f"aof-status {name}", daemon=True))
+            self._threads.append(self._worker(f"aof-status {name}", self._status))
+
+    def _worker(self, name: str, lane: _Lane) -> Worker:
+        return Worker(name, lane.turn, every=0.0, on_death=self._fail, clock=self._clock, observer=self._observer)
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Let every log refuse. What goes wrong with one log is survived: this is the end of a thread that all share.
+        """
+        with self._logs_guard:
+            self._died = died
+            logs = list(self._logs)
+        for log in logs:
+            log.poison(str(died))
 
     def _guarded(self, kind: str) -> Callable[[Worked], None]:
         def work(log: Worked) -> None:
@@ -199,6 +216,18 @@ class Workers:
         """
         for thread in self._threads:
             thread.start()
+
+    def add(self, log: Worked, *, sinks_after_s: float, status_after_s: float) -> None:
+        """
+        Begin to work for *log*, until `forget`. When a thread dies it refuses: at once when one has died already.
+        """
+        with self._logs_guard:
+            self._logs.add(log)
+            died = self._died
+        if died is not None:
+            log.poison(str(died))
+        self.ask_sinks(log, sinks_after_s)
+        self.ask_status(log, status_after_s)
 
     def ask_flush(self, log: Worked, after_s: float) -> None:
         """
@@ -249,6 +278,8 @@ class Workers:
         """
         for lane in self._lanes:
             lane.forget(log)
+        with self._logs_guard:
+            self._logs.discard(log)
 
     def stop(self) -> None:
         """
@@ -257,8 +288,7 @@ class Workers:
         for lane in self._lanes:
             lane.stop()
         for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+            thread.stop()
 
 
 class Flushed(Worked, Protocol):

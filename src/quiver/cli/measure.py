@@ -20,9 +20,11 @@ import pyarrow as pa
 
 from quiver.bundle import Bundle
 from quiver.clock import Clock
+from quiver.errors import StoreFailed
 from quiver.observe import InMemoryObserver
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import File, FileSystem
+from quiver.primitives.worker import Worker, WorkerDied
 from quiver.settings import Settings
 from quiver.store.opening import open_store
 
@@ -250,18 +252,19 @@ class _BareLog:
         self._schema = batch.schema.serialize().to_pybytes()
         self._clock = clock
         self._waits = waits
+        self._died: WorkerDied | None = None
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
         self._end = 0
         self._synced = 0
-        self._stopping = threading.Condition()
-        self._stopped = False
         self.syncs = 0
         file.pwrite(bytes(_ZEROED_BYTES), 0)
         file.sync()
-        self._timer: threading.Thread | None = None
+        self._timer = Worker(
+            "quiver-measure-sync", self._sync_written, every=_BURST_S, on_death=self._fail, clock=clock,
+            observer=InMemoryObserver(),
+        )  # fmt: skip
         if not waits:
-            self._timer = threading.Thread(target=self._sync_often, daemon=True)
             self._timer.start()
 
     def append(self) -> None:
@@ -285,17 +288,15 @@ class _BareLog:
             self._synced = reached
             self.syncs += 1
 
-    def _sync_often(self) -> None:
-        with self._stopping:
-            while not self._stopped:
-                self._clock.wait(self._stopping, _BURST_S)
-                self._sync(self._end)
+    def _sync_written(self) -> None:
+        self._sync(self._end)
+
+    def _fail(self, died: WorkerDied) -> None:
+        self._died = died
 
     def close(self) -> None:
-        with self._stopping:
-            self._stopped = True
-            self._stopping.notify_all()
-        if self._timer is not None:
-            self._timer.join()
+        self._timer.stop()
+        if self._died is not None:
+            raise StoreFailed(str(self._died))
         self._sync(self._end)
         self._file.close()

@@ -44,6 +44,7 @@ from quiver.exporters.reply import Reply
 from quiver.exporters.requests import bundle_of, requests_of
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.backoff import Backoff
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 
 __all__ = ["BundleForwarder", "ForwardState", "ForwardedHandle", "Sender", "Source"]
 
@@ -114,6 +115,9 @@ class BundleForwarder:
         random: where jitter comes from.
         clock: for the pauses.
         observer: takes counts and events.
+
+    Attributes:
+        died: why a thread of it ended and nothing is sent any more; None while all is well. Make another.
     """
 
     def __init__(
@@ -156,7 +160,8 @@ class BundleForwarder:
         self._told_at_s: dict[str, float] = {}
         self._draining = False
         self._stopped = False
-        self._threads: list[threading.Thread] = []
+        self._workers: list[Worker] = []
+        self.died: WorkerDied | None = None
 
     # ── up and down ──────────────────────────────────────────────────────────────────────────────────
 
@@ -170,17 +175,19 @@ class BundleForwarder:
         with self._condition:
             if self._stopped or self._draining:
                 raise StoreClosed("this forwarder was stopped; make another")
-            if self._threads:
+            if self._workers:
                 return
             self._forget_resolved()
-            name = f"quiver-forward {self._source.id}"
             # Daemons: a program that forgets to stop them must still be able to end; nothing is lost by it.
-            self._threads = [
-                threading.Thread(target=self._work, name=f"{name} {number}", daemon=True)
+            self._workers = [
+                Worker(
+                    f"quiver-forward {self._source.id} {number}", self._work, every=0.0, on_death=self._fail,
+                    clock=self._clock, observer=self._observer,
+                )
                 for number in range(self._in_flight_max)
-            ]
-        for thread in self._threads:
-            thread.start()
+            ]  # fmt: skip
+        for worker in self._workers:
+            worker.start()
 
     def stop(self, timeout_s: float = 5.0) -> int:
         """
@@ -203,8 +210,8 @@ class BundleForwarder:
         self._sender.close()
         # One that hangs in a connect cannot be woken. It ends by itself, and finds that it was stopped.
         deadline = self._clock.monotonic() + LOOK_S + TROUBLE_S
-        for thread in self._threads:
-            thread.join(max(deadline - self._clock.monotonic(), 0.0))
+        for worker in self._workers:
+            worker.stop(max(deadline - self._clock.monotonic(), 0.0))
         self._undelivered.close()
         try:
             return self._source.pending_bundle_count()
@@ -228,7 +235,7 @@ class BundleForwarder:
         return True
 
     def _alive(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return any(worker.is_running for worker in self._workers)
 
     def __enter__(self) -> Self:
         self.start()
@@ -254,18 +261,24 @@ class BundleForwarder:
 
     # ── one thread ───────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self) -> None:
-        try:
-            while True:
-                with self._turn:
-                    handle = self._next()
-                if handle is None:
-                    return
-                self._forward(handle)
-                del handle
-        finally:
-            with self._condition:
-                self._condition.notify_all()
+    def _work(self) -> Finished | None:
+        with self._turn:
+            handle = self._next()
+        if handle is not None:
+            self._forward(handle)
+            return None
+        with self._condition:
+            self._condition.notify_all()
+        return FINISHED
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Send nothing more: a part of the bundles would no longer be sent.
+        """
+        with self._condition:
+            self.died = died
+            self._halted = self._problem = str(died)
+            self._condition.notify_all()
 
     def forward_one(self) -> bool:
         """

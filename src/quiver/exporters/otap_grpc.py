@@ -22,16 +22,19 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.exporters.otlp_grpc import OtlpGrpcSender, open_channel
 from quiver.exporters.reply import Reply, grpc_reply
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
+from quiver.observe import InMemoryObserver
 from quiver.otap import EncodedBatch, StatusCode, StreamEncoder
 from quiver.otap.arrow_message import try_decode_status
 from quiver.otap.payload_schema import SIGNALS
 from quiver.otap.tables_from_otlp import Converted, tables_of_request
 from quiver.primitives.scan import Damage
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 
 __all__ = ["OtapGrpcSender"]
 
 _STREAMS_TRIED = 3
 _METRIC_METADATA = 26
+_INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
 _SUSPICIOUS = frozenset({grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.INVALID_ARGUMENT.value[0]})
 _DENIED = frozenset({StatusCode.PERMISSION_DENIED.value, StatusCode.UNAUTHENTICATED.value, _UNIMPLEMENTED})
@@ -196,7 +199,10 @@ class _Stream:
             metadata=tuple((name.lower(), value) for name, value in settings.headers.items()),
             compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
         )
-        self._reader = threading.Thread(target=self._read, name=f"quiver-otap {signal}", daemon=True)
+        self._reader = Worker(
+            f"quiver-otap {signal}", self._read, every=0.0, on_death=self._fail, clock=clock,
+            observer=InMemoryObserver(),
+        )  # fmt: skip
         self._reader.start()
 
     def is_usable(self) -> bool:
@@ -264,7 +270,7 @@ class _Stream:
 
     # ── the reading thread ───────────────────────────────────────────────────────────────────────────
 
-    def _read(self) -> None:
+    def _read(self) -> Finished:
         try:
             for data in self._call:
                 status = try_decode_status(data)
@@ -282,6 +288,14 @@ class _Stream:
             self._end(0, "", None)
         finally:
             self._outbox.put(None)
+        return FINISHED
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        End the stream: what has no status yet is sent again, on another one.
+        """
+        self._call.cancel()
+        self._end(_INTERNAL, str(died), None)
 
     def _reply(self, code: int, message: str) -> Reply:
         if code == StatusCode.OK:

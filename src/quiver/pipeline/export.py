@@ -97,12 +97,11 @@ class _Export:
             if DeliveryHalted.__name__ in str(error):
                 self._halt(error)
                 return
-            if now - self._started_at >= HEALTHY_S:
-                self._delays = self._new_delays()
-            delay_s = next(self._delays)
-            _log.error("%s failed, starts again in %.1f s: %s", self.name, delay_s, _in_short(error))
-            _log.info("%s, in full: %s", self.name, error)
-            self._start_at = now + delay_s
+            self._start_again_later(now, error)
+        elif self._running is not None and self._running.sieve.failed is not None:
+            failed = self._running.sieve.failed
+            self.stop()
+            self._start_again_later(now, failed)
         elif self._running is not None and self._running.sieve.halted is not None:
             halted = self._running.sieve.halted
             self.stop()
@@ -117,6 +116,14 @@ class _Export:
                 self._start_at = now + delay_s
                 _log.error("%s cannot start, tries again in %.1f s: %s", self.name, delay_s, _in_short(problem))
                 _log.info("%s, in full: %s", self.name, problem)
+
+    def _start_again_later(self, now: float, error: object) -> None:
+        if now - self._started_at >= HEALTHY_S:
+            self._delays = self._new_delays()
+        delay_s = next(self._delays)
+        _log.error("%s failed, starts again in %.1f s: %s", self.name, delay_s, _in_short(error))
+        _log.info("%s, in full: %s", self.name, error)
+        self._start_at = now + delay_s
 
     def _halt(self, why: object) -> None:
         # As its policy says: another start would only meet the same bundle.

@@ -17,7 +17,7 @@ from quiver.delivery.dead_letters import DeadLetters
 from quiver.delivery.policy import RetryPolicy
 from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsInvalid, StoreFailed, WrongUse
 from quiver.exporters.forward import BundleForwarder
 from quiver.observe import Observer
 from quiver.pipeline.child import DRAIN_S
@@ -76,6 +76,17 @@ class Forwarding:
             self._break_off()
             raise
         return self
+
+    def require_alive(self) -> None:
+        """
+        Return when no thread of an exporter has died.
+
+        Raises:
+            StoreFailed: one has; start the process again.
+        """
+        for forwarder in self._forwarders:
+            if forwarder.died is not None:
+                raise StoreFailed(f"an exporter failed: {forwarder.died}")
 
     def _break_off(self) -> None:
         # Whoever tries again needs their retry sets, which one at a time may hold.

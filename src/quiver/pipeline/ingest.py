@@ -63,6 +63,7 @@ class _Station:
             self.sending.pop(path).__exit__(None, None, None)  # drained, and gone
         for store in self._open_stores():
             if store.path in self.sending:
+                self.sending[store.path].require_alive()
                 continue
             try:
                 self.sending[store.path] = Forwarding(self.part, store, self.observer).__enter__()

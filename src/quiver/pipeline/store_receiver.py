@@ -10,7 +10,6 @@ log when it died, when it opens the store again.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from quiver.observe import Observer
 from quiver.pipeline.store_config import StoreReceiverSettings
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.worker import Worker
 from quiver.spark.cores import CoresSubscription
 from quiver.spark.options import SourceOptions, parse_options
 from quiver.spark.partitions import Span
@@ -96,27 +96,24 @@ class StoreReceiver:
         self._subscription: Subscription | CoresSubscription | None = None
         self._position: Mapping[str, Any] = {}
         self._batch: _Batch | None = None
-        self._condition = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(
-            target=self._run, name=f"quiver-store-receiver {settings.directory}", daemon=True
-        )
+        self._reported = ""
+        self._worker = Worker(
+            f"quiver-store-receiver {settings.directory}", self._turn, every=settings.poll_interval_s,
+            on_death=store.poison, clock=clock, observer=observer,
+        )  # fmt: skip
 
     def start(self) -> None:
         """
         Begin to read. A store that does not exist yet is waited for.
         """
-        self._thread.start()
+        self._worker.wake()
+        self._worker.start()
 
     def stop(self, grace_s: float) -> None:
         """
         End, in about *grace_s* seconds; confirm the batch at hand if there is room for the rest of it.
         """
-        with self._condition:
-            self._stopping = True
-            self._condition.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(grace_s)
+        self._worker.stop(grace_s)
         self._let_go()
 
     def take(self) -> int:
@@ -197,7 +194,7 @@ class StoreReceiver:
             try:
                 self._store.ingest(bundle)
             except AtCapacity:
-                if self._wait(_RETRY_S):
+                if self._worker.pause(_RETRY_S):
                     return False
             except BundleInvalid as error:
                 self._pass_over(where, str(error), 1)
@@ -215,25 +212,16 @@ class StoreReceiver:
             self._subscription.release()
             self._subscription = self._batch = None
 
-    def _run(self) -> None:
-        said = ""
-        while not self._stopping:
-            try:
-                taken, delay_s = self.take(), self.settings.poll_interval_s
-                said = ""
-            except (QuiverError, OSError) as error:
-                # The store may come later, the disk may be freed: nothing is confirmed that is not stored.
-                taken, delay_s = 0, max(_RETRY_S, self.settings.poll_interval_s)
-                if not isinstance(error, OSError):
-                    self._let_go()  # it may be another store the next time
-                if str(error) != said:
-                    said = str(error)
-                    _log.warning("%s is waited for: %s", self.settings.listening_addr, error)
-            if not taken and self._wait(delay_s):
-                return
-
-    def _wait(self, delay_s: float) -> bool:
-        with self._condition:
-            if not self._stopping:
-                self._clock.wait(self._condition, delay_s)
-            return self._stopping
+    def _turn(self) -> float | None:
+        try:
+            taken = self.take()
+        except (QuiverError, OSError) as error:
+            # The store may come later, the disk may be freed: nothing is confirmed that is not stored.
+            if not isinstance(error, OSError):
+                self._let_go()  # it may be another store the next time
+            if str(error) != self._reported:
+                self._reported = str(error)
+                _log.warning("%s is waited for: %s", self.settings.listening_addr, error)
+            return max(_RETRY_S, self.settings.poll_interval_s)
+        self._reported = ""
+        return 0.0 if taken else None

@@ -8,7 +8,6 @@ process dies is stored again.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 
 from quiver.clock import SYSTEM_CLOCK, Clock
@@ -17,11 +16,13 @@ from quiver.observe import Observer
 from quiver.pipeline.topic_config import TopicReceiverSettings
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
-from quiver.receivers.intake import IntakeStore, OtlpIntake
+from quiver.primitives.worker import Worker
+from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.settings import OtlpSettings
 from quiver.spark.topic_export_settings import SIGNAL_ATTRIBUTE
 from quiver.spark.topic_progress import TopicProgress
 from quiver.spark.topic_reading import LostRange, TopicView
+from quiver.store.store import Store
 from quiver.topics.format.message import Message, MessageCodec
 
 __all__ = ["TopicReceiver"]
@@ -45,36 +46,34 @@ class TopicReceiver:
     """
 
     def __init__(
-        self, store: IntakeStore, settings: TopicReceiverSettings, *, observer: Observer, clock: Clock = SYSTEM_CLOCK
+        self, store: Store, settings: TopicReceiverSettings, *, observer: Observer, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.settings = settings
         self._store = store
-        self._clock = clock
         # Synced before each confirmation of ours, not with each request.
         self._intake = OtlpIntake(store, OtlpSettings(ack="logged"), observer=observer)
         self._observer = observer
         self._view = TopicView(settings.place, settings.topic)
         self._progress = TopicProgress(REAL_FILES, settings.directory, settings.subscription)
         self._decode = MessageCodec(settings.topic).decode
-        self._condition = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"quiver-topic-receiver {settings.topic}", daemon=True)
+        self._reported = ""
+        self._worker = Worker(
+            f"quiver-topic-receiver {settings.topic}", self._turn, every=settings.poll_interval_s,
+            on_death=store.poison, clock=clock, observer=observer,
+        )  # fmt: skip
 
     def start(self) -> None:
         """
         Begin to read. A topic that does not exist yet is waited for.
         """
-        self._thread.start()
+        self._worker.wake()
+        self._worker.start()
 
     def stop(self, grace_s: float) -> None:
         """
         Store and confirm what is at hand, and end, in about *grace_s* seconds.
         """
-        with self._condition:
-            self._stopping = True
-            self._condition.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(grace_s)
+        self._worker.stop(grace_s)
         self._progress.release()
 
     def take(self) -> int:
@@ -96,7 +95,7 @@ class TopicReceiver:
             position = behind
             if position - confirmed >= _CONFIRM_MESSAGES:
                 confirmed = self._confirm(position)
-            if self._stopping:
+            if self._worker.is_stopping:
                 break
         if position > confirmed:
             self._confirm(position)
@@ -139,7 +138,7 @@ class TopicReceiver:
                     "%s: message %d passed over: %s", self.settings.listening_addr, message.offset, verdict.message
                 )
                 return True
-            if self._wait(verdict.retry_after_s or _RETRY_S):
+            if self._worker.pause(verdict.retry_after_s or _RETRY_S):
                 return False
 
     def _confirm(self, position: int) -> int:
@@ -147,23 +146,14 @@ class TopicReceiver:
         self._progress.confirm(position)
         return position
 
-    def _run(self) -> None:
-        said = ""
-        while not self._stopping:
-            try:
-                self.take()
-                delay_s, said = self.settings.poll_interval_s, ""
-            except (QuiverError, OSError) as error:
-                # The topic may come later, the disk may be freed: nothing is confirmed that is not stored.
-                delay_s = max(_RETRY_S, self.settings.poll_interval_s)
-                if str(error) != said:
-                    said = str(error)
-                    _log.warning("%s is waited for: %s", self.settings.listening_addr, error)
-            if self._wait(delay_s):
-                return
-
-    def _wait(self, delay_s: float) -> bool:
-        with self._condition:
-            if not self._stopping:
-                self._clock.wait(self._condition, delay_s)
-            return self._stopping
+    def _turn(self) -> float | None:
+        try:
+            self.take()
+        except (QuiverError, OSError) as error:
+            # The topic may come later, the disk may be freed: nothing is confirmed that is not stored.
+            if str(error) != self._reported:
+                self._reported = str(error)
+                _log.warning("%s is waited for: %s", self.settings.listening_addr, error)
+            return max(_RETRY_S, self.settings.poll_interval_s)
+        self._reported = ""
+        return None

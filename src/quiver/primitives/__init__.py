@@ -23,6 +23,7 @@ file                    purpose
 `arena.py`              memory for bytes that live and die together
 `budget.py`             bytes that many holders share: one cap, who waits
 `backoff.py`            delays between retries, capped, jittered, without sleeping
+`worker.py`             one background thread: woken, on an interval, stopped, and a required reaction to its death
 ======================  ==========================================================================
 
 One meaning of durable: create → write → fsync file → rename → fsync directory; delete → fsync directory.

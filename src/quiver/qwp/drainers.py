@@ -21,6 +21,7 @@ from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse, SettingsInvalid, StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.qwp.failover import HostTracker
 from quiver.qwp.session import SenderError
 from quiver.qwp.settings import SenderSettings
@@ -86,7 +87,7 @@ class Drainers:
         self._random = random
         self._guard = threading.Lock()
         self._waiting: list[str] = []
-        self._threads: list[threading.Thread] = []
+        self._workers: list[Worker] = []
         self._loops: set[WireLoop] = set()
         self._stopping = False
         self.active = 0
@@ -105,9 +106,13 @@ class Drainers:
             return
         self._waiting = find_orphans(self._fs, sf_dir, self._settings.sender_id)
         for number in range(min(self._settings.drainers_max, len(self._waiting))):
-            thread = threading.Thread(target=self._run, name=f"quiver-qwp-drainer-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            worker = Worker(
+                f"quiver-qwp-drainer {number}", self._turn, every=0.0, on_death=self._fail, clock=self._clock,
+                observer=self._observer,
+            )  # fmt: skip
+            self._workers.append(worker)
+        for worker in self._workers:
+            worker.start()
 
     def stop(self) -> None:
         """
@@ -119,9 +124,8 @@ class Drainers:
             loops = list(self._loops)
         for loop in loops:
             loop.stop(0)
-        for thread in self._threads:
-            if thread is not threading.current_thread():  # a listener may close the sender
-                thread.join(_STOP_S)
+        for worker in self._workers:
+            worker.stop(_STOP_S)  # from a listener, which may close the sender, it is not waited for
 
     def drain(self, sender_id: str) -> DrainerEvent:
         """
@@ -132,24 +136,39 @@ class Drainers:
         except (OSError, StoreFailed) as error:
             return DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
 
-    def _run(self) -> None:
-        while True:
+    def _turn(self) -> Finished | None:
+        with self._guard:
+            if not self._waiting or self._stopping:
+                return FINISHED
+            sender_id = self._waiting.pop(0)
+            self.active += 1
+        event = DrainerEvent(sender_id, "failed", "a fault of the drainer")
+        try:
+            event = self._drain(sender_id, mark=True)
+        except (OSError, StoreFailed) as error:
+            event = DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
+        finally:
             with self._guard:
-                if not self._waiting or self._stopping:
-                    return
-                sender_id = self._waiting.pop(0)
-                self.active += 1
-            event = DrainerEvent(sender_id, "failed", "a fault of the drainer")
-            try:
-                event = self._drain(sender_id, mark=True)
-            except (OSError, StoreFailed) as error:
-                event = DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
-            finally:
-                with self._guard:
-                    self.active -= 1
-                    self.succeeded += event.kind == "drained"
-                    self.failed += event.kind == "failed"
-                self._tell(event)
+                self.active -= 1
+            self._settle(event)
+        return None
+
+    def _settle(self, event: DrainerEvent) -> None:
+        with self._guard:
+            self.succeeded += event.kind == "drained"
+            self.failed += event.kind == "failed"
+        self._tell(event)
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Report every slot that no drainer is left for. They are not marked: the next sender tries them again.
+        """
+        with self._guard:
+            if any(worker.is_running and worker.died is None for worker in self._workers):
+                return
+            waiting, self._waiting = self._waiting, []
+        for sender_id in waiting:
+            self._settle(DrainerEvent(sender_id, "failed", str(died)))
 
     def _tell(self, event: DrainerEvent) -> None:
         level = logging.ERROR if event.kind == "failed" else logging.INFO

@@ -138,7 +138,7 @@ def send_group(
         release.callback(drainers.stop)
         if settings.drain_orphans:
             drainers.start()
-        loop.start(f"quiver-qwp-{settings.sender_id}")
+        loop.start(f"quiver-qwp-sender {settings.sender_id}")
         appended = _append(fs, slot, loop, group, known, fresh)
         return GroupSent(len(known) + appended, len(known), _drain(slot, loop, settings.close_flush_s, clock))
 

@@ -7,12 +7,14 @@ The inbox is bounded. When it is full the oldest error goes: numbers only grow, 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from quiver.clock import Clock
 from quiver.observe import Observer
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.qwp.session import Policy, SenderError
 
 __all__ = ["ErrorHandler", "ErrorInbox"]
@@ -40,12 +42,13 @@ class ErrorInbox:
     def __init__(self, handler: ErrorHandler | None, capacity: int, *, clock: Clock, observer: Observer) -> None:
         self._handler = handler
         self._capacity = capacity
-        self._clock = clock
         self._observer = observer
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
         self._waiting: deque[SenderError] = deque()
-        self._thread: threading.Thread | None = None
         self._closed = False
+        self._worker = Worker(
+            "quiver-qwp-errors", self._turn, every=None, on_death=self._fail, clock=clock, observer=observer
+        )
         self.dropped = 0
         self.delivered = 0
 
@@ -61,7 +64,7 @@ class ErrorInbox:
         Put *error* in. Returns at once.
         """
         with self._changed:
-            if self._closed:
+            if self._closed or self._worker.died is not None:
                 _log_error(error)
                 return
             if len(self._waiting) >= self._capacity:
@@ -69,24 +72,29 @@ class ErrorInbox:
                 self.dropped += 1
                 self._observer.count("quiver.qwp.errors_not_told_total")
             self._waiting.append(error)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="quiver-qwp-errors", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        self._worker.start()
+        self._worker.wake()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._closed:
-                    self._clock.wait(self._changed, None)
-                if not self._waiting:
-                    return
-                error = self._waiting.popleft()
-            self._tell(error)
-            self._observer.count("quiver.qwp.errors_told_total")
-            with self._changed:
-                self.delivered += 1
-                self._changed.notify_all()
+    def _turn(self) -> Finished | float:
+        with self._changed:
+            if not self._waiting:
+                return FINISHED if self._closed else math.inf
+            error = self._waiting.popleft()
+        self._tell(error)
+        self._observer.count("quiver.qwp.errors_told_total")
+        with self._changed:
+            self.delivered += 1
+        return 0.0
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Log what waits, and from now on every error: the handler is given none any more.
+        """
+        with self._changed:
+            waiting, self._waiting = self._waiting, deque()
+        _log.error("the error handler is not called any more: %s", died)
+        for error in waiting:
+            _log_error(error)
 
     def _tell(self, error: SenderError) -> None:
         if self._handler is None:
@@ -104,7 +112,5 @@ class ErrorInbox:
         """
         with self._changed:
             self._closed = True
-            thread, self._thread = self._thread, None
-            self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_LAST_WORDS_S)
+        self._worker.wake()
+        self._worker.join(_LAST_WORDS_S)

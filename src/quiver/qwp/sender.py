@@ -140,7 +140,7 @@ class Sender:
                 raise SenderHalted(self._loop.halted)
             if settings.drain_orphans:
                 self._drainers.start()
-            self._loop.start(f"quiver-qwp-{settings.sender_id}")
+            self._loop.start(f"quiver-qwp-sender {settings.sender_id}")
             undo.pop_all()
         refuse_in_children(self, f"the sender {settings.sender_id}")
 
@@ -524,7 +524,7 @@ class Sender:
             self._loop.stop(_STOP_S)
             self._seen = None
             self._loop.resume()
-            self._loop.start(f"quiver-qwp-{self.settings.sender_id}")
+            self._loop.start(f"quiver-qwp-sender {self.settings.sender_id}")
 
     def close(self) -> None:
         """

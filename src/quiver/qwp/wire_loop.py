@@ -23,6 +23,7 @@ from quiver.errors import StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.files import Buffer
 from quiver.primitives.scan import Frame
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.qwp.conf import Address
 from quiver.qwp.failover import Backoff, HostTracker
 from quiver.qwp.format.dead_letters import DeadLetter
@@ -140,7 +141,7 @@ class WireLoop:
         self._stopping = False
         self._pause = threading.Condition()
         self._wake_up = WakeUp()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         self._ring.why_full = self._why_full
         self.halted: SenderError | None = None
         self.batch_bytes_max = 0
@@ -151,8 +152,10 @@ class WireLoop:
         """
         Run in a thread of its own.
         """
-        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
-        self._thread.start()
+        self._worker = Worker(
+            name, self._work, every=0.0, on_death=self._fail, clock=self._clock, observer=self._observer
+        )
+        self._worker.start()
 
     def wake(self) -> None:
         """
@@ -170,15 +173,15 @@ class WireLoop:
         self._ring.wake()
         self._wake_up.asleep = True
         self._wake_up.wake()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self._worker is not None:
+            self._worker.join(timeout_s)
 
     @property
     def is_running(self) -> bool:
         """
         Say whether the thread is alive.
         """
-        return self._thread is not None and self._thread.is_alive()
+        return self._worker is not None and self._worker.is_running
 
     def _why_full(self) -> str:
         since = self._attempt_s
@@ -212,18 +215,23 @@ class WireLoop:
             span = (self._ring.acked_fsn + 1, self._ring.published_fsn)
             reason = f"the slot failed: {error}"
             self._halt(SenderError(Category.INTERNAL_ERROR, Policy.HALT, -1, reason, -1, *span))
-        except Exception as error:
-            # The edge: a thread that ends without a word would leave the producer waiting for ever.
-            span = (self._ring.acked_fsn + 1, self._ring.published_fsn)
-            self._halt(
-                SenderError(Category.INTERNAL_ERROR, Policy.HALT, -1, f"a fault of the sender: {error}", -1, *span)
-            )
-            raise
         finally:
             if self._connection is not None:
                 self._connection.close(orderly=True)
                 self._connection = None
             self._ring.wake()
+
+    def _work(self) -> Finished:
+        self.run()
+        return FINISHED
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Halt the sender: otherwise its producer would wait for ever.
+        """
+        span = (self._ring.acked_fsn + 1, self._ring.published_fsn)
+        reason = f"a fault of the sender: {died.__cause__}"
+        self._halt(SenderError(Category.INTERNAL_ERROR, Policy.HALT, -1, reason, -1, *span))
 
     def _is_drained(self) -> bool:
         return self._until_drained and self._ring.acked_fsn >= self._ring.published_fsn

@@ -14,7 +14,6 @@ behind a bundle that fails, and its segment stays (`quiver.delivery`).
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,9 +25,10 @@ from quiver.delivery.batches import BatchDelivery
 from quiver.delivery.policy import Outcome, RetryPolicy
 from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import DeliveryHalted, ObjectsUnavailable
-from quiver.observe import Observer
+from quiver.errors import DeliveryHalted, ObjectsUnavailable, StoreFailed
+from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.spark.bundle_query import start_bundle_query
 from quiver.spark.held import LettersOf, unresolved_bundles
 from quiver.spark.segments import store_identity, store_root, store_roots
@@ -90,19 +90,21 @@ class BundleDelivery:
         self._clock = clock
         self._observer = observer
         self._halted: DeliveryHalted | None = None
+        self._failed: StoreFailed | None = None
         self._stores: dict[str, BatchDelivery] = {}
         self._identities: dict[str, str] = {}
-        self._condition = threading.Condition()
-        self._stopped = False
+        # A daemon: it is in the middle of nothing that a crash could not interrupt.
+        self._worker = Worker(
+            f"quiver-drain {subscriber}", self._drain, every=DRAIN_EVERY_S, on_death=self._fail, clock=clock,
+            observer=observer or InMemoryObserver(),
+        )  # fmt: skip
         try:
             for root in store_roots(REAL_FILES, str(Path(store_path).absolute())).values():
                 self._stores[root] = self._open(root)
         except BaseException:
             self.close()
             raise
-        # A daemon: it is in the middle of nothing that a crash could not interrupt.
-        self._thread = threading.Thread(target=self._drain, name=f"quiver-drain {subscriber}", daemon=True)
-        self._thread.start()
+        self._worker.start()
 
     def _open(self, root: str) -> BatchDelivery:
         letters = None
@@ -133,6 +135,7 @@ class BundleDelivery:
 
         Raises:
             DeliveryHalted: the policy says to stop at a bundle.
+            StoreFailed: the thread that tries bundles again has died.
             AtCapacity: so many bundles wait already that this one may not be passed over.
             OSError: the disk refused.
         """
@@ -147,6 +150,8 @@ class BundleDelivery:
         """
         if self._halted is not None:
             raise self._halted
+        if self._failed is not None:
+            raise self._failed
         of: dict[str, list[BundleRef]] = {}
         for path, segment, index in descriptors:
             of.setdefault(store_root(path), []).append(BundleRef(segment, index))
@@ -169,32 +174,28 @@ class BundleDelivery:
             outcomes = zip(wanted, pool.map(store.try_one, wanted), strict=True)
             store.settle((ref, outcome) for ref, outcome in outcomes if outcome is not None)
 
-    def _drain(self) -> None:
-        while True:
-            with self._condition:
-                if not self._stopped:
-                    self._clock.wait(self._condition, DRAIN_EVERY_S)
-                if self._stopped:
-                    return
-            for store in list(self._stores.values()):
-                try:
-                    store.drain()
-                except DeliveryHalted as halted:
-                    self._halted = halted
-                    return
-                except (OSError, ObjectsUnavailable) as error:
-                    _log.warning("quiver.spark.drain_failed subscriber=%s error=%s", self._subscriber, error)
+    def _drain(self) -> Finished | None:
+        for store in list(self._stores.values()):
+            try:
+                store.drain()
+            except DeliveryHalted as halted:
+                self._halted = halted
+                return FINISHED
+            except (OSError, ObjectsUnavailable) as error:
+                _log.warning("quiver.spark.drain_failed subscriber=%s error=%s", self._subscriber, error)
+        return None
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Let the next batch fail: nothing that failed before would be tried again.
+        """
+        self._failed = StoreFailed(f"exporter {self._subscriber}: {died}; start the query again")
 
     def close(self) -> None:
         """
         Stop draining, and let go of the retry sets and dead letters. Idempotent. Stop the query first.
         """
-        with self._condition:
-            self._stopped = True
-            self._condition.notify_all()
-        thread: Any = getattr(self, "_thread", None)
-        if thread is not None:
-            thread.join()
+        self._worker.stop()
         for store in self._stores.values():
             store.close()
         self._stores.clear()

@@ -28,11 +28,12 @@ from quiver.delivery.batches import read_stored
 from quiver.delivery.policy import GiveUp, Permanent, RetryPolicy, Transient, outcome_of_error
 from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHalted, QuiverError
-from quiver.observe import Observer
+from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHalted, QuiverError, StoreFailed
+from quiver.observe import InMemoryObserver, Observer
 from quiver.otap import VIEWS, decode_groups
 from quiver.otap.stored import stored_requests
 from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.spark.parquet_commit import apart_id
 from quiver.spark.segments import store_identity
 from quiver.spark.tables import Descriptors
@@ -224,6 +225,7 @@ class HeldExports:
     Attributes:
         busy: held by whoever exports: a batch, or the drain for one bundle.
         halted: the policy said so, in the drain.
+        failed: the drain's thread died; no batch may pass until another life of the exporter begins.
         session: where the drain's jobs run; it waits for one.
     """
 
@@ -240,6 +242,7 @@ class HeldExports:
     ) -> None:
         self.busy = threading.Lock()
         self.halted: DeliveryHalted | None = None
+        self.failed: StoreFailed | None = None
         self.session: SparkSession | None = None
         self._subscriber = subscriber
         self._policy = policy
@@ -249,9 +252,13 @@ class HeldExports:
         self._observer = observer
         self._background = background and export is not None
         self._stores: dict[str, Undelivered] = {}
-        self._wakes = threading.Condition()
+        self._guard = threading.Lock()
         self._is_closed = False
-        self._thread: threading.Thread | None = None
+        # A daemon: it is in the middle of nothing that a crash could not interrupt.
+        self._worker = Worker(
+            f"quiver-held {subscriber}", self._turn, every=DRAIN_EVERY_S, on_death=self._fail, clock=clock,
+            observer=observer or InMemoryObserver(),
+        )  # fmt: skip
         self._not_before_s = 0.0
 
     def take_up(self, root: str) -> None:
@@ -293,10 +300,8 @@ class HeldExports:
         return self._stores[root]
 
     def _begin(self) -> None:
-        if self._thread is None and self._background:
-            # A daemon: it is in the middle of nothing that a crash could not interrupt.
-            self._thread = threading.Thread(target=self._run, name=f"quiver-held {self._subscriber}", daemon=True)
-            self._thread.start()
+        if self._background:
+            self._worker.start()
 
     @property
     def is_empty(self) -> bool:
@@ -348,25 +353,24 @@ class HeldExports:
 
     # ── apart ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self) -> None:
+    def _turn(self) -> Finished | None:
         try:
-            while self._may_go_on():
-                try:
-                    self.drain()
-                except DeliveryHalted as halted:
-                    self.halted = halted
-                    return
-                except (QuiverError, OSError) as error:
-                    self._pause(f"what is held cannot be tried again: {error}")
+            self.drain()
+        except DeliveryHalted as halted:
+            self.halted = halted
+            return FINISHED
+        except (QuiverError, OSError) as error:
+            self._pause(f"what is held cannot be tried again: {error}")
         finally:
             if self._is_closed:
                 self._let_go()
+        return None
 
-    def _may_go_on(self) -> bool:
-        with self._wakes:
-            if not self._is_closed:
-                self._clock.wait(self._wakes, DRAIN_EVERY_S)
-            return not self._is_closed
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Let the next batch fail: nothing that is held would be tried again.
+        """
+        self.failed = StoreFailed(f"exporter {self._subscriber}: {died}; start the query again")
 
     def drain(self) -> int:
         """
@@ -456,17 +460,13 @@ class HeldExports:
         A bundle that is being exported is waited for a moment only. Until that has ended the next life is refused what
         is held: two would export the bundle at the same time, and each remove what the other has written so far.
         """
-        with self._wakes:
-            self._is_closed = True
-            self._wakes.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_S)
-            if self._thread.is_alive():
-                return  # it lets go itself
-        self._let_go()
+        self._is_closed = True
+        if self._worker.stop(CLOSE_S):
+            self._let_go()
+        # Otherwise the thread releases them itself, when its turn ends.
 
     def _let_go(self) -> None:
-        with self._wakes:
+        with self._guard:
             stores, self._stores = self._stores, {}
         for undelivered in stores.values():
             undelivered.close()

@@ -25,7 +25,7 @@ import pyarrow as pa
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
-from quiver.errors import DeliveryHalted, RetryLater
+from quiver.errors import DeliveryHalted, RetryLater, StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles_at
@@ -142,17 +142,27 @@ class PoisonSieve:
         """
         return self._held.halted
 
+    @property
+    def failed(self) -> StoreFailed | None:
+        """
+        Why no batch is taken any more, when the thread that tries bundles again has died: the query must start again.
+        """
+        return self._held.failed
+
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """
         Export one batch, or what is good of it; what is not is set aside, durably, before the rest is exported.
 
         Raises:
             DeliveryHalted: the policy says to stop at a bundle.
+            StoreFailed: the thread that tries bundles again has died.
             AtCapacity: so much is held that this batch may not be passed: it is tried again.
             OSError: the disk refused: the batch is tried again.
         """
         if self._held.halted is not None:
             raise self._held.halted
+        if self._held.failed is not None:
+            raise self._held.failed
         try:
             with self._held.busy:
                 self._held.session = batch.sparkSession

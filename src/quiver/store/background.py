@@ -15,6 +15,7 @@ from collections.abc import Callable
 from quiver.clock import Clock
 from quiver.errors import QuiverError, StoreClosed, StoreFailed
 from quiver.observe import Observer
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 
 __all__ = ["Background"]
 
@@ -23,8 +24,8 @@ class Background:
     """
     Runs *flush* an interval after `mark_dirty`, *fill* after `ask_zeros`, and *maintain* each tick or when woken.
 
-    Without a log *flush* is None, and nobody marks or asks. A thread that ends by an error that nobody foresaw calls
-    *on_death* with it first: whoever waits for its work must be told.
+    Without a log *flush* is None, and nobody marks or asks. *on_death* is called when a thread died: callers wait for
+    its work, so the store must refuse theirs.
     """
 
     def __init__(
@@ -36,112 +37,84 @@ class Background:
         maintain: Callable[[], object],
         flush_interval_s: float,
         maintain_interval_s: float,
+        on_death: Callable[[WorkerDied], object],
         clock: Clock,
         observer: Observer,
-        on_death: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
-        self._flush: Callable[[], None] = lambda: None
+        self._flush: Callable[[], None] = flush or (lambda: None)
         self._fill = fill
         self._maintain = maintain
-        self._on_death = on_death
         self._flush_interval_s = flush_interval_s
-        self._maintain_interval_s = maintain_interval_s
         self._clock = clock
         self._observer = observer
-        self._condition = threading.Condition()
-        self._wanted = False
-        self._stopping = False
-        self._log_wake = threading.Condition()
+        self._marks = threading.Lock()
         self._zeros_wanted = False
+        self._flush_due_s = 0.0
         self.dirty = False
-        self._threads = [self._thread(self._run_maintain, f"quiver-maintain {name}")]
+        # Daemons: a program that forgets to close must still be able to end; what it ingested is in the log.
+        self._maintainer = Worker(
+            f"quiver-maintain {name}", self._maintain_turn, every=maintain_interval_s, on_death=on_death, clock=clock,
+            observer=observer,
+        )  # fmt: skip
+        self._workers = [self._maintainer]
+        self._log = Worker(
+            f"quiver-log {name}", self._log_turn, every=None, on_death=on_death, clock=clock, observer=observer
+        )
         if flush is not None:
-            self._flush = flush
-            self._threads.append(self._thread(self._run_log, f"quiver-log {name}"))
-
-    def _thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        def until_told() -> None:
-            try:
-                run()
-            except BaseException as error:
-                self._on_death(error)
-                raise
-
-        # A daemon: a program that forgets to close must still be able to end; what it ingested is in the log.
-        return threading.Thread(target=until_told, name=name, daemon=True)
+            self._workers.append(self._log)
 
     def start(self) -> None:
         """
         Start the threads.
         """
-        for thread in self._threads:
-            thread.start()
+        for worker in self._workers:
+            worker.start()
 
     def mark_dirty(self) -> None:
         """
         Say that something was logged and is not synced. Called once per interval, not once per bundle.
         """
-        with self._log_wake:
+        with self._marks:
             self.dirty = True
-            self._log_wake.notify()
+            self._flush_due_s = self._clock.monotonic() + self._flush_interval_s
+        self._log.wake(self._flush_interval_s)
 
     def ask_zeros(self) -> None:
         """
         Ask for zeros ahead of the log's tail, so that the next syncs are cheaper.
         """
-        with self._log_wake:
+        with self._marks:
             self._zeros_wanted = True
-            self._log_wake.notify()
+        self._log.wake()
 
     def wake(self) -> None:
         """
         Ask for a maintenance pass now.
         """
-        with self._condition:
-            self._wanted = True
-            self._condition.notify()
+        self._maintainer.wake()
 
     def stop(self) -> None:
         """
         Stop both threads and wait for them. Idempotent.
         """
-        with self._condition:
-            self._stopping = True
-            self._condition.notify_all()
-        with self._log_wake:
-            self._log_wake.notify_all()
-        for thread in self._threads:
-            if thread.is_alive() and thread is not threading.current_thread():
-                thread.join()
+        for worker in self._workers:
+            worker.stop()
 
-    def _run_log(self) -> None:
-        while True:
-            with self._log_wake:
-                while not (self.dirty or self._zeros_wanted or self._stopping):
-                    self._clock.wait(self._log_wake, None)
-                if self._stopping:
-                    return
-                if self._zeros_wanted:
-                    self._zeros_wanted = False
-                    work, event = self._fill, "quiver.wal.fill"
-                else:
-                    self._clock.wait(self._log_wake, self._flush_interval_s)
-                    # Before the flush looks at how far the log is written: what comes later marks it again.
-                    self.dirty = False
-                    work, event = self._flush, "quiver.wal.flush"
-            if not self._run(work, event):
-                return
+    def _log_turn(self) -> float | Finished | None:
+        with self._marks:
+            wants_zeros, self._zeros_wanted = self._zeros_wanted, False
+        if wants_zeros and not self._run(self._fill, "quiver.wal.fill"):
+            return FINISHED
+        with self._marks:
+            left_s = self._flush_due_s - self._clock.monotonic()
+            if not self.dirty or left_s > 0:
+                return left_s if self.dirty else None
+            # Before the flush looks at how far the log is written: what comes later marks it again.
+            self.dirty = False
+        return None if self._run(self._flush, "quiver.wal.flush") else FINISHED
 
-    def _run_maintain(self) -> None:
-        while True:
-            with self._condition:
-                if not self._wanted and not self._stopping:
-                    self._clock.wait(self._condition, self._maintain_interval_s)
-                if self._stopping:
-                    return
-                self._wanted = False
-            if not self._run(self._maintain, "quiver.engine.tick"):
-                return
+    def _maintain_turn(self) -> Finished | None:
+        return None if self._run(self._maintain, "quiver.engine.tick") else FINISHED
 
     def _run(self, work: Callable[[], object], event: str) -> bool:
         try:

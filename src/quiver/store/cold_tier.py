@@ -27,6 +27,7 @@ from quiver.objects.port import ObjectTier
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import File
+from quiver.primitives.worker import Worker, WorkerDied
 from quiver.store.cold_files import require_place
 from quiver.store.cold_location import location_from_list, object_key, quarantine_key
 from quiver.store.cold_register import cold_segment
@@ -66,10 +67,12 @@ class ColdTier:
         self._on_damage = on_damage
         self._is_sending = is_sending
         self._pass = threading.Lock()
-        self._wake = threading.Condition()
-        self._wanted = False
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        # A daemon: a program that forgets to close must still be able to end; what is not sent is on the disk.
+        self._worker = Worker(
+            f"quiver-cold {parts.path}", self._turn, every=None, on_death=self._fail, clock=parts.clock,
+            observer=parts.observer,
+        )  # fmt: skip
         self._delays = _BACKOFF.delays(Random())  # noqa: S311 - spreads waits, guards nothing
         self._not_before_s: float | None = None
         self.failure: str | None = None
@@ -256,45 +259,38 @@ class ColdTier:
         """
         Run passes in a thread of its own from now on, when asked by `tend`. None without a tier.
         """
-        if not self.is_used:
-            return
-        # A daemon: a program that forgets to close must still be able to end; what is not sent is on the disk.
-        name = f"quiver-cold {self._parts.path}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        if self.is_used:
+            self._worker.start()
 
     def tend(self) -> None:
         """
         Do what there is to do: now, or where there is a thread, there.
         """
-        if self._thread is None:
+        if not self._worker.is_started:
             self.run()
         elif self._leaving() or self.waiting():
-            with self._wake:
-                self._wanted = True
-                self._wake.notify()
+            self._worker.wake()
 
     def stop(self) -> None:
         """
         Let the pass that runs end, and start no other: on return nobody here writes any more. Idempotent.
         """
-        with self._wake:
-            self._stopping.set()
-            self._wake.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._stopping.set()
+        self._worker.stop()
         with self._pass:  # one that somebody drives by hand writes to the directory, too
             return
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not (self._wanted or self._stopping.is_set()):
-                    self._parts.clock.wait(self._wake, None)
-                if self._stopping.is_set():
-                    return
-                self._wanted = False
-            self.run()
+    def _turn(self) -> None:
+        self.run()
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Let the store refuse: it would fill up with segments that nothing sends.
+        """
+        self.failure = str(died)
+        self._parts.wal.poison(died)
+        with self._parts.lock:
+            self._parts.room.notify_all()
 
 
 def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tuple[int, str] | None:

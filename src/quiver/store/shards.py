@@ -23,6 +23,7 @@ from quiver.clock import Clock
 from quiver.errors import AtCapacity, DirectoryInUse, QuiverError, StoreClosed, SubscriberUnknown, WrongUse
 from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
+from quiver.primitives.worker import WorkerDied
 from quiver.settings import Settings
 from quiver.store.background import Background
 from quiver.store.query import By, Moment, Scan
@@ -167,6 +168,7 @@ class ShardedStore(ShardedSubscriberCalls):
                 flush=None,
                 fill=lambda: None,
                 maintain=self._tick,
+                on_death=self._fail,
                 flush_interval_s=settings.wal_flush_interval_s,
                 # Often enough that the others believe the claims, however seldom the stores are maintained.
                 maintain_interval_s=min(settings.maintain_interval_s, STALE_S / 10),
@@ -351,6 +353,13 @@ class ShardedStore(ShardedSubscriberCalls):
                     self._adopt()
                 except (QuiverError, OSError) as error:
                     self._report(None, error)
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Let every core of this process refuse: the others no longer see what these claim, nor take over what they leave.
+        """
+        for store in self.open_stores().values():
+            store.poison(died)
 
     def _report(self, core: int | None, error: Exception) -> None:
         # The others go on. What failed is tried again at the next tick.

@@ -23,6 +23,7 @@ from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.worker import WorkerDied
 from quiver.settings import Settings
 from quiver.store import recovery
 from quiver.store.admission import Admission
@@ -140,7 +141,7 @@ class Store(SubscriberCalls, StoreViews):
                 flush=self.sync if self._logging else None,
                 fill=self._fill_ahead,
                 maintain=self.maintain,
-                on_death=self._poison,
+                on_death=self.poison,
                 flush_interval_s=settings.wal_flush_interval_s,
                 maintain_interval_s=settings.maintain_interval_s,
                 clock=clock,
@@ -420,13 +421,11 @@ class Store(SubscriberCalls, StoreViews):
         spare = self._admission.spare_bytes()
         self._wal.fill_ahead(ZERO_AHEAD_BYTES if spare is None else max(0, spare // 2))
 
-    def _poison(self, error: BaseException) -> None:
+    def poison(self, died: WorkerDied) -> None:
         """
-        Refuse everything from now on: a thread that others wait for has ended.
+        Refuse everything from now on: a thread that callers wait for has died.
         """
-        failure = OSError(f"a background thread of the store ended by {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        self._wal.poison(failure)
+        self._wal.poison(died)
         with self._lock:
             self._room.notify_all()
 

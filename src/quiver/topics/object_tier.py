@@ -22,6 +22,7 @@ from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.files import FileSystem
+from quiver.primitives.worker import Worker, WorkerDied
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.cold import ColdReader
 from quiver.topics.cursor_mirror import CursorMirror
@@ -100,16 +101,19 @@ class ObjectColdTier:
         self._guard = threading.Lock()
         self._owned: dict[str, _Owned] = {}
         self._watches: dict[str, Watch] = {}
-        self._wake = threading.Condition()
-        self._stopping = False
         self._is_closing = False
         self._left_behind = False
-        self._threads: list[threading.Thread] = []
+        self._died: WorkerDied | None = None
+        self._workers = [
+            Worker(
+                f"quiver-topics-{name} {owner}", work, every=_RETRY_S, on_death=self._fail, clock=clock,
+                observer=observer,
+            )
+            for name, work in (("upload", self._work_due), ("lease", self._renew_due))
+        ]  # fmt: skip
         if background:
-            for name, run in (("work", self._work_due), ("lease", self._renew_due)):
-                thread = threading.Thread(target=self._loop, args=(run,), name=f"quiver-topics-{name}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            for worker in self._workers:
+                worker.start()
 
     # ── what topics ask ──────────────────────────────────────────────────────────────────────────────────
 
@@ -124,7 +128,10 @@ class ObjectColdTier:
             MetadataUnavailable: nobody can say who owns it.
             ObjectsUnavailable: nobody can say what was replaced.
             Damaged: a record of it is not one.
+            StoreFailed: a thread of the tier has died.
         """
+        if self._died is not None:
+            raise StoreFailed(f"{topic} cannot be opened: {self._died}; reopen the topics to recover")
         root = self._settings.metadata.namespace + self._settings.uploader.root_prefix
         with self._guard:
             # Who asks again and again has watched all the while.
@@ -284,7 +291,7 @@ class ObjectColdTier:
         now = self._clock.monotonic()
         due = now + _RETRY_S
         for owned in self._every():
-            if self._stopping or self._is_closing:
+            if self._is_closing:
                 break
             if owned.uploader is not None and owned.upload_at <= now:
                 self._attempt(owned, self._upload)
@@ -292,7 +299,7 @@ class ObjectColdTier:
                 self._attempt(owned, self._delete)
             if owned.uploader is not None:
                 due = min(due, owned.upload_at)
-        return due
+        return self._left_s(due)
 
     def _renew_due(self) -> float:
         now = self._clock.monotonic()
@@ -301,20 +308,24 @@ class ObjectColdTier:
             if owned.renew_at <= now:
                 self._attempt(owned, self._renew)
             due = min(due, owned.renew_at)
-        return due
+        return self._left_s(due)
 
-    def _loop(self, run: Callable[[], float]) -> None:
-        while True:
-            due = run()
-            with self._wake:
-                if not self._stopping:
-                    self._clock.wait(self._wake, max(0.01, due - self._clock.monotonic()))
-                if self._stopping:
-                    return
+    def _left_s(self, due: float) -> float:
+        return max(0.01, due - self._clock.monotonic())
 
     def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify_all()
+        for worker in self._workers:
+            worker.wake()
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Let every topic refuse messages: they would not be uploaded, or ownership not be renewed.
+        """
+        with self._guard:
+            self._died = died
+        for owned in self._every():
+            if owned.wal is not None:
+                owned.wal.poison(died)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -388,14 +399,10 @@ class ObjectColdTier:
         """
         End all work, and close both stores. Idempotent.
         """
-        with self._wake:
-            self._stopping = True
-            self._wake.notify_all()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                # It may be in a request that nobody answers: what it finds afterwards is refused everywhere.
-                thread.join(_LEFT_BEHIND_S if self._left_behind else None)
-        self._threads.clear()
+        self._is_closing = True
+        for worker in self._workers:
+            # It may be in a request that nobody answers: what it finds afterwards is refused everywhere.
+            worker.stop(_LEFT_BEHIND_S if self._left_behind else None)
         with self._guard:
             self._owned.clear()
         self._objects.close()

@@ -19,6 +19,7 @@ from quiver.primitives.files import FileSystem, Lock, directory_name
 from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.worker import Worker, WorkerDied
 from quiver.topics.adoption import SinkAdoption
 from quiver.topics.cold import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
@@ -71,10 +72,14 @@ class TopicStore(TopicSubscriptions):
         self._opening: dict[str, threading.Lock] = {}
         self._logs: dict[str, TopicLog] = {}
         self._closed = False
-        self._condition = threading.Condition()
-        self._stopping = False
+        self._failure: WorkerDied | None = None
         self._full: set[str] = set()
-        self._thread: threading.Thread | None = None
+        self._reported: set[str] = set()
+        self._tick_s = min(max(settings.wal.fsync_interval_ms / 4000, 0.005), TICK_S_MAX)
+        # It is a daemon: what a program appended and did not close is in the files.
+        self._worker = Worker(
+            f"quiver-topics {root}", self._turn, every=self._tick_s, on_death=self._fail, clock=clock, observer=observer
+        )
         self._adoption = None if root is None else SinkAdoption(files, root, topic=self.topic, observer=observer)
 
     @classmethod
@@ -138,7 +143,7 @@ class TopicStore(TopicSubscriptions):
         store = cls(root, settings=chosen, files=files, clock=clock, observer=observer, cold=cold, lock=lock)
         refuse_in_children(store, f"the topic store {root or 'in memory'}")
         if background:
-            store._start()
+            store._worker.start()
         store.adopt()
         return store
 
@@ -205,7 +210,7 @@ class TopicStore(TopicSubscriptions):
             except BaseException:
                 log.close()
                 raise
-        if self._thread is not None:
+        if self._worker.is_started:
             log.on_full = lambda: self._sync_soon(topic)
         return log
 
@@ -320,46 +325,48 @@ class TopicStore(TopicSubscriptions):
         for log in self._open_logs():
             log.flush()
 
-    def _start(self) -> None:
-        # A daemon: a program that forgets to close must still be able to end; what it appended is in the files.
-        self._thread = threading.Thread(target=self._run, name=f"quiver-topics {self.root}", daemon=True)
-        self._thread.start()
-
     def _sync_soon(self, topic: str) -> None:
-        with self._condition:
+        with self._guard:
             self._full.add(topic)
-            self._condition.notify()
+        self._worker.wake()
 
-    def _run(self) -> None:
-        tick_s = min(max(self.settings.wal.fsync_interval_ms / 4000, 0.005), TICK_S_MAX)
-        reported: set[str] = set()
-        while True:
-            with self._condition:
-                if not self._full and not self._stopping:
-                    self._clock.wait(self._condition, tick_s)
-                if self._stopping:
-                    return
-                full, self._full = self._full, set()
-            for log in self._open_logs():
-                if log.topic in full:
-                    log.unsynced_since_s = 0.0  # due at once
-            self.adopt()
-            for one in self._open_now():
-                try:
-                    one.upkeep(within_s=tick_s)
-                except StoreClosed:
-                    continue
-                except (QuiverError, OSError) as error:
-                    # A log is poisoned by whatever raised, and its next caller is told. Progress is tried again.
-                    if str(error) not in reported:
-                        reported.add(str(error))
-                        self._observer.event("danube.upkeep", level=logging.ERROR, problem=str(error))
+    def _turn(self) -> None:
+        """
+        One turn of the thread.
+        """
+        with self._guard:
+            full, self._full = self._full, set()
+        for log in self._open_logs():
+            if log.topic in full:
+                log.unsynced_since_s = 0.0  # due at once
+        self.adopt()
+        for one in self._open_now():
+            try:
+                one.upkeep(within_s=self._tick_s)
+            except StoreClosed:
+                continue
+            except (QuiverError, OSError) as error:
+                # The log refuses its next caller. Progress is tried again.
+                if str(error) not in self._reported:
+                    self._reported.add(str(error))
+                    self._observer.event("danube.upkeep", level=logging.ERROR, problem=str(error))
+
+    def _fail(self, died: WorkerDied) -> None:
+        """
+        Refuse everything from now on: nothing would be synced any more, and no progress saved.
+        """
+        with self._guard:
+            self._failure = died
+        for log in self._open_logs():
+            log.wal.poison(died)
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"the topics {'in memory' if self.root is None else 'below ' + self.root} were closed")
+        if self._failure is not None:
+            raise StoreFailed(f"{self.root or 'memory'}: {self._failure}; reopen to recover")
 
     def shutdown(self) -> None:
         """
@@ -389,11 +396,7 @@ class TopicStore(TopicSubscriptions):
             if self._closed:
                 return ()
             self._closed = True
-        with self._condition:
-            self._stopping = True
-            self._condition.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._worker.stop()
         failed: QuiverError | OSError | None = None
         synced: list[TopicLog] = []
         try:

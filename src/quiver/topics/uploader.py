@@ -233,11 +233,14 @@ class Uploader:
     # ── an object ────────────────────────────────────────────────────────────────────────────────────────
 
     def _upload(self, wanted: SourceRange) -> _Uploaded | None:
-        with self._wal.hold(wanted.span.path):
+        self._wal.take_hold(wanted.span.path, self)
+        try:
             source = ObjectSource(self._files, wanted, self._settings.compression)
             pending = object_key(self._topic, pending_object_name(wanted.first_offset))
             self._check()
             self._objects.put_parts(pending, source.parts, part_bytes=PART_BYTES, parallel=PARTS_PARALLEL)
+        finally:
+            self._wal.drop_hold(wanted.span.path, self)
         if source.next_offset == wanted.first_offset:
             self._objects.delete([pending])
             if self._hint is not None:

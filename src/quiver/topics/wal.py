@@ -11,10 +11,9 @@ that needs a sync runs it, others wait for it or for the next one. Without a dir
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from quiver.clock import Clock
@@ -24,6 +23,7 @@ from quiver.primitives.atomic import replace_file
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import File, FileSystem
+from quiver.primitives.worker import WorkerDied
 from quiver.topics.arrivals import Arrivals
 from quiver.topics.cache import MessageCache
 from quiver.topics.file_list import SealedFiles, checkpoint_of
@@ -91,7 +91,7 @@ class Wal:
         self.arrivals = Arrivals(self.lock, clock)
         self._closed = False
         self._sealing = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._turns = Turns()
         self._due_at = -1  # the position from which on `on_dirty` is told; -1 from a sync to the next append
         self._counted_from = recovered.position
@@ -290,12 +290,22 @@ class Wal:
         self._reported_bytes = written
         self._observer.record("danube_wal_fsync_latency_seconds", self._clock.monotonic() - began)
 
-    def _poison(self, error: OSError) -> None:
+    def poison(self, died: WorkerDied) -> None:
+        """
+        Refuse everything from now on: a thread that syncs, uploads or saves progress has died.
+        """
+        with self.lock:
+            self._poison(died)
+            self.arrivals.announce()
+
+    def _poison(self, error: Exception) -> None:
         self._failure = self._failure or error
         self._full_at = -1  # the next append asks why
 
     def _failed(self) -> StoreFailed:
-        return StoreFailed(f"{self.directory}: an earlier write or sync failed: {self._failure}; reopen to recover")
+        error = self._failure
+        reason = error if isinstance(error, WorkerDied) else f"an earlier write or sync failed: {error}"
+        return StoreFailed(f"{self.directory or 'memory'}: {reason}; reopen to recover")
 
     def require_sound(self) -> None:
         """
@@ -461,18 +471,6 @@ class Wal:
             if self._cache.first_offset < self.next_offset > offset:
                 found.append(max(self._cache.first_offset, offset))
         return min(found, default=None)
-
-    @contextlib.contextmanager
-    def hold(self, path: str) -> Iterator[None]:
-        """
-        Keep the file *path* on disk while the context is open.
-        """
-        owner = threading.Event()  # anything that can be referred to weakly
-        self.take_hold(path, owner)
-        try:
-            yield
-        finally:
-            self.drop_hold(path, owner)
 
     def take_hold(self, path: str, owner: object) -> None:
         """

@@ -10,9 +10,9 @@ raises, through `threading.excepthook`.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.store.subscribers.claims import WAIT_S_MAX, Claims
 from quiver.store.subscribers.delivery import DeliveryQueue
 from quiver.store.subscribers.members import Members
@@ -36,8 +36,11 @@ class BundleCallback:
         self._callback = callback
         self._is_stopped = False
         # A daemon: a program that forgets to close must still be able to end.
-        self._thread = threading.Thread(target=self._run, name=f"quiver-on-bundle {member.id}", daemon=True)
-        self._thread.start()
+        self._seen: tuple[DeliveryQueue, int] | None = None
+        Worker(
+            f"quiver-on-bundle {member.id}", self._turn, every=0.0, on_death=self._report, clock=shared.clock,
+            observer=shared.observer,
+        ).start()  # fmt: skip
 
     def stop(self) -> None:
         """
@@ -47,18 +50,17 @@ class BundleCallback:
             self._is_stopped = True
             self._shared.condition.notify_all()
 
-    def _run(self) -> None:
-        seen: tuple[DeliveryQueue, int] | None = None
-        while (seen := self._wait_for_news(seen)) is not None:
-            is_fine = False
-            try:
-                self._callback()
-                is_fine = True
-            finally:
-                if not is_fine:
-                    self._shared.observer.event(
-                        "quiver.subscriber.callback", level=logging.ERROR, subscriber=self._member.id, problem="raised"
-                    )
+    def _turn(self) -> Finished | None:
+        self._seen = self._wait_for_news(self._seen)
+        if self._seen is None:
+            return FINISHED
+        self._callback()
+        return None
+
+    def _report(self, died: WorkerDied) -> None:
+        self._shared.observer.event(
+            "quiver.subscriber.callback", level=logging.ERROR, subscriber=self._member.id, problem=str(died)
+        )
 
     def _wait_for_news(self, seen: tuple[DeliveryQueue, int] | None) -> tuple[DeliveryQueue, int] | None:
         """

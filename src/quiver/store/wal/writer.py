@@ -20,6 +20,7 @@ from quiver.primitives.atomic import replace_file
 from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import Buffer, File, FileSystem
 from quiver.primitives.prealloc import zero_fill
+from quiver.primitives.worker import WorkerDied
 from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, WAL_NEXT, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX
@@ -100,7 +101,7 @@ class WalWriter:
         self._sync_data = sync_data
         self._sync = threading.Condition()
         self._syncing = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._growth = threading.RLock()
         self._easy_end = 0
         self._granted_end: int | None = None
@@ -307,9 +308,9 @@ class WalWriter:
         if failure is not None:
             raise StoreFailed(f"{self._directory}: sync failed: {failure}; reopen to recover") from failure
 
-    def poison(self, error: OSError) -> None:
+    def poison(self, error: OSError | WorkerDied) -> None:
         """
-        Refuse everything from now on: the disk's state is unknown.
+        Refuse everything from now on: the disk's state is unknown, or a thread that callers wait for has died.
         """
         with self._sync:
             self._failure = self._failure or error
@@ -326,10 +327,12 @@ class WalWriter:
             raise self._failed_earlier() from self._failure
 
     def _failed_earlier(self) -> StoreFailed:
-        return StoreFailed(f"{self._directory}: an earlier write or sync failed: {self._failure}; reopen to recover")
+        error = self._failure
+        reason = error if isinstance(error, WorkerDied) else f"an earlier write or sync failed: {error}"
+        return StoreFailed(f"{self._directory}: {reason}; reopen to recover")
 
     @property
-    def failure(self) -> OSError | None:
+    def failure(self) -> Exception | None:
         """
         The error that poisoned the log, or None.
         """

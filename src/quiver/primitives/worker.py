@@ -1,0 +1,199 @@
+"""
+A background thread: named, woken or on an interval, stopped in order, and never dead in silence.
+
+Every owner says what happens to it when its thread dies by an error that nothing expected. A log refuses all further
+work then: data that is accepted and never synced is worse than an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+from quiver.clock import Clock
+from quiver.observe import Observer
+
+__all__ = ["FINISHED", "Finished", "Work", "Worker", "WorkerDied"]
+
+
+class Finished(Enum):
+    """
+    The type of `FINISHED`.
+    """
+
+    FINISHED = "finished"
+
+
+FINISHED: Final = Finished.FINISHED
+"""Returned by work that is over: the thread ends."""
+
+
+class WorkerDied(Exception):
+    """
+    A background thread ended by an error that nothing expected, which is its cause.
+    """
+
+
+Work = Callable[[], float | Finished | None]
+"""One turn. Returns the seconds until the next turn is due, None for the worker's interval, or `FINISHED`."""
+
+
+class Worker:
+    """
+    Calls *work*, turn after turn, in a daemon thread between `start` and `stop`. Without `start` the owner drives it.
+
+    A daemon, because a program that forgets to close must still be able to end: no work may rely on being finished.
+
+    Args:
+        name: of the thread; in events and metrics the part before the first space stands for it.
+        work: one turn. It handles the errors that it expects; any other error ends the thread.
+        every: seconds between turns, before the first one too. None: only when woken. 0: work waits by itself, in its
+            turn, and ends with `FINISHED`.
+        on_death: called in the thread that ends, with the reason. The owner must fail loudly from then on.
+        clock, observer: time, and where the death is counted and reported.
+
+    Attributes:
+        died: why the thread ended; None while it is alive, and after an orderly end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Work,
+        *,
+        every: float | None,
+        on_death: Callable[[WorkerDied], object],
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self.name = name
+        self.died: WorkerDied | None = None
+        self._work = work
+        self._every = math.inf if every is None else every
+        self._on_death = on_death
+        self._clock = clock
+        self._observer = observer
+        self._condition = threading.Condition()
+        self._due_s = math.inf
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    # ── for the owner ────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """
+        Start the thread. Nothing happens when it was started before, or after `stop`.
+        """
+        with self._condition:
+            if self._thread is not None or self._stopping:
+                return
+            self._schedule(self._every)
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+
+    def wake(self, after_s: float = 0.0) -> None:
+        """
+        Let the next turn begin in *after_s* seconds, unless it is due earlier. A turn that runs now does not count.
+        """
+        with self._condition:
+            self._schedule(after_s)
+            self._condition.notify_all()
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """
+        Begin no further turn, and wait for the one that runs, at most *timeout_s* seconds; say whether it has ended.
+
+        Idempotent. From within a turn it only asks.
+        """
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        return self.join(timeout_s)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """
+        Wait until the thread has ended, at most *timeout_s* seconds; say whether it has.
+        """
+        thread = self._thread
+        if thread is None:
+            return True
+        if thread is not threading.current_thread():
+            thread.join(timeout_s)
+        return not thread.is_alive()
+
+    @property
+    def is_started(self) -> bool:
+        """
+        Whether there is a thread, dead or alive.
+        """
+        return self._thread is not None
+
+    @property
+    def is_running(self) -> bool:
+        """
+        Whether the thread is alive.
+        """
+        return self._thread is not None and self._thread.is_alive()
+
+    def run_once(self) -> float | Finished | None:
+        """
+        Do one turn in the calling thread, which gets its errors: for owners without a thread, and for tests.
+        """
+        return self._work()
+
+    # ── for the work ─────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_stopping(self) -> bool:
+        """
+        Whether `stop` was called.
+        """
+        return self._stopping
+
+    def pause(self, timeout_s: float) -> bool:
+        """
+        Wait within a turn; return whether `stop` was called before or meanwhile.
+        """
+        with self._condition:
+            if not self._stopping:
+                self._clock.wait(self._condition, timeout_s)
+            return self._stopping
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_turn():
+                delay_s = self._work()
+                if isinstance(delay_s, Finished):
+                    return
+                with self._condition:
+                    self._schedule(self._every if delay_s is None else delay_s)
+        except BaseException as error:
+            died = WorkerDied(f"the thread {self.name} ended by {type(error).__name__}: {error}")
+            died.__cause__ = error
+            self.died = died
+            try:
+                self._on_death(died)
+            finally:
+                self._report(died)
+            raise  # to `threading.excepthook`, which prints the traceback
+
+    def _schedule(self, after_s: float) -> None:
+        self._due_s = min(self._due_s, self._clock.monotonic() + after_s)
+
+    def _wait_for_turn(self) -> bool:
+        with self._condition:
+            while not self._stopping and (left_s := self._due_s - self._clock.monotonic()) > 0:
+                self._clock.wait(self._condition, None if math.isinf(left_s) else left_s)
+            self._due_s = math.inf  # before the turn begins: a wake-up from now on asks for another one
+            return not self._stopping
+
+    def _report(self, died: WorkerDied) -> None:
+        kind = self.name.partition(" ")[0]  # without the path of the log: a metric has few values of an attribute
+        self._observer.count("quiver.worker.deaths_total", worker=kind)
+        self._observer.event("quiver.worker.died", level=logging.ERROR, worker=self.name, problem=str(died))
