@@ -1,13 +1,15 @@
 """
-A directory where a file of the store belongs: somebody's mistake, named with what to do, and touched by nobody.
+A directory or a pipe where a file of the store belongs: it is reported with what to do, and left alone.
 """
 
+import os
 import shutil
 
 import pytest
 
 import quiver
 from quiver.errors import QuiverError
+from quiver.primitives.real_files import RealFile
 
 NAMES = [
     *("wal/quiver.wal.cursor", "wal/quiver.wal", "wal/quiver.wal.3", "segments/0000000000000000.qseg"),
@@ -16,32 +18,75 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_is_named_and_left_alone(store_dir, call, name):
+def make_directory(path):
+    (path / "kept").mkdir(parents=True)
+
+
+ordinary_pread = RealFile.pread
+
+
+def bounded_pread(file, size, offset):
+    """Fails a test that would read gigabytes."""
+    assert min(size, file.size() - offset) < 1 << 20
+    return ordinary_pread(file, size, offset)
+
+
+DIRECTORY, PIPE = "a directory lies where a file belongs", "a pipe, a socket or a device lies where a file belongs"
+KINDS = {DIRECTORY: (make_directory, shutil.rmtree), PIPE: (os.mkfifo, os.unlink)}
+PIPES = ("wal/quiver.wal", "segments/0000000000000000.qseg", "segments/quiver.cold", "quiver.sub.fast")
+
+
+@pytest.mark.parametrize(("name", "reason"), [(name, DIRECTORY) for name in NAMES] + [(name, PIPE) for name in PIPES])
+def test_it_is_named_and_left_alone(store_dir, call, name, reason):
     """`verify` goes on to the other files, `repair` and opening change nothing, and all say which path it is."""
+    make, remove = KINDS[reason]
     path = store_dir / name
     path.unlink(missing_ok=True)
-    (path / "kept").mkdir(parents=True)
+    make(path)
     verified = call("verify", store_dir, "--json")
     assert verified.exit_code == 1
-    assert "a directory lies where a file belongs" in verified.output
+    assert reason in verified.output
     assert str(path) in verified.output
     repaired = call("repair", store_dir)
     assert repaired.exit_code == 2
-    assert f"{path}: a directory lies where a file belongs: move it away" in repaired.output
+    assert f"{path}: {reason}: move it away" in repaired.output
+    for command in ("stats", "subscribers"):
+        assert call(command, store_dir).exit_code in (0, 1, 2)
     try:
         quiver.open(store_dir, background=False).close()
     except QuiverError as error:
         assert str(path) in str(error)
-    assert (path / "kept").is_dir()
-    shutil.rmtree(path)
+    assert path.exists()
+    remove(path)
     call("repair", store_dir)
     assert call("verify", store_dir).exit_code == 0
 
 
-def test_a_lock_is_such_a_file(store_dir, call):
+@pytest.mark.parametrize("name", ["wal/quiver.wal.cursor", "quiver.sub.fast", "quiver.drops", "segments/quiver.cold"])
+def test_a_small_file_of_gigabytes_is_reported_and_not_read(store_dir, call, name, monkeypatch):
+    with (store_dir / name).open("wb") as file:
+        file.truncate(3 << 30)
+    monkeypatch.setattr(RealFile, "pread", bounded_pread)
+    verified = call("verify", store_dir)
+    assert verified.exit_code == 1
+    assert "larger than 268435456 bytes, which no such file is: it was not read" in verified.output
+    inspected = call("inspect", store_dir)
+    assert inspected.exit_code == 1
+    assert "which no such file is: it was not read" in inspected.output
+
+
+def test_a_file_of_another_program_is_not_read(store_dir, call, monkeypatch):
+    with (store_dir / "video").open("wb") as file:
+        file.truncate(3 << 30)
+    monkeypatch.setattr(RealFile, "pread", bounded_pread)
+    assert call("inspect", store_dir).exit_code == 0
+    assert "is no file of a store or a slot" in call("inspect", store_dir / "video").output
+
+
+@pytest.mark.parametrize("reason", KINDS)
+def test_a_lock_is_such_a_file(store_dir, call, reason):
     (store_dir / "quiver.lock").unlink()
-    (store_dir / "quiver.lock").mkdir()
-    assert "quiver.lock: a directory lies where a file belongs" in call("repair", store_dir).output
-    with pytest.raises(QuiverError, match="a directory lies where a file belongs"):
+    KINDS[reason][0](store_dir / "quiver.lock")
+    assert f"quiver.lock: {reason}" in call("repair", store_dir).output
+    with pytest.raises(QuiverError, match=reason):
         quiver.open(store_dir, background=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from clean_process import in_a_clean_process
 from quiver.errors import DirectoryInUse
 from quiver.primitives import lock as lock_file
 from quiver.primitives import real_files
+from quiver.primitives.files import NotRegularFile
 from quiver.primitives.platform_files import PLATFORM, LinuxFiles
 from quiver.primitives.real_files import REAL_FILES, RealFileSystem
 
@@ -166,6 +168,65 @@ def test_symbolic_links_are_refused(tmp_path):
             call(str(tmp_path / "link"))
         assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(tmp_path / "link"))
     assert (tmp_path / "target").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_only_files_are_opened(tmp_path, kind):
+    """
+    A pipe, a socket or a device in place of a file is refused at once: nothing waits for it, and nothing reads it.
+    """
+    path = str(tmp_path / "f")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path)
+    else:
+        path = "/dev/zero"
+    before = open_descriptors()
+
+    for call in (
+        *(REAL_FILES.open_read, REAL_FILES.open_write, REAL_FILES.create_or_truncate, REAL_FILES.map_read),
+        lambda path: REAL_FILES.read_all(path, size_max=10),
+        lambda path: REAL_FILES.try_lock(path, note="somebody"),
+    ):
+        with pytest.raises(NotRegularFile) as caught:
+            call(path)
+        assert caught.value.filename == path
+    assert open_descriptors() == before
+
+
+def test_a_lease_of_a_file_server_is_waited_for(tmp_path, monkeypatch):
+    """
+    A file with a lease cannot be opened without waiting, so it is opened again in the ordinary way.
+    """
+    (tmp_path / "f").write_bytes(b"leased")
+    os.mkfifo(tmp_path / "pipe")
+    ordinary = os.open
+
+    def leased(path, flags, mode=0o777):
+        if flags & os.O_NONBLOCK:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
+        return ordinary(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", leased)
+
+    assert REAL_FILES.read_all(str(tmp_path / "f"), size_max=10) == b"leased"
+    with pytest.raises(NotRegularFile):
+        REAL_FILES.open_read(str(tmp_path / "pipe"))
+
+
+def test_a_file_above_the_limit_is_not_read(tmp_path, monkeypatch):
+    """
+    What is too large for a small file is refused by its size, however large.
+    """
+    with (tmp_path / "f").open("wb") as file:
+        file.truncate(5 << 40)
+    monkeypatch.setattr(PLATFORM, "pread", None)
+
+    with pytest.raises(OSError, match="larger than 10 bytes") as caught:
+        REAL_FILES.read_all(str(tmp_path / "f"), size_max=10)
+    assert caught.value.errno == errno.EFBIG
 
 
 def test_an_unclosed_file_is_reported(tmp_path):

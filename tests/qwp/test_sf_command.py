@@ -2,6 +2,7 @@
 `quiver sf`: what waits in slots, and how it gets out. `quiver inspect` on the files of one.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,8 @@ from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.files import NotRegularFile
+from quiver.primitives.real_files import REAL_FILES, RealFile
 from quiver.qwp import Char, Geohash, Long256, Sender
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.ring import RingSettings
@@ -226,3 +228,46 @@ def test_damage_in_the_middle_is_said(sf_dir):
     one = run_json("sf", "list", sf_dir)[0]
     assert one["problem"] is None
     assert len(one["damaged_copies"]) == 1
+
+
+def outcome(*arguments):
+    """What the command printed; a file that cannot be opened is an error of the command, and nothing else is."""
+    found = CliRunner().invoke(build_app(), [str(one) for one in arguments])
+    assert found.exception is None or isinstance(found.exception, (SystemExit, NotRegularFile)), found.exception
+    return found.output
+
+
+SMALL_FILES = [".lock", ".lock.pid", ".ack-watermark", ".failed", ".symbol-dict", "sf-manifest.bin"]
+
+
+@pytest.mark.parametrize("name", [*SMALL_FILES, ".dead-letters", "sf-0000000000000000.sfa"])
+def test_a_pipe_in_place_of_a_file_of_a_slot_stops_nothing(sf_dir, name):
+    """No command and no sender waits for the other end of the pipe, and the other slots are listed."""
+    path = sf_dir / "edge-1" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+    assert "edge-2" in outcome("sf", "list", sf_dir)
+    for command in ("inspect", "tail", "dead-letters"):
+        outcome("sf", command, sf_dir, "edge-1")
+    outcome("inspect", sf_dir / "edge-1")
+    outcome("inspect", path)
+    conf = f"ws::addr=127.0.0.1:1;sf_dir={sf_dir};sender_id=edge-1;initial_connect_retry=async;"
+    with contextlib.suppress(NotRegularFile):
+        Sender.from_conf(conf + "close_flush_timeout_millis=0;").close()
+
+
+@pytest.mark.parametrize("name", SMALL_FILES)
+def test_a_small_file_of_gigabytes_is_not_read(sf_dir, name, monkeypatch):
+    """A lock, a mark or a watermark of that size takes no memory, and the other slots are listed."""
+    with (sf_dir / "edge-1" / name).open("wb") as file:
+        file.truncate(5 << 30)
+    ordinary = RealFile.pread
+
+    def pread(file, size, offset):
+        assert min(size, file.size() - offset) < 1 << 20
+        return ordinary(file, size, offset)
+
+    monkeypatch.setattr(RealFile, "pread", pread)
+    assert "edge-2" in outcome("sf", "list", sf_dir)
+    outcome("inspect", sf_dir / "edge-1")

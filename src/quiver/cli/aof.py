@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["build_aof_app"]
 
 POLL_S = 0.2
-FILE_BYTES_MAX = 4 << 30
 
 Root = Annotated[Path | None, typer.Option("--root", help="The same, as an option.")]
 AnyLogs = Annotated[Path | None, typer.Argument(help="The directory of the logs, or of one log.")]
@@ -213,11 +212,10 @@ def _move(
 
 
 def _described(path: Path, rows: int) -> Description:
-    from quiver.aof.format.describe import describe_log_file  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.aof.format.describe import describe_log_file, kind_of  # noqa: PLC0415
+    from quiver.cli.descriptions import describe_file  # noqa: PLC0415
 
-    data = REAL_FILES.read_all(str(path), size_max=FILE_BYTES_MAX)
-    return describe_log_file(str(path), memoryview(data), rows_max=rows)
+    return describe_file(str(path), kind_of, describe_log_file, rows_max=rows)
 
 
 def _sizes(row: dict[str, Any]) -> dict[str, Any]:

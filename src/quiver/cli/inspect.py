@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect"]
 
-FILE_BYTES_MAX = 2 * 1024**3
 FINGERPRINT_DIGITS = 12
 SUFFIXES_OF_OTHERS = (".tmp", ".lock")
 OTHERS = "for topics there is `quiver topic inspect`, for logs in the AOF2 format `quiver aof inspect`"
@@ -99,18 +98,19 @@ def _files_below(directory: Path) -> Iterator[Path]:
 
 
 def _describe(path: Path, rows: int) -> Description | None:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.store.format.describe import describe  # noqa: PLC0415
+    from quiver.cli.descriptions import describe_file  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.store.format.describe import describe, kind_of  # noqa: PLC0415
 
     try:
-        data = REAL_FILES.read_all(str(path), size_max=FILE_BYTES_MAX)
+        if path.suffix == ".sfa" or path.name in NAMES_OF_SLOTS:
+            from quiver.qwp.format import describe as slot_files  # noqa: PLC0415 - needs an extra
+
+            return describe_file(
+                str(path), lambda name, _: slot_files.kind_of(name), slot_files.describe, rows_max=rows
+            )
+        return describe_file(str(path), kind_of, describe, rows_max=rows)
     except FileNotFoundError:
         return None
-    if path.suffix == ".sfa" or path.name in NAMES_OF_SLOTS:
-        from quiver.qwp.format.describe import describe as describe_of_slot  # noqa: PLC0415 - needs an extra
-
-        return describe_of_slot(str(path), memoryview(data), rows_max=rows)
-    return describe(str(path), memoryview(data), rows_max=rows)
 
 
 def _line(one: Description, root: Path) -> dict[str, object]:

@@ -125,11 +125,11 @@ def _explain(error: Exception) -> tuple[str, int]:
         raise error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)) and error.filename is not None:
         return f"{error.filename}: {error.strerror}", 2
-    if isinstance(error, IsADirectoryError) and error.filename is not None:
-        from quiver.primitives.findings import A_DIRECTORY  # noqa: PLC0415
-
-        return f"{error.filename}: {A_DIRECTORY}", 2
     if isinstance(error, OSError):
+        from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason  # noqa: PLC0415
+
+        if isinstance(error, NO_FILE_ERRORS) and error.filename is not None:
+            return f"{error.filename}: {no_file_reason(error)}", 2
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror or error}", 1
     raise error

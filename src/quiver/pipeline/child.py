@@ -45,6 +45,9 @@ SPARK_READY = "spark.json"
 
 _log = logging.getLogger("quiver.pipeline")
 
+NOTE_BYTES_MAX = 1 << 20
+"""No file of the run directory that one process leaves for another is larger."""
+
 DRAIN_S = 8.0
 ORPHAN_DEADLINE_S = 20.0
 
@@ -225,7 +228,7 @@ def has_closed(run_dir: Path, name: str, pid: int) -> bool:
     Say whether the process *pid*, which was ready under *name*, takes in nothing more.
     """
     try:
-        facts = json.loads((run_dir / name).read_bytes())
+        facts = json.loads(REAL_FILES.read_all(str(run_dir / name), size_max=NOTE_BYTES_MAX))
     except FileNotFoundError:
         return True
     except (OSError, ValueError):

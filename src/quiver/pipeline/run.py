@@ -34,7 +34,7 @@ from typing import Any
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, WrongUse
 from quiver.pipeline.beside import beside
-from quiver.pipeline.child import DRAIN_S, has_closed
+from quiver.pipeline.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
 from quiver.pipeline.extras import missing_extra
 from quiver.pipeline.graph import Pipeline, memory_directory
 from quiver.pipeline.reload import changed_queries, needs_restart, told
@@ -96,7 +96,7 @@ def read_state(run_dir: Path) -> dict[str, Any]:
     Return the state file's contents; empty when the pipeline has not written one yet.
     """
     try:
-        state: dict[str, Any] = json.loads((run_dir / STATE_NAME).read_bytes())
+        state: dict[str, Any] = json.loads(REAL_FILES.read_all(str(run_dir / STATE_NAME), size_max=NOTE_BYTES_MAX))
     except (FileNotFoundError, ValueError):
         return {}
     return state
@@ -291,7 +291,7 @@ def _ready(path: Path) -> dict[str, Any]:
     Return what a child wrote when it was ready; nothing as long as it is not.
     """
     try:
-        return dict(json.loads(path.read_bytes()))
+        return dict(json.loads(REAL_FILES.read_all(str(path), size_max=NOTE_BYTES_MAX)))
     except (OSError, ValueError):
         return {}
 

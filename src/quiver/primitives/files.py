@@ -14,9 +14,24 @@ from typing import Protocol
 
 from quiver.errors import WrongUse
 
-__all__ = ["Buffer", "File", "FileStat", "FileSystem", "Mapping", "WriteMapping", "directory_name"]
+__all__ = [
+    "Buffer",
+    "File",
+    "FileStat",
+    "FileSystem",
+    "Mapping",
+    "NotRegularFile",
+    "WriteMapping",
+    "directory_name",
+]
 
 Buffer = bytes | bytearray | memoryview
+
+
+class NotRegularFile(OSError):
+    """
+    The path names a pipe, a socket or a device where a file is expected. Nothing was read from it or written to it.
+    """
 
 
 def directory_name(path: str | os.PathLike[str]) -> str:
@@ -167,6 +182,9 @@ class WriteMapping(Protocol):
 class FileSystem(Protocol):
     """
     The operations of one file system. Errors are `OSError` with `filename` set.
+
+    Opening, mapping and locking never wait for another process: a pipe, a socket or a device is refused with
+    `NotRegularFile`.
     """
 
     def open_read(self, path: str) -> File:

@@ -10,9 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quiver.primitives.files import NotRegularFile
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
-__all__ = ["A_DIRECTORY", "Description", "Finding", "Kind", "Problem"]
+__all__ = [
+    "A_DIRECTORY",
+    "NO_FILE_ERRORS",
+    "NO_FILE_REASONS",
+    "Description",
+    "Finding",
+    "Kind",
+    "Problem",
+    "no_file_reason",
+]
 
 Kind = Literal["damaged", "torn tail", "quarantined", "left over", "other adapter", "not reached", "in objects"]
 """What a finding is. Only `damaged` is bad."""
@@ -20,6 +30,21 @@ Kind = Literal["damaged", "torn tail", "quarantined", "left over", "other adapte
 
 A_DIRECTORY = "a directory lies where a file belongs: move it away; what is in it is none of this"
 """What is said of a name that is a directory's. Nobody but a person knows what that is, so nothing is done about it."""
+
+_NOT_REGULAR = "a pipe, a socket or a device lies where a file belongs: move it away; it was not read"
+
+NO_FILE_ERRORS = (IsADirectoryError, NotRegularFile)
+"""How a file system answers when the path of a file names something else."""
+
+NO_FILE_REASONS = frozenset({A_DIRECTORY, _NOT_REGULAR})
+"""All that `no_file_reason` returns."""
+
+
+def no_file_reason(error: OSError) -> str:
+    """
+    Return what to report when opening a file fails with one of `NO_FILE_ERRORS`.
+    """
+    return A_DIRECTORY if isinstance(error, IsADirectoryError) else _NOT_REGULAR
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Platform(Protocol):
     """
 
     open_flags: int
-    """Or-ed into every open: not inherited by children, never through a symbolic link, no text mode."""
+    """Or-ed into every open: not inherited by children, never through a symbolic link, no waiting, no text mode."""
 
     iov_max: int
     """The most parts that one gathered write takes."""
@@ -116,7 +116,10 @@ class LinuxFiles:
     Linux, and whatever else speaks POSIX.
     """
 
-    open_flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    open_flags = (
+        getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    )  # fmt: skip
     maps_apart = False  # one page cache: fdatasync finds the pages that a mapping made dirty
     iov_max = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 

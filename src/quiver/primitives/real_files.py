@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
-from quiver.primitives.files import Buffer, FileStat
+from quiver.primitives.files import Buffer, FileStat, NotRegularFile
 from quiver.primitives.mapping import MappedForWriting, ReadMapping, map_descriptor, map_descriptor_for_writing
 from quiver.primitives.platform_files import PLATFORM, Platform, call_at_fork
 
@@ -298,6 +298,16 @@ call_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, af
 call_at_fork(after_in_child=_forget_inherited_locks)
 
 
+def _not_regular(path: str) -> NotRegularFile:
+    return NotRegularFile(errno.ENXIO, "not a regular file", path)
+
+
+def _require_regular(found: os.stat_result, path: str) -> None:
+    # A directory may be opened; reading it is refused by the kernel, and mapping it by `RealFile.map`.
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise _not_regular(path)
+
+
 class RealFileSystem:
     """
     The operations of the machine's file system. Stateless; one instance serves all threads.
@@ -306,8 +316,32 @@ class RealFileSystem:
     def __init__(self, platform: Platform = PLATFORM) -> None:
         self._platform = platform
 
+    def _open_descriptor(self, path: str, flags: int, mode: int) -> int:
+        """
+        Open *path* if it is a regular file or a directory, without waiting.
+
+        An ordinary open of a pipe waits for its other end, and reading a device may never end.
+        """
+        flags |= self._platform.open_flags
+        try:
+            fd = os.open(path, flags, mode)
+        except BlockingIOError:
+            # A file server holds a lease on the file. It was asked to return it, and an ordinary open waits for that.
+            _require_regular(os.lstat(path), path)
+            fd = os.open(path, flags & ~getattr(os, "O_NONBLOCK", 0), mode)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a socket, or a device without a driver
+                raise _not_regular(path) from error
+            raise
+        try:
+            _require_regular(os.fstat(fd), path)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
     def _open(self, path: str, flags: int, mode: int = 0o600) -> RealFile:
-        fd = os.open(path, flags | self._platform.open_flags, mode)
+        fd = self._open_descriptor(path, flags, mode)
         file = RealFile(path, fd, self._platform)
         if flags & os.O_CREAT:
             try:
@@ -449,10 +483,13 @@ class RealFileSystem:
         """
         file = self.open_read(path)
         try:
-            data = file.pread(size_max + 1, 0)
+            # The size is checked first, or a file that is too large would be read up to the limit. A file of the
+            # kernel has size 0, and any file may grow, so what was read is checked as well.
+            size = file.size()
+            data = file.pread(size_max + 1, 0) if size <= size_max else b""
         finally:
             file.close()
-        if len(data) > size_max:
+        if max(size, len(data)) > size_max:
             raise OSError(errno.EFBIG, f"larger than {size_max} bytes", path)
         return data
 
@@ -463,11 +500,11 @@ class RealFileSystem:
         The kernel releases it when the holder dies. The file says ``pid <number> <note>``, for people. A forked
         child does not hold its parent's locks.
         """
-        flags = os.O_RDWR | os.O_CREAT | self._platform.open_flags
+        flags = os.O_RDWR | os.O_CREAT
         for _ in range(_LOCK_ATTEMPTS_MAX):
             # A thread that forks between the open and the registration would leave the child with the lock.
             with _held_guard:
-                fd = os.open(path, flags, 0o600)
+                fd = self._open_descriptor(path, flags, 0o600)
                 lock = self._try_lock_descriptor(fd, path)
                 if lock is None:
                     return None

@@ -9,6 +9,7 @@ only when it stays.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import itertools
 import uuid
@@ -22,6 +23,7 @@ import numpy as np
 
 from quiver.errors import Damaged
 from quiver.primitives.files import FileSystem
+from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.lock import is_held
 from quiver.primitives.scan import Frame
 from quiver.qwp.format.names import FAILED_NAME, LOCK_NAME, SYMBOLS_NAME, is_segment_name, is_sender_id
@@ -126,13 +128,20 @@ def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     Say what is in the slot *sender_id*. What cannot be read is said, not raised.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: the disk refused.
     """
-    report = _look_once(fs, sf_dir, sender_id)
-    for _ in range(_LOOKS_MAX - 1):
-        if report.problem is None:
-            break
+    try:
         report = _look_once(fs, sf_dir, sender_id)
+        for _ in range(_LOOKS_MAX - 1):
+            if report.problem is None:
+                break
+            report = _look_once(fs, sf_dir, sender_id)
+    except NO_FILE_ERRORS as error:
+        return SlotReport(sender_id, problem=f"{error.filename}: {no_file_reason(error)}")
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        return SlotReport(sender_id, problem=f"{error.filename}: {error.strerror}, which no such file is")
     return report
 
 

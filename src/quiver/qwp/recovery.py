@@ -52,7 +52,9 @@ from quiver.qwp.wire.message import MESSAGE_HEADER, MESSAGE_MAGIC, Flags
 
 __all__ = ["RecoveredSlot", "Scanned", "read_watermark", "recover_slot", "scan_file", "scan_slot"]
 
-_SIDE_FILE_BYTES_MAX = 512 << 20
+_SEGMENT_BYTES_MAX = 4 << 30
+_SMALL_FILE_BYTES_MAX = 1 << 20
+_SYMBOLS_BYTES_MAX = 512 << 20
 _FLAGS_OFFSET = 5
 _MODE = 0o644
 
@@ -152,6 +154,8 @@ def scan_file(fs: FileSystem, path: str) -> Scanned:
     file = fs.open_read(path)
     try:
         size = file.size()
+        if size > _SEGMENT_BYTES_MAX:
+            raise Damaged(path, 0, f"{size} bytes: no segment is larger than {_SEGMENT_BYTES_MAX}")
         view = memoryview(file.pread(size, 0))
     finally:
         file.close()
@@ -223,7 +227,7 @@ def _manifest_head(fs: FileSystem, directory: str) -> int:
     path = f"{directory}/{MANIFEST_NAME}"
     if not fs.exists(path):
         return 0
-    answer = decode_dual_record(memoryview(fs.read_all(path, size_max=_SIDE_FILE_BYTES_MAX)), MANIFEST_MAGIC)
+    answer = decode_dual_record(memoryview(fs.read_all(path, size_max=_SMALL_FILE_BYTES_MAX)), MANIFEST_MAGIC)
     if isinstance(answer, Frame):
         return answer.value.first
     if isinstance(answer, Damage) and "unsupported" in answer.reason:
@@ -236,7 +240,7 @@ def read_watermark(fs: FileSystem, directory: str) -> int:
     Return the last number that is confirmed, as the watermark in *directory* says; -1 when it says none.
     """
     try:
-        data = memoryview(fs.read_all(f"{directory}/{WATERMARK_NAME}", size_max=_SIDE_FILE_BYTES_MAX))
+        data = memoryview(fs.read_all(f"{directory}/{WATERMARK_NAME}", size_max=_SMALL_FILE_BYTES_MAX))
     except FileNotFoundError:
         return -1
     if len(data) <= WATERMARK.size:
@@ -261,7 +265,7 @@ def _symbols_of(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> Sequ
         return ()
     dictionary = SymbolDictionary()
     with suppress(FileNotFoundError):
-        data = fs.read_all(f"{directory}/{SYMBOLS_NAME}", size_max=_SIDE_FILE_BYTES_MAX)
+        data = fs.read_all(f"{directory}/{SYMBOLS_NAME}", size_max=_SYMBOLS_BYTES_MAX)
         answer = decode_symbol_file(memoryview(data))
         if isinstance(answer, Frame):
             dictionary.accept(0, answer.value)

@@ -7,6 +7,7 @@ the log it points into, because the log only grows.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
 from quiver.primitives.files import FileSystem
-from quiver.primitives.findings import A_DIRECTORY, Finding, Kind
+from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_reason
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.cold_files import ColdFiles
 from quiver.store.format.cold_list import decode_cold_list
@@ -167,7 +168,7 @@ def _names(fs: FileSystem, directory: str) -> list[str]:
 def _check_missing(fs: FileSystem, report: StoreReport) -> None:
     try:
         missing = find_missing(fs, report.root)
-    except IsADirectoryError:
+    except NO_FILE_ERRORS:
         return  # said already; where the segments are is not known then
     for one in missing:
         reason = f"the file is gone, and nothing says why: {one.subscriber} had {one.bundles} of its bundles to come"
@@ -190,8 +191,14 @@ def _check_small(
         data = fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)
     except FileNotFoundError:
         return None
-    except IsADirectoryError:
-        report.findings.append(Finding(path, 0, "damaged", A_DIRECTORY))
+    except NO_FILE_ERRORS as error:
+        report.findings.append(Finding(path, 0, "damaged", no_file_reason(error)))
+        return None
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        reason = f"larger than {SMALL_FILE_BYTES_MAX} bytes, which no such file is: it was not read"
+        report.findings.append(Finding(path, 0, "damaged", reason))
         return None
     report.files += 1
     report.bytes_read += len(data)
@@ -219,7 +226,7 @@ class _Span(NamedTuple):
 def _cursor_now(fs: FileSystem, path: str) -> int:
     try:
         answer = decode_cursor(memoryview(fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)))
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, *NO_FILE_ERRORS):
         return 0
     return answer.value if isinstance(answer, Frame) else 0
 
@@ -257,8 +264,8 @@ def _check_log(fs: FileSystem, report: StoreReport) -> list[_Span]:
         look = StoreReport(report.root)
         try:
             spans = _look_at_log(fs, look, directory)
-        except IsADirectoryError as error:
-            report.findings.append(Finding(error.filename or directory, 0, "damaged", A_DIRECTORY))
+        except NO_FILE_ERRORS as error:
+            report.findings.append(Finding(error.filename or directory, 0, "damaged", no_file_reason(error)))
             return []
         if spans is not None:
             break
@@ -348,8 +355,8 @@ def _check_segments(fs: FileSystem, report: StoreReport, on_progress: Callable[[
             continue
         except OSError as error:  # of this one file: the others are looked at all the same
             report.files += 1
-            is_directory = isinstance(error, IsADirectoryError)
-            reason = A_DIRECTORY if is_directory else f"it cannot be read: {error.strerror}"
+            is_no_file = isinstance(error, NO_FILE_ERRORS)
+            reason = no_file_reason(error) if is_no_file else f"it cannot be read: {error.strerror}"
             report.findings.append(Finding(path, 0, "damaged", reason))
             continue
         report.files += 1

@@ -22,7 +22,7 @@ from quiver.objects.port import ObjectTier
 from quiver.primitives.checksum import crc32
 from quiver.primitives.files import Buffer, File, FileStat, FileSystem, WriteMapping
 from quiver.primitives.files import Mapping as FileMapping
-from quiver.primitives.findings import A_DIRECTORY
+from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.mapping import ReadMapping
 from quiver.primitives.scan import Damage, Frame
 from quiver.store.cold_location import location_from_list, mark_path, object_key
@@ -84,8 +84,12 @@ def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
 def _read_list(fs: FileSystem, path: str) -> bytes:
     try:
         return fs.read_all(path, size_max=COLD_LIST_BYTES_MAX)
-    except IsADirectoryError:
-        raise Damaged(path, 0, A_DIRECTORY) from None
+    except NO_FILE_ERRORS as error:
+        raise Damaged(path, 0, no_file_reason(error)) from None
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise Damaged(path, 0, f"{error.strerror}, which no list is") from None
 
 
 def require_place(tier: ObjectTier, missing: str) -> None:

@@ -14,7 +14,7 @@ from quiver.objects.port import ObjectTier
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem, directory_name
-from quiver.primitives.findings import A_DIRECTORY
+from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
@@ -56,7 +56,7 @@ def open_store(
         objects: the object tier, open; by default it is opened when `cold.objects` is needed.
 
     Raises:
-        Damaged: the list of what the object tier has cannot be read, or a directory lies where a file belongs.
+        Damaged: the list of what the object tier has cannot be read, or no file lies where one belongs.
         DirectoryInUse: another process, or this one, has it open.
         FormatUnsupported: it was written by a newer version or under another adapter.
         WrongUse: it is a snapshot: make a store of it first.
@@ -66,8 +66,8 @@ def open_store(
     files.make_dirs(root)
     try:
         lock = hold(files, f"{root}/{STORE_LOCK}", owner="quiver store")
-    except IsADirectoryError as error:
-        raise Damaged(f"{root}/{STORE_LOCK}", 0, A_DIRECTORY) from error
+    except NO_FILE_ERRORS as error:
+        raise Damaged(f"{root}/{STORE_LOCK}", 0, no_file_reason(error)) from error
     try:
         files.make_dirs(f"{root}/{WAL_DIR}")
         files.make_dirs(f"{root}/{SEGMENTS_DIR}")
@@ -88,8 +88,8 @@ def open_store(
         )
     except BaseException as error:
         lock.release()
-        if isinstance(error, IsADirectoryError):
-            raise Damaged(error.filename or root, 0, A_DIRECTORY) from error
+        if isinstance(error, NO_FILE_ERRORS):
+            raise Damaged(error.filename or root, 0, no_file_reason(error)) from error
         raise
     refuse_in_children(store, f"the store {root}")
     return store

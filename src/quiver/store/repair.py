@@ -27,7 +27,7 @@ from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, WrongUse
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.copying import damaged_copy, keep_damaged, link_or_copy
 from quiver.primitives.files import FileSystem
-from quiver.primitives.findings import A_DIRECTORY, Finding
+from quiver.primitives.findings import NO_FILE_REASONS, Finding
 from quiver.primitives.lock import hold
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
@@ -152,8 +152,8 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
     with held_closed(fs, root, owner="quiver repair"):
         before = check_store(fs, root).findings
         for finding in before:
-            if finding.reason == A_DIRECTORY:
-                raise WrongUse(f"{finding.path}: {A_DIRECTORY}; then repair again")
+            if finding.reason in NO_FILE_REASONS:
+                raise WrongUse(f"{finding.path}: {finding.reason}; then repair again")
         work = _Work(fs, root, dry_run=dry_run)
         for step in _STEPS:
             report.mends.extend(step(work))

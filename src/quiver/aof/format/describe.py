@@ -36,7 +36,7 @@ from quiver.primitives.batch_notes import parse_note_name
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Frame
 
-__all__ = ["describe_log_file"]
+__all__ = ["describe_log_file", "kind_of"]
 
 ROWS_MAX = 1000
 
@@ -48,7 +48,7 @@ def describe_log_file(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) 
     *rows_max* bounds the rows of each table; counts in `fields` always cover the whole file.
     """
     view = data.cast("B")
-    kind = _kind_of(name, view)
+    kind = kind_of(name, view)
     found = Description(name, kind, len(view))
     if kind == "unknown":
         found.problems.append(Problem(0, "neither the magic nor the name is that of a file of an append-only log"))
@@ -58,7 +58,10 @@ def describe_log_file(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) 
     return found
 
 
-def _kind_of(name: str, view: memoryview) -> str:
+def kind_of(name: str, view: memoryview) -> str:
+    """
+    Return the kind of the file *name*, or "unknown". Only the first bytes of *view* are looked at.
+    """
     head = bytes(view[:8])
     if head == CHUNK_MAGIC.to_bytes(8, "little"):
         return "aof manifest"

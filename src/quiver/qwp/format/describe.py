@@ -14,19 +14,28 @@ from quiver.qwp.format.newer import decode_dual_record
 from quiver.qwp.format.segment import SEGMENT_VERSION, scan_segment
 from quiver.qwp.format.watermark import WATERMARK, WATERMARK_MAGIC, decode_watermark
 
-__all__ = ["describe"]
+__all__ = ["describe", "kind_of"]
 
 
 def describe(name: str, data: memoryview, *, rows_max: int) -> Description:
     """
     Say what the bytes *data* of the file *name* hold; of each table at most *rows_max* rows.
     """
-    last = name.rpartition("/")[2]
-    if last == WATERMARK_NAME:
-        return _describe_watermark(Description(name, "qwp watermark", len(data)), data)
-    if last == DEAD_LETTERS_NAME:
-        return _describe_dead_letters(Description(name, "qwp dead letters", len(data)), data, rows_max)
-    return _describe_segment(Description(name, "qwp segment", len(data)), data, rows_max)
+    kind = kind_of(name)
+    found = Description(name, kind, len(data))
+    if kind == "qwp watermark":
+        return _describe_watermark(found, data)
+    if kind == "qwp dead letters":
+        return _describe_dead_letters(found, data, rows_max)
+    return _describe_segment(found, data, rows_max)
+
+
+def kind_of(name: str) -> str:
+    """
+    Return the kind of the file *name* of a slot.
+    """
+    kinds = {WATERMARK_NAME: "qwp watermark", DEAD_LETTERS_NAME: "qwp dead letters"}
+    return kinds.get(name.rpartition("/")[2], "qwp segment")
 
 
 def _describe_segment(to: Description, data: memoryview, rows_max: int) -> Description:

@@ -39,7 +39,7 @@ from quiver.store.format.segment_file import (
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry, decode_entry, find_entry
 from quiver.store.format.wal_file import WAL_MAGIC, WalHeader, decode_wal_header
 
-__all__ = ["describe"]
+__all__ = ["describe", "kind_of"]
 
 Row = dict[str, Any]
 
@@ -58,7 +58,7 @@ def describe(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Descri
     *rows_max* bounds the rows of each table; counts in `fields` always cover the whole file.
     """
     view = data.cast("B")
-    kind = _kind_of(name, view)
+    kind = kind_of(name, view)
     description = Description(name, kind, len(view))
     if kind == "unknown":
         description.problems.append(Problem(0, "neither the magic nor the name is that of a file of a store"))
@@ -70,7 +70,10 @@ def describe(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Descri
     return description
 
 
-def _kind_of(name: str, view: memoryview) -> str:
+def kind_of(name: str, view: memoryview) -> str:
+    """
+    Return the kind of the file *name*, or "unknown". Only the first and the last bytes of *view* are looked at.
+    """
     head = bytes(view[: len(WAL_MAGIC)])
     if head == WAL_MAGIC:
         return "wal"
