@@ -62,6 +62,7 @@ test-soak: $(READY) ## producers, subscribers and kills for ten minutes a varian
 
 test-etcd: $(READY) build/bin/etcd ## metadata on a real etcd, built from source (needs Go)
 	$(BIN)/python -m pytest -m etcd
+	$(BIN)/python -m pytest tests/metadata
 
 build/bin/etcd:
 	mkdir -p build/bin build/etcd

@@ -27,18 +27,20 @@ class Authority:
         _key(self.key)
         _openssl("req", "-x509", "-new", "-key", self.key, "-subj", f"/CN={name}", "-days", 2, "-out", self.cert)
 
-    def issue(self, name: str) -> tuple[Path, Path]:
+    def issue(
+        self, name: str, *, subject: str | None = None, days: int = 2, hosts: str = "IP:127.0.0.1,DNS:localhost"
+    ) -> tuple[Path, Path]:
         """
-        Return the files of a certificate for 127.0.0.1 and of its key.
+        Return the files of a certificate for *hosts* and of its key. With negative *days* it has expired.
         """
         cert, key, request, more = (
             self.directory / f"{self.name}-{name}.{end}" for end in ("pem", "key", "csr", "ext")
         )
         _key(key)
-        more.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-        _openssl("req", "-new", "-key", key, "-subj", f"/CN={name}", "-out", request)
+        more.write_text(f"subjectAltName={hosts}\n")
+        _openssl("req", "-new", "-key", key, "-subj", subject or f"/CN={name}", "-out", request)
         signed_by = ("-CA", self.cert, "-CAkey", self.key, "-CAcreateserial")
-        _openssl("x509", "-req", "-in", request, *signed_by, "-days", 2, "-extfile", more, "-out", cert)
+        _openssl("x509", "-req", "-in", request, *signed_by, "-days", days, "-extfile", more, "-out", cert)
         return cert, key
 
 

@@ -13,7 +13,10 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import settings
 
-from etcd_server import etcd_server  # noqa: F401 - a fixture
+from etcd_server import (
+    etcd_server,  # noqa: F401 - a fixture
+    secure_etcd,  # noqa: F401 - a fixture
+)
 from s3_server import (
     s3_server,  # noqa: F401 - a fixture
     versity_server,  # noqa: F401 - a fixture

@@ -1,16 +1,20 @@
 """
-A real etcd for one test session, on ports of its own.
+Real etcds for one test session, on ports of their own: an open one, and one with TLS, client certificates and users.
 """
 
 from __future__ import annotations
 
+import base64
 import shutil
+import ssl
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from certificates import Authority
 from s3_server import free_ports, stop, wait_for
 
 BUILT_ETCD = Path(__file__).parents[1] / "build" / "bin" / "etcd"
@@ -21,18 +25,20 @@ def etcd_binary() -> str | None:
     return str(BUILT_ETCD) if BUILT_ETCD.exists() else shutil.which("etcd")
 
 
-def start_etcd(binary: str, folder: Path, client: str, peer: str) -> subprocess.Popen[bytes]:
-    """An etcd over *folder*, answering at *client*."""
+def start_etcd(
+    binary: str, folder: Path, client: str, peer: str, *more: str, health: str | None = None
+) -> subprocess.Popen[bytes]:
+    """An etcd over *folder*, answering at *client*, or at *health* where only that is plain http."""
     command = [
         binary, "--data-dir", str(folder / "data"), "--listen-client-urls", client, "--advertise-client-urls", client,
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
-        "--log-level", "warn",
+        "--log-level", "warn", *more,
     ]  # fmt: skip
     log = folder / "etcd.log"
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
     try:
-        wait_for(f"{client}/health", process, log)
+        wait_for(f"{health or client}/health", process, log)
     except BaseException:
         stop(process)
         raise
@@ -57,3 +63,89 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield client
     finally:
         stop(process)
+
+
+@dataclass
+class SecureEtcd:
+    """
+    An etcd that wants a client certificate, a user and a password, and can be started again.
+
+    `options` open it as a user who may read and write below ``/test``.
+    """
+
+    url: str
+    options: dict[str, str]
+    authority: Authority
+    folder: Path
+    web: str
+    peer: str
+    health: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, binary: str) -> None:
+        """Run it."""
+        cert, key = (self.folder / f"{self.authority.name}-server.{end}" for end in ("pem", "key"))
+        self.process = start_etcd(
+            binary, self.folder, self.web, self.peer, "--cert-file", str(cert), "--key-file", str(key),
+            "--trusted-ca-file", str(self.authority.cert), "--client-cert-auth", "--bcrypt-cost", "4",
+            "--listen-metrics-urls", self.health, health=self.health,
+        )  # fmt: skip
+
+    def restart(self) -> None:
+        """End it and run it again: it has forgotten the tokens that it gave."""
+        if self.process is not None:
+            stop(self.process)
+        self.start(etcd_binary() or "etcd")
+
+    def ask(self, path: str, token: str = "", **request: object) -> dict[str, str]:
+        """What the gateway answers to *request*."""
+        import httpx
+
+        context = ssl.create_default_context(cafile=str(self.authority.cert))
+        context.load_cert_chain(self.options["cert_file"], self.options["key_file"])
+        with httpx.Client(verify=context, trust_env=False) as client:
+            headers = {"Authorization": token} if token else {}
+            return dict(client.post(f"{self.web}/v3/{path}", json=request, headers=headers).raise_for_status().json())
+
+
+def _users_of(server: SecureEtcd) -> None:
+    every = base64.b64encode(b"/test").decode(), base64.b64encode(b"/tesu").decode()
+    server.ask("auth/user/add", name="root", password="root-password")
+    server.ask("auth/role/add", name="root")
+    server.ask("auth/user/grant", user="root", role="root")
+    server.ask("auth/user/add", name=server.options["user"], password=server.options["password"])
+    server.ask("auth/role/add", name="topics")
+    permission = {"permType": "READWRITE", "key": every[0], "range_end": every[1]}
+    server.ask("auth/role/grant", name="topics", perm=permission)
+    server.ask("auth/user/grant", user=server.options["user"], role="topics")
+    server.ask("auth/enable")
+
+
+@pytest.fixture(scope="session")
+def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd]:
+    """An etcd with TLS, client certificates and users, with nothing in it."""
+    binary = etcd_binary()
+    if binary is None:
+        pytest.skip("no etcd on this machine; make test-etcd builds one")
+    pytest.importorskip("httpx")
+    folder = tmp_path_factory.mktemp("secure-etcd")
+    authority = Authority(folder, "etcd-ca")
+    authority.issue("server")
+    # With users, the gateway refuses a client certificate that has a common name.
+    cert, key = authority.issue("client", subject="/O=quiver")
+    client, peer, health = free_ports(3)
+    options = {
+        "ca_file": str(authority.cert), "cert_file": str(cert), "key_file": str(key), "user": "quiver",
+        "password": "quiver-password",
+    }  # fmt: skip
+    web, plain = f"https://127.0.0.1:{client}", "http://127.0.0.1:"
+    server = SecureEtcd(
+        f"etcds://127.0.0.1:{client}", options, authority, folder, web, f"{plain}{peer}", f"{plain}{health}"
+    )
+    server.start(binary)
+    try:
+        _users_of(server)
+        yield server
+    finally:
+        if server.process is not None:
+            stop(server.process)

@@ -8,7 +8,7 @@ import secrets
 
 import pytest
 
-from etcd_server import etcd_binary
+from etcd_server import SecureEtcd, etcd_binary
 from quiver.metadata import MetadataStore, open_metadata
 from quiver.testing.faultmetadata import FaultMetadata
 from quiver.testing.metadata_contract import MetadataContract
@@ -47,6 +47,16 @@ class TestEtcd(MetadataContract):
     @pytest.fixture
     def store(self, etcd_server: str):
         store = open_metadata(etcd_server.replace("http://", "etcd://"))
+        yield store
+        store.close()
+
+
+class TestSecureEtcd(MetadataContract):
+    """An etcd with TLS, client certificates and users, where an etcd is found."""
+
+    @pytest.fixture
+    def store(self, secure_etcd: SecureEtcd):
+        store = open_metadata({"endpoint": secure_etcd.url, **secure_etcd.options})
         yield store
         store.close()
 

@@ -106,7 +106,7 @@ class Answers:
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []
 
-    def post(self, url, json):
+    def post(self, url, json, headers):
         self.asked.append(url)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

@@ -12,6 +12,8 @@ import quiver
 from lifeline import Lifeline
 from quiver.cli.main import main
 from quiver.errors import AtCapacity, PipelineInvalid
+from quiver.metadata import MetadataLocation
+from quiver.objects import ObjectLocation
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.child import ChildContext
 from quiver.pipeline.explain import describe
@@ -193,8 +195,35 @@ def test_a_circle_is_said(tmp_path):
         ({"insecure": True}, "unknown key insecure"),
         ({"topik": "x"}, "did you mean topic"),
         ({"metadata": "sqlite:///m.db"}, "it needs objects, too"),
+        ({"objects": "ftp://x"}, "no backend for ftp"),
+        ({"objects": "cold", "metadata": {"endpoint": "etcd://h:1", "passwort": "x"}}, "did you mean 'password'"),
+        ({"objects": "cold", "metadata": "redis://h"}, "is none of etcd://"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, config, says):
     with pytest.raises(PipelineInvalid, match=says):
         loaded(tmp_path, **config)
+
+
+def test_an_etcd_with_users_and_a_bucket_with_keys(tmp_path, capsys, monkeypatch):
+    """Written as mappings at both ends; no secret is shown."""
+    bucket = {"backend": "s3", "root": "s3://bucket/x", "options": {"access_key": "AKIATEST", "secret_key": "hush-s3"}}
+    etcd = {"endpoint": "etcds://h:1", "ca_file": "ca.pem", "user": "quiver", "password": "hush-etcd"}
+    given = pipeline(tmp_path, objects=bucket, metadata=etcd)
+    nodes = given["groups"]["a"]["pipelines"]["b"]["nodes"]
+    nodes["out"]["config"] |= {"objects": bucket, "metadata": etcd}
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(given))
+    checked = load_pipeline(path.read_text(), source="p.yaml", values={})[0]
+    configs = [node.config for node in checked.nodes.values() if hasattr(node.config, "metadata")]
+    assert len(configs) == 2
+    for config in configs:
+        location = MetadataLocation.of(config.metadata)
+        assert (location.endpoints, location.access.password) == (("https://h:1",), "hush-etcd")
+        assert ObjectLocation.of(config.objects).options["secret_access_key"] == "hush-s3"
+        assert "hush" not in repr(config) + repr(config.settings())
+    monkeypatch.setattr("sys.argv", ["quiver", "run", str(path), "--check"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert "hush" not in "".join(capsys.readouterr())

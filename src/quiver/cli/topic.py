@@ -14,13 +14,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
+from quiver.cli.object_store import (
+    MetadataOptions,
+    ObjectOptions,
+    ObjectsUrl,
+    metadata_location,
+    object_location,
+)
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
-from quiver.cli.topic_objects import damage_in_objects, messages_of_objects, metadata_of, rebuild_catalogue
+from quiver.cli.topic_objects import (
+    Namespace,
+    RootPrefix,
+    TierPlace,
+    damage_in_objects,
+    messages_of_objects,
+    metadata_of,
+    rebuild_catalogue,
+)
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
-    from quiver.objects import ObjectLocation
     from quiver.primitives.files import FileSystem
     from quiver.topics.catalogue import ObjectCatalogue
     from quiver.topics.check import CheckedTopic
@@ -41,7 +54,6 @@ MetadataUrl = Annotated[
         "--metadata", help="What is in objects: etcd://host:port, sqlite:///path; by default beside the topics."
     ),
 ]
-RootPrefix = Annotated[str, typer.Option("--root-prefix", help="Before every key of the metadata.")]
 FileName = Annotated[
     str | None, typer.Option("--file-name", help="What wal.file_name says, where that is not wal.log.")
 ]
@@ -64,12 +76,18 @@ def build_topic_app() -> typer.Typer:
 
 
 def list_topics(
-    root: Root, metadata: MetadataUrl = None, root_prefix: RootPrefix = "/danube", as_json: JsonFlag = False
+    root: Root,
+    metadata: MetadataUrl = None,
+    metadata_option: MetadataOptions = None,
+    namespace: Namespace = "",
+    root_prefix: RootPrefix = "/danube",
+    as_json: JsonFlag = False,
 ) -> None:
     """
     List the topics with their offsets, files and subscriptions. Works beside a live writer.
     """
-    checked = _check_each(root, _topics(root), metadata, root_prefix).items()
+    tier = _tier(None, None, metadata, metadata_option, namespace, root_prefix)
+    checked = _check_each(root, _topics(root), tier).items()
     if as_json:
         print_json([{"topic": topic} | one.as_dict() for topic, one in checked])
         return
@@ -92,13 +110,16 @@ def inspect(
     root: Root,
     topic: Topic,
     metadata: MetadataUrl = None,
+    metadata_option: MetadataOptions = None,
+    namespace: Namespace = "",
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
     """
     Show a topic's files, subscriptions and whatever is wrong with them. Exits with 1 when something is damaged.
     """
-    (one,) = _check_each(root, [topic], metadata, root_prefix).values()
+    tier = _tier(None, None, metadata, metadata_option, namespace, root_prefix)
+    (one,) = _check_each(root, [topic], tier).values()
     if as_json:
         print_json(one.as_dict())
     else:
@@ -120,6 +141,8 @@ def verify(
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     metadata: MetadataUrl = None,
+    metadata_option: MetadataOptions = None,
+    namespace: Namespace = "",
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
@@ -130,7 +153,8 @@ def verify(
     and checked, too.
     """
     names = [topic] if topic is not None else _topics(root)
-    checked = _check_each(root, names, metadata, root_prefix, object_location(objects, option)).values()
+    tier = _tier(objects, option, metadata, metadata_option, namespace, root_prefix)
+    checked = _check_each(root, names, tier, read_objects=True).values()
     if as_json:
         print_json([one.as_dict() for one in checked])
     else:
@@ -149,6 +173,8 @@ def repair(
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     metadata: MetadataUrl = None,
+    metadata_option: MetadataOptions = None,
+    namespace: Namespace = "",
     root_prefix: RootPrefix = "/danube",
     file_name: FileName = None,
     as_json: JsonFlag = False,
@@ -163,13 +189,14 @@ def repair(
     from quiver.topics.format.names import QUARANTINE_DIR  # noqa: PLC0415 - keeps `--help` quick
 
     names = [topic] if topic is not None else _topics(root)
-    before = _check_each(root, names, metadata, root_prefix)
-    with _opened(root, object_location(objects, option), metadata, root_prefix, file_name) as store:
+    tier = _tier(objects, option, metadata, metadata_option, namespace, root_prefix)
+    before = _check_each(root, names, tier)
+    with _opened(root, tier, file_name) as store:
         for name in names:
             with store.topic(name).reader("earliest", follow=False, on_lost="skip") as reader:
                 for _ in reader:  # damage is kept aside where it is met
                     pass
-    after = _check_each(root, names, metadata, root_prefix)
+    after = _check_each(root, names, tier)
     rows = [
         {
             "topic": name,
@@ -197,6 +224,8 @@ def tail(
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     metadata: MetadataUrl = None,
+    metadata_option: MetadataOptions = None,
+    namespace: Namespace = "",
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
@@ -212,8 +241,8 @@ def tail(
     if start not in {"earliest", "latest"} and not start.isdecimal():
         raise WrongUse("--from takes earliest, latest or an offset")
     at = int(start) if start.isdecimal() else 0 if start == "earliest" else source.next_offset()
-    location = object_location(objects, option)
-    messages = _messages(root, topic, source, at, objects=location, metadata=metadata, root_prefix=root_prefix)
+    tier = _tier(objects, option, metadata, metadata_option, namespace, root_prefix)
+    messages = _messages(root, topic, source, at, tier)
     printed = 0
     pause = threading.Condition()
     while True:
@@ -230,30 +259,22 @@ def tail(
         messages = source.read(max(at, source.start_offset()), on_lost="skip")
 
 
-def _messages(
-    root: Path,
-    topic: str,
-    source: TopicFiles,
-    start: int,
-    *,
-    objects: ObjectLocation | None,
-    metadata: str | None,
-    root_prefix: str,
-) -> Iterator[Message]:
+def _messages(root: Path, topic: str, source: TopicFiles, start: int, tier: TierPlace) -> Iterator[Message]:
     from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     local = source.start_offset()
     if start < local:
-        with metadata_of(root, metadata) as store:
-            catalogue = None if store is None else ObjectCatalogue(store, root=root_prefix, topic=check_topic(topic))
+        with metadata_of(root, tier.metadata) as store:
+            name = check_topic(topic)
+            catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=name)
             first = None if catalogue is None else catalogue.start_offset
             if catalogue is not None and first is not None and first < local:
                 first = max(first, start)
-                if objects is None:
+                if tier.objects is None:
                     typer.echo(f"messages {first} to {local - 1} are in objects: say where, with --objects", err=True)
                 else:
-                    yield from messages_of_objects(objects, catalogue, first, local)
+                    yield from messages_of_objects(tier.objects, catalogue, first, local)
     yield from source.read(max(start, local), on_lost="skip")
 
 
@@ -266,6 +287,8 @@ def produce(
     objects: ObjectsUrl = None,
     option: ObjectOptions = None,
     metadata: MetadataUrl = None,
+    metadata_option: MetadataOptions = None,
+    namespace: Namespace = "",
     root_prefix: RootPrefix = "/danube",
     file_name: FileName = None,
     as_json: JsonFlag = False,
@@ -280,7 +303,8 @@ def produce(
             raise WrongUse(f"--attribute {pair!r}: write name=value")
         attributes[name] = value
     found: list[int] = []
-    with _opened(root, object_location(objects, option), metadata, root_prefix, file_name) as store:
+    tier = _tier(objects, option, metadata, metadata_option, namespace, root_prefix)
+    with _opened(root, tier, file_name) as store:
         log = store.topic(topic)
         # Bytes as they came: they need not be text.
         lines = map(os.fsencode, payloads) if payloads else (line.rstrip(b"\n") for line in sys.stdin.buffer)
@@ -304,15 +328,29 @@ def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
         print_table(f"subscriptions of {topic}", rows)
 
 
-def _opened(
-    root: Path, objects: ObjectLocation | None, metadata: str | None, root_prefix: str, file_name: str | None
-) -> TopicStore:
-    from quiver.topics.settings import TopicSettings, UploaderSettings, WalSettings  # noqa: PLC0415
+def _tier(
+    objects: str | None,
+    option: list[str] | None,
+    metadata: str | None,
+    metadata_option: list[str] | None,
+    namespace: str,
+    root_prefix: str,
+) -> TierPlace:
+    where = metadata_location(metadata, metadata_option)
+    return TierPlace(object_location(objects, option), where, namespace, root_prefix)
+
+
+def _opened(root: Path, tier: TierPlace, file_name: str | None) -> TopicStore:
+    from quiver.topics.settings import MetadataSettings, TopicSettings, UploaderSettings, WalSettings  # noqa: PLC0415
     from quiver.topics.store import TopicStore  # noqa: PLC0415
 
     wal = WalSettings() if file_name is None else WalSettings(file_name=file_name)
-    settings = TopicSettings(wal=wal, uploader=UploaderSettings(root_prefix=root_prefix))
-    return TopicStore.open(root, settings=settings, objects=objects, metadata=metadata, background=False)
+    settings = TopicSettings(
+        wal=wal,
+        uploader=UploaderSettings(root_prefix=tier.root_prefix),
+        metadata=MetadataSettings(namespace=tier.namespace),
+    )
+    return TopicStore.open(root, settings=settings, objects=tier.objects, metadata=tier.metadata, background=False)
 
 
 def _topics(root: Path) -> list[str]:
@@ -324,11 +362,11 @@ def _topics(root: Path) -> list[str]:
 
 
 def _check(root: Path, topic: str) -> CheckedTopic:
-    return _check_each(root, [topic], None, "/danube")[topic]
+    return _check_each(root, [topic], TierPlace())[topic]
 
 
 def _check_each(
-    root: Path, topics: list[str], metadata: str | None, root_prefix: str, objects: ObjectLocation | None = None
+    root: Path, topics: list[str], tier: TierPlace, *, read_objects: bool = False
 ) -> dict[str, CheckedTopic]:
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
@@ -336,15 +374,15 @@ def _check_each(
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     found = {}
-    with metadata_of(root, metadata) as store, Progress("reading") as progress:
+    with metadata_of(root, tier.metadata) as store, Progress("reading") as progress:
         for topic in map(check_topic, topics):
             directory = root / topic
             if not directory.is_dir():
                 raise WrongUse(f"{directory} holds no topic")
-            catalogue = None if store is None else ObjectCatalogue(store, root=root_prefix, topic=topic)
+            catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=topic)
             one = _check_while_files_go(progress.files(REAL_FILES), str(directory), catalogue)
-            if objects is not None and catalogue is not None:
-                one = replace(one, findings=(*one.findings, *damage_in_objects(objects, catalogue)))
+            if read_objects and tier.objects is not None and catalogue is not None:
+                one = replace(one, findings=(*one.findings, *damage_in_objects(tier.objects, catalogue)))
             found[topic] = one
     return found
 

@@ -9,16 +9,18 @@ import contextlib
 import math
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.object_store import ObjectOptions, object_location
+from quiver.cli.object_store import MetadataOptions, ObjectOptions, metadata_location, object_location
 from quiver.cli.output import JsonFlag, print_json, print_table
 from quiver.errors import DirectoryInUse
 
 if TYPE_CHECKING:
+    from quiver.metadata import MetadataLocation
     from quiver.metadata.port import MetadataStore
     from quiver.objects import ObjectLocation
     from quiver.objects.port import ObjectTier
@@ -27,21 +29,59 @@ if TYPE_CHECKING:
     from quiver.topics.catalogue_rebuild import Rebuilt
     from quiver.topics.format.message import Message
 
-__all__ = ["damage_in_objects", "messages_of_objects", "metadata_of", "rebuild_catalogue"]
+__all__ = [
+    "Namespace",
+    "RootPrefix",
+    "TierPlace",
+    "damage_in_objects",
+    "messages_of_objects",
+    "metadata_of",
+    "rebuild_catalogue",
+]
 
 _TTL_S = 60.0
 
 Objects = Annotated[str, typer.Argument(help="Where the objects are: a directory, or s3://bucket/prefix and the like.")]
 MetadataUrl = Annotated[str, typer.Option("--metadata", help="etcd://host:port, or sqlite:///path/metadata.db")]
 TopicName = Annotated[str, typer.Option("--topic", help="namespace/topic; by default every topic that has objects.")]
-RootPrefix = Annotated[str, typer.Option("--root-prefix", help="Before every key of the metadata.")]
+Namespace = Annotated[
+    str, typer.Option("--namespace", help="What metadata.namespace says: before every key of the metadata.")
+]
+RootPrefix = Annotated[
+    str, typer.Option("--root-prefix", help="What uploader.root_prefix says: before the keys of objects.")
+]
 Wait = Annotated[float, typer.Option("--wait", help="Seconds to watch an owner that may be dead; its lease is 300.")]
 
 
-@contextlib.contextmanager
-def metadata_of(root: Path, url: str | None) -> Iterator[MetadataStore | None]:
+@dataclass(frozen=True, slots=True)
+class TierPlace:
     """
-    Open what says what is in objects: *url*, or the file beside the topics; None where there is neither.
+    What the options of a command say of the tier behind a directory of topics.
+
+    Attributes:
+        objects: where objects are.
+        metadata: what is in them.
+        namespace: before every key of the metadata.
+        root_prefix: after it, before the keys of objects.
+    """
+
+    objects: ObjectLocation | None = None
+    metadata: MetadataLocation | None = None
+    namespace: str = ""
+    root_prefix: str = "/danube"
+
+    @property
+    def root(self) -> str:
+        """
+        What the keys of objects begin with.
+        """
+        return (self.namespace + self.root_prefix).rstrip("/")
+
+
+@contextlib.contextmanager
+def metadata_of(root: Path, where: MetadataLocation | None) -> Iterator[MetadataStore | None]:
+    """
+    Open what says what is in objects: *where*, or the file beside the topics; None where there is neither.
 
     Raises:
         SettingsInvalid, MetadataUnavailable, Damaged: it cannot be opened.
@@ -50,8 +90,8 @@ def metadata_of(root: Path, url: str | None) -> Iterator[MetadataStore | None]:
     from quiver.topics.format.names import METADATA_FILE  # noqa: PLC0415
 
     beside = root / METADATA_FILE
-    url = url or (f"sqlite://{beside.resolve()}" if beside.is_file() else None)
-    store = None if url is None else open_metadata(url)
+    location = where or (f"sqlite://{beside.resolve()}" if beside.is_file() else None)
+    store = None if location is None else open_metadata(location)
     try:
         yield store
     finally:
@@ -123,7 +163,9 @@ def damage_in_objects(objects: ObjectLocation, catalogue: ObjectCatalogue) -> It
 def rebuild_catalogue(
     objects: Objects,
     metadata: MetadataUrl,
+    metadata_option: MetadataOptions = None,
     topic: TopicName = "",
+    namespace: Namespace = "",
     root_prefix: RootPrefix = "/danube",
     option: ObjectOptions = None,
     wait: Wait = 0.0,
@@ -142,9 +184,11 @@ def rebuild_catalogue(
 
     location = object_location(objects, option) or objects
     tier = open_objects(location, writable=False)
-    store = open_metadata(metadata)
-    names = [check_topic(topic)] if topic else topics_with_objects(tier)
-    found = {name: _rebuild(tier, store, name, root_prefix.rstrip("/"), wait) for name in names}
+    root = TierPlace(namespace=namespace, root_prefix=root_prefix).root
+    known = open_metadata(metadata_location(metadata, metadata_option) or metadata)
+    with contextlib.closing(tier), contextlib.closing(known):
+        names = [check_topic(topic)] if topic else topics_with_objects(tier)
+        found = {name: _rebuild(tier, known, name, root, wait) for name in names}
     if as_json:
         print_json([{"topic": name} | _report(rebuilt) for name, rebuilt in found.items()])
     else:

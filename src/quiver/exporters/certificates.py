@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from quiver.errors import SettingsInvalid
 from quiver.exporters.settings import ExporterSettings
+from quiver.primitives.certificates import pem_bytes, show_certificate, trust_only
 
 __all__ = ["PemFiles", "client_context", "pem_files"]
 
@@ -41,7 +40,7 @@ def pem_files(settings: ExporterSettings) -> PemFiles:
         _bytes("key_file", settings.key_file),
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _load(context, settings, found)
+    _load(context, settings)
     return found
 
 
@@ -55,30 +54,16 @@ def client_context(settings: ExporterSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if settings.ca_file is None:
         context.load_default_certs()
-    _load(context, settings, pem_files(settings))
+    _load(context, settings)
     return context
 
 
 def _bytes(what: str, path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise SettingsInvalid(f"tls.{what}: cannot read {path}: {error.strerror}") from error
+    return None if path is None else pem_bytes(f"tls.{what}", path)
 
 
-def _load(context: ssl.SSLContext, settings: ExporterSettings, found: PemFiles) -> None:
-    if found.ca is not None:
-        try:
-            context.load_verify_locations(cadata=found.ca.decode("ascii", "ignore"))
-        except (ssl.SSLError, ValueError) as error:
-            raise SettingsInvalid(f"tls.ca_file: {settings.ca_file} holds no certificates in PEM") from error
-    if settings.cert_file is not None:
-        try:
-            # Without a password at hand OpenSSL would ask for one on the terminal.
-            context.load_cert_chain(settings.cert_file, settings.key_file, password=lambda: "")
-        except (ssl.SSLError, OSError) as error:
-            reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-            where = f"tls.cert_file, tls.key_file: {settings.cert_file} and {settings.key_file}"
-            raise SettingsInvalid(f"{where} are no certificate and its unencrypted key: {reason}") from error
+def _load(context: ssl.SSLContext, settings: ExporterSettings) -> None:
+    if settings.ca_file is not None:
+        trust_only(context, settings.ca_file, what="tls.ca_file")
+    if settings.cert_file is not None and settings.key_file is not None:
+        show_certificate(context, settings.cert_file, settings.key_file, where="tls.")

@@ -8,15 +8,17 @@ file              purpose
 `sqlite.py`       in one file, safe across processes of one machine; the default
 `etcd.py`         in an etcd, for several machines, through its JSON gateway
 `memory.py`       in a dictionary
+`location.py`     where it is, from a URL or a mapping, with secrets that nobody prints
 `ownership.py`    one owner at a time, with an epoch, on any of them
-`opening.py`      `open_metadata`: URL → store
+`opening.py`      `open_metadata`: location → store
 ================  ==================================================================================
 
 `quiver.testing` has `MetadataContract`, which each of them keeps, and `FaultMetadata`, which takes one away.
 """
 
+from quiver.metadata.location import MetadataLocation
 from quiver.metadata.opening import open_metadata
 from quiver.metadata.ownership import Ownership, Watch, acquire
 from quiver.metadata.port import Entry, MetadataStore
 
-__all__ = ["Entry", "MetadataStore", "Ownership", "Watch", "acquire", "open_metadata"]
+__all__ = ["Entry", "MetadataLocation", "MetadataStore", "Ownership", "Watch", "acquire", "open_metadata"]

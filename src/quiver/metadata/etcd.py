@@ -1,21 +1,48 @@
 """
 Facts in an etcd, through the JSON gateway that every etcd since 3.4 has: no gRPC, an ordinary HTTP client.
 
-The gateway writes 64-bit numbers as texts, keys and values in base64, and leaves out what is zero.
+Where an etcd checks users, a request carries a token, which the etcd gives for user and password. The gateway writes
+64-bit numbers as texts, keys and values in base64, and leaves out what is zero.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ssl
+import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
-from quiver.errors import AccessRefused, MetadataUnavailable, StoreClosed
+from quiver.errors import AccessRefused, MetadataUnavailable, SettingsInvalid, StoreClosed
+from quiver.metadata.location import EtcdAccess
 from quiver.metadata.port import Entry, check_commit, check_limit, end_of_prefix
+from quiver.primitives.certificates import show_certificate, trust_only
+from quiver.primitives.masking import masked
 
 __all__ = ["EtcdMetadata"]
 
 _ANSWER_CHARS_MAX = 200
+
+_NO_USER = "user name is empty"
+_OLD_USERS = "revision of auth store is old"
+
+_ADVICE = {
+    _NO_USER: ": give it the options user and password",
+    "invalid user ID or password": "",
+    "permission denied": ": this user needs to read and write the keys of topics",
+    "CommonName of client": ": where an etcd checks users, its JSON gateway takes only client certificates without a"
+    " common name (CN) in their subject",
+}
+"""What an etcd says when it refuses a request for who sent it → what to do about it."""
+
+_TLS_ADVICE = {
+    "CERTIFICATE_VERIFY_FAILED": "; ca_file names the authorities that may have signed the server's certificate",
+    "CERTIFICATE_REQUIRED": "; the server asks for a client certificate: give it the options cert_file and key_file",
+    "WRONG_VERSION_NUMBER": "; the server does not speak TLS: write etcd://",
+    "Server disconnected": "; a server that speaks TLS needs etcds://",
+}
 
 T = TypeVar("T")
 
@@ -43,19 +70,38 @@ class EtcdMetadata:
     A `MetadataStore` in the etcd at *endpoints* (``http://host:port``); the next one is asked when one fails.
 
     Nothing is asked of it yet.
+
+    Args:
+        endpoints: the members of one cluster.
+        access: certificates, user and password.
+
+    Raises:
+        SettingsInvalid: a certificate file cannot be used.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, timeout_s: float = 5.0) -> None:
+    def __init__(self, endpoints: Sequence[str], access: EtcdAccess = EtcdAccess()) -> None:  # noqa: B008 - frozen
         import httpx  # noqa: PLC0415 - heavy, and only here
 
         self._endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
+        self._access = access
         self._failures: Any = (httpx.HTTPError, httpx.InvalidURL)
-        # Proxies and certificates from the environment would be settings that nobody made.
-        self._client: Any = httpx.Client(timeout=timeout_s, trust_env=False)
+        self._httpx: Any = httpx
+        self._guard = threading.Lock()
+        self._files = _stamp(access)
+        self._client: Any = self._connect()
+        self._retired: list[Any] = []
         self._first = 0
+        self._token: str | None = None
 
     def __repr__(self) -> str:
         return f"EtcdMetadata({', '.join(self._endpoints)})"
+
+    def _connect(self) -> Any:
+        context: ssl.SSLContext | bool = True
+        if any(endpoint.startswith("https://") for endpoint in self._endpoints):
+            context = _context(self._access)
+        # Proxies and certificates from the environment would be settings that nobody made.
+        return self._httpx.Client(timeout=self._access.timeout_s, trust_env=False, verify=context)
 
     def _call(self, path: str, request: Mapping[str, object], read: Callable[[Any], T]) -> T:
         if self._client is None:
@@ -63,15 +109,16 @@ class EtcdMetadata:
         problem = "no endpoint"
         for turn in range(len(self._endpoints)):
             number = (self._first + turn) % len(self._endpoints)
+            endpoint = self._endpoints[number]
             try:
-                answer = self._client.post(f"{self._endpoints[number]}/v3/{path}", json=request)
+                answer = self._ask(endpoint, path, request)
             except self._failures as error:
-                problem = f"{self._endpoints[number]}: {type(error).__name__}: {error}"
+                problem = f"{endpoint}: {self._failure(error)}"
+                self._renew_certificates()
                 continue
-            if answer.status_code in {401, 403}:
-                raise AccessRefused(f"metadata {self._endpoints[number]}: {answer.text[:_ANSWER_CHARS_MAX]}")
             if answer.status_code != 200:
-                problem = f"{self._endpoints[number]}: {answer.status_code}: {answer.text[:_ANSWER_CHARS_MAX]}"
+                self._require_access(endpoint, answer)
+                problem = f"{endpoint}: {answer.status_code}: {self._shown(answer.text)}"
                 continue
             self._first = number
             try:
@@ -79,8 +126,86 @@ class EtcdMetadata:
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 # Something that is no etcd answers there, as a proxy does.
                 reason = f"no answer of an etcd: {type(error).__name__}: {error}"
-                raise MetadataUnavailable(f"metadata {self._endpoints[number]}: {reason}") from error
+                raise MetadataUnavailable(f"metadata {endpoint}: {reason}") from error
         raise MetadataUnavailable(f"metadata {problem}")
+
+    def _ask(self, endpoint: str, path: str, request: Mapping[str, object]) -> Any:
+        """
+        Return the answer of one member. A request without a valid token was not carried out, so it can be repeated.
+        """
+        token = self._token
+        if self._access.user is not None and token is None:
+            token = self._authenticate(endpoint)
+        answer = self._post(endpoint, path, request, token)
+        if self._access.user is not None and _needs_token(answer):
+            # It has expired, its server was started again, or users were changed meanwhile.
+            answer = self._post(endpoint, path, request, self._authenticate(endpoint))
+        return answer
+
+    def _post(self, endpoint: str, path: str, request: Mapping[str, object], token: str | None) -> Any:
+        client = self._client
+        if client is None:
+            raise StoreClosed(f"metadata {self!r} is closed")
+        headers = {"Authorization": token} if token else {}
+        return client.post(f"{endpoint}/v3/{path}", json=request, headers=headers)
+
+    def _authenticate(self, endpoint: str) -> str:
+        """
+        Return a token for the user, empty where the etcd asks for none.
+
+        Raises:
+            AccessRefused: it does not take the password.
+            MetadataUnavailable: its answer is none of an etcd.
+        """
+        request = {"name": self._access.user, "password": self._access.password}
+        answer = self._post(endpoint, "auth/authenticate", request, None)
+        if answer.status_code == 200:
+            try:
+                token = str(answer.json()["token"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise MetadataUnavailable(f"metadata {endpoint}: no answer of an etcd: it has no token") from error
+        elif "authentication is not enabled" in answer.text:
+            token = ""
+        else:
+            self._require_access(endpoint, answer)
+            raise MetadataUnavailable(f"metadata {endpoint}: {answer.status_code}: {self._shown(answer.text)}")
+        self._token = token
+        return token
+
+    def _require_access(self, endpoint: str, answer: Any) -> None:
+        """
+        Return when *answer* does not say that the request is refused because of who sent it.
+
+        Raises:
+            AccessRefused: it does.
+        """
+        advice = next((advice for words, advice in _ADVICE.items() if words in answer.text), None)
+        if advice is None and answer.status_code not in {401, 403}:
+            return
+        raise AccessRefused(f"metadata {endpoint}: {self._shown(answer.text)}{advice or ''}")
+
+    def _failure(self, error: Exception) -> str:
+        text = self._shown(f"{type(error).__name__}: {error}")
+        return text + next((advice for words, advice in _TLS_ADVICE.items() if words in text), "")
+
+    def _shown(self, text: str) -> str:
+        # A proxy may send back what it was sent.
+        secrets = [secret for secret in (self._access.password, self._token) if secret]
+        return masked(" ".join(text.split()), secrets)[:_ANSWER_CHARS_MAX]
+
+    def _renew_certificates(self) -> None:
+        """
+        Take certificates that were renewed in their files, after a failure that an expired one may have caused.
+        """
+        with self._guard:
+            stamp = _stamp(self._access)
+            if stamp == self._files or self._client is None:
+                return
+            with contextlib.suppress(SettingsInvalid):  # half of them is replaced: the next failure looks again
+                fresh = self._connect()
+                # Other threads may be waiting for answers through it.
+                self._retired.append(self._client)
+                self._client, self._files = fresh, stamp
 
     def get(self, key: str) -> Entry | None:
         """
@@ -126,6 +251,40 @@ class EtcdMetadata:
         """
         Close the connections. Idempotent.
         """
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        with self._guard:
+            clients, self._client = [*self._retired, self._client], None
+            self._retired.clear()
+        for client in clients:
+            if client is not None:
+                client.close()
+
+
+def _needs_token(answer: Any) -> bool:
+    return answer.status_code == 401 or (
+        answer.status_code == 400 and any(words in answer.text for words in (_NO_USER, _OLD_USERS))
+    )
+
+
+def _context(access: EtcdAccess) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if access.ca_file is None:
+        context.load_default_certs()
+    else:
+        trust_only(context, access.ca_file, what="metadata: ca_file")
+    if access.cert_file is not None and access.key_file is not None:
+        show_certificate(context, access.cert_file, access.key_file, where="metadata: ")
+    return context
+
+
+def _stamp(access: EtcdAccess) -> list[tuple[int, int] | None]:
+    """
+    Return what changes when a certificate file is replaced.
+    """
+    found: list[tuple[int, int] | None] = []
+    for path in (access.ca_file, access.cert_file, access.key_file):
+        try:
+            status = None if path is None else Path(path).stat()
+        except OSError:
+            status = None
+        found.append(None if status is None else (status.st_mtime_ns, status.st_size))
+    return found

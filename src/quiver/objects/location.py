@@ -18,19 +18,17 @@ library takes from its own environment variables: ``AWS_…``, ``GOOGLE_…``, `
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from quiver.errors import SettingsInvalid
+from quiver.primitives.masking import MASK, Secret, hint, masked, substitute
 
 __all__ = ["MASK", "Backend", "ObjectLocation", "Secret", "masked"]
-
-MASK = "***"
 
 Backend = Literal["fs", "memory", "s3", "gcs", "azblob"]
 
@@ -88,33 +86,6 @@ _DURATIONS = frozenset({"timeout_s", "connect_timeout_s"})
 _URLS = frozenset({"endpoint", "base_url"})
 _BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 _URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")
-_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECRET_CHARS_MIN = 4
-"""What is shorter is no secret, and taking it out of messages would make them unreadable."""
-
-
-class Secret(str):
-    """
-    A text that came from an environment: an option that is one appears in no error.
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"'{MASK}'"
-
-
-def masked(text: str, secrets: Iterable[str]) -> str:
-    """
-    Return *text* without *secrets*, without the queries of URLs, where tokens may stand, and without lists of bytes.
-    """
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SECRET_CHARS_MIN:
-            text = text.replace(secret, MASK)
-    # A key that cannot be parsed is shown by its parser, byte by byte.
-    text = re.sub(r"\[\d+(?:, ?\d+){3,}(?:, ?)?\]?", f"[{MASK}]", text)
-    text = re.sub(r"(https?://)[^/\s@]+@", rf"\1{MASK}@", text)
-    return re.sub(r"(https?://[^\s?]+)\?\S+", rf"\1?{MASK}", text)
 
 
 @dataclass(frozen=True)
@@ -205,8 +176,8 @@ class ObjectLocation:
         for key, given in options.items():
             name = known.get(key.lower())
             if name is None:
-                raise SettingsInvalid(f"objects: {backend} has no option {key!r}{_hint(key, known)}")
-            value, substituted = _substitute(key, given, environment)
+                raise SettingsInvalid(f"objects: {backend} has no option {key!r}{hint(key, known)}")
+            value, substituted = substitute(f"objects: option {key!r}", given, environment)
             if substituted or name in _SECRETS:
                 secrets.add(str(value))
             values[name] = _typed(key, name, value)
@@ -228,20 +199,6 @@ def _mapping_of(text: str) -> dict[str, object]:
         # The text may hold a password, so the error does not repeat it.
         raise SettingsInvalid("objects: neither a URL nor JSON") from None
     return dict(found)
-
-
-def _hint(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, list(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _substitute(key: str, given: object, environment: Mapping[str, str]) -> tuple[object, bool]:
-    if not isinstance(given, str) or isinstance(given, Secret):
-        return given, isinstance(given, Secret)
-    missing = [name for name in _PLACEHOLDER.findall(given) if name not in environment]
-    if missing:
-        raise SettingsInvalid(f"objects: option {key!r} names ${{{missing[0]}}}, which is not set")
-    return _PLACEHOLDER.sub(lambda match: environment[match[1]], given), _PLACEHOLDER.search(given) is not None
 
 
 def _typed(key: str, name: str, value: object) -> object:

@@ -23,9 +23,10 @@ from quiver.errors import (
     SettingsInvalid,
     WrongUse,
 )
-from quiver.objects.location import ObjectLocation, masked
+from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
 from quiver.primitives.files import Buffer
+from quiver.primitives.masking import masked
 
 __all__ = ["RemoteObjects", "connect"]
 

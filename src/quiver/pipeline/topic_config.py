@@ -4,13 +4,16 @@ The configs of topics in a pipeline: one as the end of a route, one as the begin
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from quiver.errors import SettingsInvalid, WrongUse
+from quiver.metadata.location import MetadataLocation
+from quiver.objects.location import ObjectLocation
 from quiver.pipeline.exporter_config import QueryExporterConfig
 from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.receiver_place import Receiver
@@ -26,6 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["TopicExporterConfig", "TopicReceiverConfig", "TopicReceiverSettings"]
 
 
+def _as_json(given: object) -> object:
+    return json.dumps(given) if isinstance(given, dict) else given
+
+
+Location = Annotated[str, BeforeValidator(_as_json)]
+"""A URL, or a mapping with options, which goes on as JSON."""
+
+
 class TopicExporterConfig(QueryExporterConfig):
     """
     `urn:quiver:topic:exporter`: messages of a topic, each batch once. Keys: those of `TopicSinkSettings`, too.
@@ -34,15 +45,17 @@ class TopicExporterConfig(QueryExporterConfig):
         topics: directory of the topics; made when missing, may be open in another process.
         topic: ``namespace/topic``.
         format: `otlp`, a message for each export request; `json`, one for each row of any table.
-        objects: where the directory's cold objects are.
-        metadata: what is in them.
+        objects: where the directory's cold objects are: a URL, a directory, or a mapping of `backend`, `root` and
+            `options`.
+        metadata: what is in them: a URL, or a mapping of `endpoint`, `ca_file`, `cert_file`, `key_file`, `user` and
+            `password`.
     """
 
     topics: Annotated[str, Field(min_length=1)]
     topic: str
     format: Literal["otlp", "json"] = "otlp"
-    objects: str | None = Field(default=None, repr=False)
-    metadata: str | None = None
+    objects: Location | None = Field(default=None, repr=False)
+    metadata: Location | None = Field(default=None, repr=False)
 
     def model_post_init(self, context: Any, /) -> None:
         """
@@ -117,8 +130,10 @@ class TopicReceiverConfig(PolledReceiverConfig):
         subscription: its name; only one reader at a time has it.
         start: where a new subscription begins.
         signal: what the payloads are whose message does not say it; such a message is passed over without this.
-        objects: where the directory's cold objects are.
-        metadata: what is in them.
+        objects: where the directory's cold objects are: a URL, a directory, or a mapping of `backend`, `root` and
+            `options`.
+        metadata: what is in them: a URL, or a mapping of `endpoint`, `ca_file`, `cert_file`, `key_file`, `user` and
+            `password`.
     """
 
     topics: Annotated[str, Field(min_length=1)]
@@ -126,8 +141,8 @@ class TopicReceiverConfig(PolledReceiverConfig):
     subscription: str = "pipeline"
     start: Literal["earliest", "latest"] = "earliest"
     signal: Literal["logs", "traces", "metrics"] | None = None
-    objects: str | None = Field(default=None, repr=False)
-    metadata: str | None = None
+    objects: Location | None = Field(default=None, repr=False)
+    metadata: Location | None = Field(default=None, repr=False)
 
     def model_post_init(self, context: Any, /) -> None:
         """
@@ -136,6 +151,13 @@ class TopicReceiverConfig(PolledReceiverConfig):
         super().model_post_init(context)
         if self.metadata is not None and self.objects is None:
             raise ValueError("metadata says what is in the object store: it needs objects, too")
+        try:
+            if self.objects is not None:
+                ObjectLocation.of(self.objects)
+            if self.metadata is not None:
+                MetadataLocation.of(self.metadata)
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
         for key, check in (("topic", check_topic), ("subscription", check_subscription)):
             try:
                 check(getattr(self, key))

@@ -20,6 +20,8 @@ file                    purpose
 `prealloc.py`           reserve blocks, or refuse
 `mapping.py`            mapped files with an owned lifetime
 `disk_full.py`          a full disk, which passes, or a broken one                      (pure)
+`masking.py`            secrets in settings: looked up in an environment, kept out of messages
+`certificates.py`       certificate files of a client, checked when they are read
 `arena.py`              memory for bytes that live and die together
 `budget.py`             bytes that many holders share: one cap, who waits
 `backoff.py`            delays between retries, capped, jittered, without sleeping

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quiver.errors import SettingsInvalid, WrongUse
+from quiver.metadata.location import MetadataLocation
+from quiver.objects.location import ObjectLocation
 from quiver.topics.format.names import check_topic
 
 __all__ = ["CONTENT_ATTRIBUTE", "SIGNAL_ATTRIBUTE", "TABLE_ATTRIBUTE", "TopicSinkSettings"]
@@ -30,8 +32,10 @@ class TopicSinkSettings:
         topics: directory of the topics; made when missing, may be open in another process.
         topic: ``namespace/topic``.
         format: otlp or json.
-        objects: where cold objects are, where the directory has a cold tier and nobody has it open.
-        metadata: what is in them; by default a file beside the topics.
+        objects: where cold objects are, where the directory has a cold tier and nobody has it open: a URL, a
+            directory, or JSON with `backend`, `root` and `options`.
+        metadata: what is in them: a URL, or JSON with `endpoint` and the options of `quiver.metadata.location`; by
+            default a file beside the topics.
 
     Raises:
         SettingsInvalid: no directory, no name of a topic, no such format, or metadata without objects.
@@ -41,7 +45,7 @@ class TopicSinkSettings:
     topic: str
     format: Literal["otlp", "json"] = "otlp"
     objects: str | None = field(default=None, repr=False)  # may hold credentials
-    metadata: str | None = None
+    metadata: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.topics:
@@ -50,6 +54,10 @@ class TopicSinkSettings:
             raise SettingsInvalid(f"format: {self.format!r} is not otlp or json")
         if self.metadata is not None and self.objects is None:
             raise SettingsInvalid("metadata says what is in the object store: it needs objects, too")
+        if self.objects is not None:
+            ObjectLocation.of(self.objects)
+        if self.metadata is not None:
+            MetadataLocation.of(self.metadata)
         try:
             check_topic(self.topic)
         except WrongUse as error:

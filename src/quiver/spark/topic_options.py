@@ -8,7 +8,8 @@ option                      default    meaning
 ``topic``                   required   ``namespace/topic``, several with commas, or a pattern as ``default/*``
 ``objects``                            where cold objects are: a URL, a directory, or JSON with ``backend``,
                                        ``root`` and ``options``
-``metadata``                beside     ``etcd://host:port`` or ``sqlite:///path``: what is in the objects
+``metadata``                beside     ``etcd://host:port`` or ``sqlite:///path``: what is in the objects; or JSON with
+                                       ``endpoint``, ``ca_file``, ``cert_file``, ``key_file``, ``user``, ``password``
 ``rootPrefix``              /danube    before every key of the metadata, its namespace included
 ``fileName``                wal.log    of a topic's first log file
 ``columns``                 all        comma-separated: offset, timestamp, key, payload, attributes, topic
@@ -36,6 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.errors import WrongUse
+from quiver.metadata.location import MetadataLocation
 from quiver.spark.offsets import parse_timestamp
 from quiver.spark.option_values import bytes_option, count_option, switch_option
 from quiver.spark.topic_offsets import Bound, parse_bound
@@ -89,8 +91,15 @@ class TopicPlace:
     file_name: str = ACTIVE_FILE
 
     def __repr__(self) -> str:
-        # `objects` may hold credentials.
-        return f"TopicPlace({self.root or self.metadata})"
+        # `objects` and `metadata` may contain credentials.
+        return f"TopicPlace({self.root or self.metadata_shown})"
+
+    @property
+    def metadata_shown(self) -> str:
+        """
+        Where the metadata are, without credentials.
+        """
+        return "" if self.metadata is None else str(MetadataLocation.of(self.metadata))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +208,8 @@ def parse_place(given: Mapping[str, str]) -> TopicPlace:
         )
     if metadata is not None and objects is None:
         raise WrongUse("metadata says what is in the object store: it needs objects, too")
+    if metadata is not None:
+        MetadataLocation.of(metadata)
     prefix = given.get("rootprefix", "/danube").rstrip("/")
     return TopicPlace(
         root=(root.rstrip("/") or "/") if root else None,

@@ -394,7 +394,7 @@ class TopicView:
         """
         Yield what the objects have of messages that no file has, and what nobody has.
         """
-        place = where or self.directory or str(self._place.metadata)
+        place = where or self.directory or self._place.metadata_shown
         if self._cold is None:
             self._cold = open_cold(self._place, self.topic)
         if self._cold is None:

@@ -7,7 +7,8 @@ option              default    meaning
 ``path``            required   directory of the topics; made when missing, may be open in another process
 ``topic``                      ``namespace/topic``; without it the column `topic` says it for each row
 ``objects``                    where cold objects are, and
-``metadata``                   what is in them: where the directory has a cold tier and nobody has it open
+``metadata``                   what is in them: where the directory has a cold tier and nobody has it open; both as
+                               for a read
 ``rootPrefix``      /danube    before every key of the metadata
 ``fileName``        wal.log    of a topic's first log file
 ``maxMessageSize``  10MiB      a larger payload is refused

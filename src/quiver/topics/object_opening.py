@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from quiver.clock import Clock
 from quiver.errors import SettingsInvalid, WrongUse
+from quiver.metadata.location import MetadataLocation
 from quiver.metadata.opening import open_metadata
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
@@ -104,7 +105,7 @@ def refuse_without_tier(files: FileSystem, root: str) -> None:
         )
 
 
-def refuse_tier_in_vain(root: str | None, settings: TopicSettings, *, objects: object, metadata: str | None) -> None:
+def refuse_tier_in_vain(root: str | None, settings: TopicSettings, *, objects: object, metadata: object) -> None:
     """
     Raise when a tier is asked for that there would not be: nothing but files is ever uploaded.
 
@@ -122,7 +123,7 @@ def open_cold_tier(
     settings: TopicSettings,
     *,
     objects: str | Mapping[str, object] | ObjectLocation | None = None,
-    metadata: str | None = None,
+    metadata: str | Mapping[str, object] | MetadataLocation | None = None,
     environment: Mapping[str, str] | None = None,
     files: FileSystem,
     clock: Clock,
@@ -138,7 +139,7 @@ def open_cold_tier(
         settings: `cloud` and `metadata` say where, unless the two next arguments do.
         objects: where the objects are.
         metadata: where the descriptors are; by default in a file beside the topics.
-        environment: what ``${NAME}`` in the options of *objects* stands for.
+        environment: what ``${NAME}`` in the options of *objects* and *metadata* stands for.
         files: the file system of the logs, and of objects in a directory.
         clock: time.
         observer: where counts and events go.
@@ -162,10 +163,11 @@ def open_cold_tier(
         keep = replace(settings.deleter, retention_time_minutes=None, retention_size_mb=None)
         settings, beside = replace(settings, deleter=keep), "memory://"
     tier = open_objects(objects, environment=environment, fs=files, clock=clock, observer=observer)
-    url = metadata or settings.metadata.endpoint or beside
+    where = metadata or settings.metadata.location or beside
     try:
+        known = open_metadata(where, environment=environment)
         return ObjectColdTier(
-            tier, open_metadata(url), settings=settings, owner=owner_of(files, root), files=files, clock=clock,
+            tier, known, settings=settings, owner=owner_of(files, root), files=files, clock=clock,
             observer=observer, background=background, patience_s=patience_s,
         )  # fmt: skip
     except BaseException:

@@ -10,7 +10,7 @@ Settings of topics: the broker's file as the document prints it, each key with i
       deleter: {check_interval_minutes, retention_time_minutes, retention_size_mb, wait_for_subscriptions}
       objects: {retention_time_minutes, retention_size_mb}
       cloud: {backend, root, options}
-      metadata: {endpoint, namespace, lease_seconds}
+      metadata: {endpoint, namespace, lease_seconds, ca_file, cert_file, key_file, user, password}
       subscriptions: {progress_flush_interval_seconds, progress_min_offset_delta, max_unacked_messages, …}
 
 ``${NAME}`` in a text is replaced from an environment that the caller hands in: the library reads none. What `options`
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from quiver.errors import SettingsInvalid, WrongUse
+from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import Secret
 from quiver.primitives.numeric_fields import require_numbers
 from quiver.settings import parse_size_bytes
@@ -202,15 +203,34 @@ class MetadataSettings:
         namespace: before every key.
         lease_seconds: an owner that is silent for this long has lost its topics, and stops by itself just before; for
             as long as this, less a tenth, appends go on while the metadata store does not answer.
+        ca_file, cert_file, key_file, user, password: of an etcd with TLS or users, as in `quiver.metadata.location`.
     """
 
     endpoint: str | None = None
     namespace: str = ""
     lease_seconds: int = 300
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         require_numbers(self)
         _at_least(1, "metadata", self, "lease_seconds")
+        given = [key for key in _ETCD_KEYS if getattr(self, key) is not None]
+        if given and self.endpoint is None:
+            raise SettingsInvalid(f"metadata.{given[0]} has no effect without metadata.endpoint")
+        _ = self.location  # refuses what is no metadata store
+
+    @property
+    def location(self) -> MetadataLocation | None:
+        """
+        Where the endpoint is, and how to get in; None without one.
+        """
+        if self.endpoint is None:
+            return None
+        return MetadataLocation.of(self.endpoint, {key: getattr(self, key) for key in _ETCD_KEYS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +304,8 @@ class TopicSettings:
             values[name] = _section(name, _SECTIONS[name], section)
         return cls(**values)
 
+
+_ETCD_KEYS = ("ca_file", "cert_file", "key_file", "user", "password")
 
 _SECTIONS: dict[str, type[Any]] = {
     "wal": WalSettings,

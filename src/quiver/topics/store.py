@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Fenced, QuiverError, StoreClosed, StoreFailed, WrongUse
+from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.files import FileSystem, Lock, directory_name
@@ -89,7 +90,7 @@ class TopicStore(TopicSubscriptions):
         *,
         settings: TopicSettings | Mapping[str, Any] | None = None,
         objects: str | Mapping[str, Any] | ObjectLocation | None = None,
-        metadata: str | None = None,
+        metadata: str | Mapping[str, Any] | MetadataLocation | None = None,
         cold: ColdTier | None = None,
         files: FileSystem = REAL_FILES,
         clock: Clock = SYSTEM_CLOCK,
@@ -103,7 +104,8 @@ class TopicStore(TopicSubscriptions):
             path: the root; None takes `wal.dir` of the settings, and without that everything is in memory only.
             settings: `TopicSettings`, or the broker's file as a mapping.
             objects: where cold objects are (see `quiver.objects`); by default what `cloud` of the settings says.
-            metadata: where descriptors and owners are; by default as the settings say, or in a file beside the topics.
+            metadata: where descriptors and owners are (see `quiver.metadata`); by default as the settings say, or in a
+                file beside the topics.
             cold: the tier behind the files, made otherwise.
             files: the file system.
             clock: time.

@@ -1,0 +1,58 @@
+"""
+Certificate files of a client: read, checked, and put into an SSL context.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from quiver.errors import SettingsInvalid
+
+__all__ = ["pem_bytes", "show_certificate", "trust_only"]
+
+
+def pem_bytes(what: str, path: str) -> bytes:
+    """
+    Return the bytes of the file *path*.
+
+    Raises:
+        SettingsInvalid: it cannot be read; *what* names the setting.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SettingsInvalid(f"{what}: cannot read {path}: {error.strerror}") from error
+
+
+def trust_only(context: ssl.SSLContext, path: str, *, what: str) -> bytes:
+    """
+    Make *context* trust the certificates in *path*; return the bytes of the file.
+
+    Raises:
+        SettingsInvalid: it cannot be read, or holds something else; *what* names the setting.
+    """
+    data = pem_bytes(what, path)
+    try:
+        context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        raise SettingsInvalid(f"{what}: {path} holds no certificates in PEM") from error
+    return data
+
+
+def show_certificate(context: ssl.SSLContext, cert_file: str, key_file: str, *, where: str) -> None:
+    """
+    Make *context* show the certificate in *cert_file*, with its key in *key_file*.
+
+    Raises:
+        SettingsInvalid: they are not a certificate and its unencrypted key; *where* precedes the names of the settings.
+    """
+    for name, path in (("cert_file", cert_file), ("key_file", key_file)):
+        pem_bytes(f"{where}{name}", path)
+    try:
+        # Without a password at hand OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(cert_file, key_file, password=lambda: "")
+    except (ssl.SSLError, OSError) as error:
+        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        what = f"{where}cert_file, {where}key_file: {cert_file} and {key_file}"
+        raise SettingsInvalid(f"{what} are no certificate and its unencrypted key: {reason}") from error
