@@ -20,6 +20,7 @@ file               purpose
 `workers.py`       the threads, and whose turn it is
 `notify.py`        who waits for what
 `catalog.py`       the sealed segments, and maps of them
+`reading.py`       the calls of a log that read
 `reader.py`        records in order, one by id, and as they come
 `batch.py`         many records at once, as columns and one buffer
 `source.py`        a segment as a reader sees it

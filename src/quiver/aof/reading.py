@@ -1,0 +1,128 @@
+"""
+The reading half of an open log: readers, followers, and searches for one record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from quiver.aof.catalog import Catalog
+from quiver.aof.format.record import split_record_id
+from quiver.aof.lookup import OpenSegments, require_id
+from quiver.aof.notify import Notifier
+from quiver.aof.reader import OnDamage, Reader, Record, TailFollower, first_at, read_one
+from quiver.aof.tail import Tail
+from quiver.aof.waiting import Waiting
+from quiver.clock import Clock
+from quiver.errors import WrongUse
+
+__all__ = ["LogReading"]
+
+
+class LogReading:
+    """
+    What programs read from a log with. `Aof` inherits it and makes the parts.
+    """
+
+    _tail: Tail
+    _catalog: Catalog
+    _segments: OpenSegments
+    _notifier: Notifier
+    _waiting: Waiting
+    _clock: Clock
+    _closed: bool
+
+    def open_reader(
+        self,
+        record_id: int = 0,
+        *,
+        timestamp: int | None = None,
+        views: bool = False,
+        durable_only: bool = False,
+        on_damage: OnDamage = "raise",
+        wait: bool = True,
+    ) -> Reader:
+        """
+        Return a reader of the records from *record_id* on, whatever segment they are in; 0 is the first there is.
+
+        With *timestamp* it begins where `find_record` says instead, or with what comes next. A segment that has no file
+        is brought back while the reader waits; without *wait* it is brought back meanwhile, and reading raises
+        `WouldBlock("hydration")`: iterate again later. Where no record begins at *record_id*, reading raises
+        `RecordUnknown`.
+
+        Raises:
+            WrongUse: it is no record id.
+        """
+        require_id(record_id)
+        if timestamp is not None:
+            found = self.find_record(timestamp)
+            record_id = self._tail.end_id() if found is None else found
+        segments = self._segments if wait else self._segments.without_waiting()
+        return Reader(segments, record_id, views=views, durable_only=durable_only, on_damage=on_damage)
+
+    def open_reader_async(self, record_id: int = 0) -> asyncio.Future[Reader]:
+        """
+        Return, from an event loop, a future of a reader: done when the segment of its first record is in its file.
+
+        The reader does not wait for the segments behind it, as without *wait*.
+        """
+        reader = self.open_reader(record_id, wait=False)
+
+        def attempt() -> Reader:
+            reader.look()
+            return reader
+
+        return self._waiting.future(attempt, passing=frozenset({"hydration"}))
+
+    def read_record(self, record_id: int) -> Record:
+        """
+        Return one record.
+
+        Raises:
+            RecordUnknown: none begins there, or its segment was retired.
+            Damaged: it is not what was written.
+        """
+        require_id(record_id)
+        return read_one(self._segments, record_id)
+
+    def find_record(self, timestamp: int) -> int | None:
+        """
+        Return the id of the first record that is not older than *timestamp*, in nanoseconds since the Unix epoch.
+
+        None when all are older. Segments that end before it are passed over unread.
+
+        Raises:
+            WrongUse: it is no whole number.
+        """
+        if not isinstance(timestamp, int):
+            raise WrongUse(f"a time is a whole number of nanoseconds since 1970, not {timestamp!r}")
+        return first_at(self._segments, timestamp)
+
+    def find_record_number(self, number: int) -> int | None:
+        """
+        Return the id of the record that was appended as the log's *number*-th, counted from 0; None: it is not here.
+
+        Those that were retired count.
+        """
+        return self._segments.nth(number)
+
+    def tail_follower(
+        self, record_id: int | None = None, *, durable_only: bool = True, on_damage: OnDamage = "raise"
+    ) -> TailFollower:
+        """
+        Return a follower of the records from *record_id* on (None: those that come from now on).
+
+        With *durable_only* it sees what a power loss cannot take back any more.
+        """
+        if record_id is not None:
+            require_id(record_id)
+        start = self._tail.end_id() if record_id is None else record_id
+        if not durable_only:
+            self._tail.watched = True
+        reader = Reader(self._segments, start, durable_only=durable_only, on_damage=on_damage)
+        sealed = self._catalog.all()
+        after = sealed[-1].segment_id if record_id is None and sealed else split_record_id(start)[0] - 1
+        return TailFollower(
+            reader, self._segments, self._notifier, clock=self._clock, is_closed=lambda: self._closed,
+            sealed_after=after,
+        )  # fmt: skip
