@@ -109,6 +109,7 @@ bench: $(READY) ## measure beside rivals: ratios, with the noise (make rival-rus
 	$(BIN)/python bench/spark_read.py --write docs/benchmarks.md
 	$(BIN)/python bench/pipeline.py --write docs/benchmarks.md
 	$(BIN)/python bench/overhead.py --write docs/benchmarks.md
+	$(BIN)/python bench/forward.py --write docs/benchmarks.md
 	$(BIN)/python bench/topics.py --write docs/benchmarks.md
 	$(BIN)/python bench/aof.py --write docs/benchmarks.md
 	$(BIN)/python bench/qwp.py --write docs/benchmarks.md

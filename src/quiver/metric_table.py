@@ -219,11 +219,17 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "quiver.exporter.requests_total",
         "{request}",
-        "OTLP requests sent on, by what became of them: confirmed, retried, refused.",
+        "OTLP requests sent on, by what became of them: confirmed, retried, refused, divided because too large.",
         "exporter",
         "signal",
         "outcome",
         "reason",
+    ),
+    _counter("quiver.exporter.batches_total", "{batch}", "Batches delivered: OTLP requests.", "exporter"),
+    _counter("quiver.exporter.rows_total", "{row}", "Records, spans and points in them.", "exporter"),
+    _counter("quiver.exporter.bytes_total", "By", "Bytes of them, before compression.", "exporter"),
+    _counter(
+        "quiver.exporter.failures_total", "{attempt}", "Attempts to deliver that failed, by reason.", "exporter", "type"
     ),
     _counter(
         "quiver.exporter.rejected_items_total",

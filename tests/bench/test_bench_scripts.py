@@ -50,6 +50,11 @@ def test_overhead_shows_the_buffer_on_and_off(tmp_path):
     assert column(text, 2) == ["off", "on", "proxy"] * 2
 
 
+def test_forward_shows_every_size_of_requests(tmp_path):
+    """As received, combined and divided, in requests, bytes and records a second."""
+    assert len(column(run("forward.py", tmp_path / "page.md"), 2)) == 9
+
+
 def test_engines_shows_every_row(tmp_path):
     """Three modes, delivery, replay, sealing and reopening, for each engine that is there."""
     text = run("engines.py", tmp_path / "page.md", "--rows", "10")

@@ -131,13 +131,14 @@ class GrpcFarSide:
     metadata ends the call; without one the answer is empty success.
     """
 
-    def __init__(self, *answers, port=0, credentials=None) -> None:
+    def __init__(self, *answers, port=0, credentials=None, bytes_max=None) -> None:
         self.answers = deque(answers)
         self.got: list[tuple[str, bytes, dict]] = []
         self.gate: threading.Event | None = None
         self.entered = threading.Semaphore(0)
         self._pool = ThreadPoolExecutor(8)
-        self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0)])
+        limits = [] if bytes_max is None else [("grpc.max_receive_message_length", bytes_max)]
+        self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0), *limits])
         self._server.add_generic_rpc_handlers(
             [
                 grpc.method_handlers_generic_handler(

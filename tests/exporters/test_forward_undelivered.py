@@ -16,6 +16,7 @@ from quiver.delivery.undelivered import Undelivered
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.once import send_once
 from quiver.exporters.reply import Reply
+from quiver.exporters.size_limit import SizeLimit
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
 from quiver.testing.clock import ManualClock
@@ -65,7 +66,7 @@ class Rig:
             clock=self.clock,
             observer=self.observer,
         )
-        self.forwarder._forget_resolved()
+        self.forwarder._attempts.forget_resolved()
 
     def die(self):
         """The process is killed: what is not on the disk is gone, locks are free."""
@@ -241,7 +242,7 @@ def test_a_stop_is_no_attempt():
 )
 def test_sent_once_by_hand(bundle, answer, outcome):
     """One answer for a bundle, and no second try."""
-    assert str(send_once(FakeSender(lambda *_: answer), bundle)) == outcome
+    assert str(send_once(FakeSender(lambda *_: answer), bundle, SizeLimit(4096))) == outcome
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])

@@ -17,7 +17,10 @@ from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings
 
-RETRIED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+RETRIED = {
+    "CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS", "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import gzip
 import socket
 import ssl
 import threading
+from dataclasses import replace
 
 import pytest
 from fake_far_side import http_far_side
@@ -86,8 +87,9 @@ def test_every_status_is_understood(sender_to, status):
         reply = sender.send("logs", b"x")
         assert sender.send("logs", b"x") == Reply("confirmed")
 
-    retried = status in {408, 429, 502, 503, 504}
-    assert reply == Reply("retry" if retried else "refused", f"HTTP {status}", "because", 3.0 if retried else None)
+    retried = status in {401, 408, 429, 502, 503, 504}
+    expected = Reply("retry" if retried else "refused", f"HTTP {status}", "because", 3.0 if retried else None)
+    assert reply == replace(expected, is_too_large=status == 413)
     assert (len(far.got), far.connections) == (2, 1)
 
 

@@ -11,7 +11,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from quiver.exporters.reply import Reply, confirmed_reply, grpc_reply, http_reply, retry_delay_s
 
-RETRIED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+CREDENTIALS = {"PERMISSION_DENIED", "UNAUTHENTICATED"}
+RETRIED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"} | CREDENTIALS
 NAMES = [
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
@@ -32,7 +33,7 @@ def details(*, seconds=0, nanos=0, others=()) -> bytes:
 
 @pytest.mark.parametrize(("code", "name"), [pair for pair in enumerate(NAMES) if pair[0]])
 def test_each_grpc_code(code, name):
-    """The table of the OTLP specification."""
+    """The table of the OTLP specification; credentials that are refused may be accepted tomorrow."""
     reply = grpc_reply(code, "why", None)
 
     assert (reply.outcome, reply.reason, reply.message) == ("retry" if name in RETRIED else "refused", name, "why")
@@ -72,7 +73,7 @@ def test_details_that_are_too_large_are_not_looked_at():
 def test_each_http_status(status):
     """The table of the OTLP specification, and 408, by which our own receiver says that it did not get the body."""
     reply = http_reply(status, Status(message="why").SerializeToString(), "7", now_ns=NOW_NS)
-    retried = status in {101, 102, 103, 408, 429, 502, 503, 504}
+    retried = status in {101, 102, 103, 401, 403, 408, 429, 502, 503, 504}
 
     assert (reply.outcome, reply.reason, reply.message) == (
         "retry" if retried else "refused",
@@ -96,15 +97,48 @@ def test_retry_after_is_seconds_or_a_date(header, seconds):
     assert http_reply(503, b"", header, now_ns=NOW_NS).retry_after_s == seconds
 
 
-def test_who_is_denied_may_be_kept():
-    """Only what is refused for who sent it or where to, and only when asked for."""
-    for code in (7, 12, 16):
-        assert grpc_reply(code, "", None).outcome == "refused"
-        assert grpc_reply(code, "", None, denied="retry").outcome == "retry"
-    for status in (301, 401, 403, 404, 405, 407):
-        assert http_reply(status, b"", None, now_ns=0, denied="retry").outcome == "retry"
+def test_who_is_denied_is_kept_and_a_wrong_address_may_be():
+    """By default a refusal of credentials is retried; one for the address only when asked for; with `drop` neither."""
+    for codes, statuses, default in (((7, 16), (401, 403, 407), "retry"), ((12,), (301, 404, 405), "refused")):
+        for denied, outcome in (("credentials", default), ("retry", "retry"), ("drop", "refused")):
+            for code in codes:
+                assert grpc_reply(code, "", None, denied=denied).outcome == outcome
+            for status in statuses:
+                assert http_reply(status, b"", None, now_ns=0, denied=denied).outcome == outcome
+    assert grpc_reply(7, "", None).outcome == "retry"
+    assert http_reply(403, b"", None, now_ns=0).outcome == "retry"
     assert grpc_reply(3, "", None, denied="retry").outcome == "refused"
     assert http_reply(400, b"", None, now_ns=0, denied="retry").outcome == "refused"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "limit_bytes"),
+    [
+        (8, "SERVER: Received message larger than max (6291484 vs. 4194304)", 4194304),
+        (8, "grpc: received message larger than max (6291484 vs. 4194304)", 4194304),
+        (8, "grpc: received message after decompression larger than max 4194304", 4194304),
+        (8, "gRPC message exceeds maximum size 4194304: 6291484", 4194304),
+        (8, "Received message exceeds the maximum configured message size.", None),
+        (11, "Error, decoded message length too large: found 6291484 bytes, the limit is: 4194304 bytes", 4194304),
+        (2, "Received http2 header with status: 413", None),
+        (8, "no more quota", None),
+    ],
+)
+def test_what_grpc_servers_say_of_a_request_that_is_too_large(code, message, limit_bytes):
+    """In the words of C, Go, Java, .NET, Rust and a proxy; what is exhausted without a time may be a size, too."""
+    reply = grpc_reply(code, message, None)
+
+    assert (reply.outcome, reply.is_too_large, reply.limit_bytes) == ("refused", True, limit_bytes)
+
+
+def test_other_refusals_are_not_about_the_size():
+    """What a code says of a value in the data, and what comes with a time to wait."""
+    assert not grpc_reply(11, "timestamp out of range", None).is_too_large
+    assert not grpc_reply(3, "attribute too large", None).is_too_large
+    assert not grpc_reply(8, "Received message larger than max (2 vs. 1)", details(seconds=1)).is_too_large
+    assert http_reply(413, b"", None, now_ns=0).is_too_large
+    assert http_reply(400, b"http: request body too large", None, now_ns=0).is_too_large
+    assert not http_reply(400, b"bad", None, now_ns=0).is_too_large
 
 
 def test_what_the_far_side_says_stays_on_one_line():

@@ -5,6 +5,7 @@ What is sent as OTAP arrives once it is confirmed, whatever becomes of streams o
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any, Self
 
 import grpc
@@ -19,7 +20,7 @@ from quiver.errors import AtCapacity, SettingsInvalid
 from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
-from quiver.otap import BatchStatus, StatusCode, encode_status, to_otlp
+from quiver.otap import BatchStatus, StatusCode, StreamDecoder, encode_status, to_otlp
 from quiver.otap.arrow_message import decode_records
 from quiver.otap.payload_schema import SIGNALS
 from quiver.receivers.otap_grpc import OtapGrpcReceiver
@@ -285,9 +286,9 @@ def test_settings_out_of_range_are_refused(wrong):
 class OddReceiver:
     """An OTAP server whose streams do what *serve* says; unary OTLP requests are kept."""
 
-    def __init__(self, serve: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, serve: Callable[[Any, Any], Any], bytes_max: int = 4 * 1024 * 1024) -> None:
         self.requests: list[bytes] = []
-        self._server = grpc.server(ThreadPoolExecutor(4))
+        self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", bytes_max)])
         _, service, method = SIGNALS["logs"].service.split("/")
         streams = {method: grpc.stream_stream_rpc_method_handler(serve)}
         unary = {"Export": grpc.unary_unary_rpc_method_handler(self._export)}
@@ -324,7 +325,7 @@ def ids_of(messages) -> Any:
         (StatusCode.UNAVAILABLE, "retry"),
         (StatusCode.RESOURCE_EXHAUSTED, "retry"),
         (StatusCode.ABORTED, "retry"),
-        (StatusCode.PERMISSION_DENIED, "refused"),
+        (StatusCode.PERMISSION_DENIED, "retry"),
         (2, "refused"),
     ],
 )
@@ -382,12 +383,52 @@ def test_a_batch_that_a_far_side_chokes_on_goes_as_otlp():
         assert odd.requests == [LOGS]
 
 
+def test_a_message_that_is_too_large_for_the_receiver_is_followed_by_smaller_ones():
+    """The stream ends with the limit; everything arrives as tables, and later messages keep to it."""
+    items = 0
+
+    def serve(messages, _context):
+        nonlocal items
+        decoder = StreamDecoder("logs")
+        for message in messages:
+            decoded = decoder.decode(message)
+            items += decoded.tables[30].num_rows
+            yield encode_status(BatchStatus(decoded.batch_id, StatusCode.OK))
+
+    generator = Random(1)
+    request = REQUESTS["logs"]()
+    scope = request.resource_logs.add().scope_logs.add()
+    for _ in range(500):
+        scope.log_records.add().body.string_value = generator.randbytes(500).hex()
+    with OddReceiver(serve, bytes_max=100_000) as odd:
+        with ThreadPoolExecutor(3) as pool:
+            replies = list(pool.map(lambda _: odd.sender.send("logs", request.SerializeToString()), range(3)))
+        assert {reply.outcome for reply in replies} == {"confirmed"}
+        stream = odd.sender._streams["logs"]
+        assert odd.sender.send("logs", request.SerializeToString()).outcome == "confirmed"
+        assert odd.sender._streams["logs"] is stream
+        assert odd.requests == []
+    assert items >= 4 * 500
+
+
+def test_a_record_that_no_message_may_hold_is_refused_for_its_size():
+    """As OTLP, too: whoever sends it divides the request, and gives up that record alone."""
+
+    def serve(messages, _context):
+        for _ in messages:
+            yield b""
+
+    with OddReceiver(serve, bytes_max=70_000) as odd:
+        reply = odd.sender.send("logs", log_request(Random(1).randbytes(80_000).hex()))
+        assert (reply.outcome, reply.is_too_large, reply.limit_bytes) == ("refused", True, 70_000)
+
+
 def test_a_stream_that_is_not_let_in_is_refused_or_kept_as_set():
     def serve(_messages, context):
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you")
 
     with OddReceiver(serve) as odd:
-        assert odd.sender.send("logs", LOGS).outcome == "refused"
-        keeping = sender_to(odd.port, denied="retry")
-        assert keeping.send("logs", LOGS).outcome == "retry"
-        keeping.close()
+        assert odd.sender.send("logs", LOGS).outcome == "retry"
+        dropping = sender_to(odd.port, denied="drop")
+        assert dropping.send("logs", LOGS).outcome == "refused"
+        dropping.close()

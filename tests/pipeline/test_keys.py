@@ -49,6 +49,9 @@ SENDER = {
     "headers": {"x-tenant": "a"},
     "max_in_flight": 9,
     "denied": "retry",
+    "max_request_bytes": "1MiB",
+    "min_batch": "9KiB",
+    "max_delay": ("9s", {"min_batch": "9KiB"}),
 }
 """Where requests go, and how."""
 
@@ -271,7 +274,7 @@ def told(value):
                       for _, config in pipeline.receivers if not isinstance(config, PolledReceiverConfig)],
         "polled": [config.settings() for _, config in pipeline.receivers if isinstance(config, PolledReceiverConfig)],
         "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
-        "senders": [(name, config.settings(), config.otap() if hasattr(config, "otap") else None)
+        "senders": [(name, config.settings(), config.sizes(), config.otap() if hasattr(config, "otap") else None)
                     for name, config in pipeline.forwarders],
         "policies": [(name, config.policy()) for name, config in pipeline.exporters],
         "queries": [(plan.name, plan.checkpoint, getattr(plan.route.config, "trigger", None), destination(plan))

@@ -222,12 +222,14 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
 
     from quiver.exporters.once import send_once  # noqa: PLC0415
     from quiver.exporters.otlp_grpc import OtlpGrpcSender  # noqa: PLC0415
-    from quiver.exporters.settings import ExporterSettings  # noqa: PLC0415
+    from quiver.exporters.settings import ExporterSettings, RequestSizes  # noqa: PLC0415
+    from quiver.exporters.size_limit import SizeLimit  # noqa: PLC0415
     from quiver.pipeline.child import read_pipeline  # noqa: PLC0415
     from quiver.pipeline.forwarding import sender_of  # noqa: PLC0415
 
     if (pipeline is None) == (endpoint is None):
         raise WrongUse("replay where to? --pipeline FILE, as the exporter of that name there, or --to URL")
+    sizes = RequestSizes()
     if endpoint is not None:
         sender: Any = OtlpGrpcSender(ExporterSettings(endpoint))
     else:
@@ -244,8 +246,10 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
             known = ", ".join([*forwarders, *queries]) or "none"
             raise WrongUse(f"{pipeline} has no exporter {exporter}; there are: {known}")
         sender = sender_of(exporter, forwarders[exporter])
+        sizes = forwarders[exporter].sizes()
+    limit = SizeLimit(sizes.request_bytes_max)
     try:
-        yield lambda _root, letter: send_once(sender, letter.bundle)
+        yield lambda _root, letter: send_once(sender, letter.bundle, limit)
     finally:
         sender.close()
 

@@ -8,6 +8,11 @@ file                    purpose
 `certificates.py`       what the files of TLS hold, checked before they are used
 `requests.py`           a bundle → the OTLP requests in it                      (pure)
 `reply.py`              what an answer means: confirmed, again later, never again (pure)
+`size_limit.py`         how large a request may be, as set or as learned
+`parts.py`              a large request sent in parts, and which records are settled
+`taken.py`              claimed bundles, and small requests combined              (pure)
+`attempts.py`           the bundles that were tried and are not resolved
+`counts.py`             what is counted and reported
 `otlp_grpc.py`          OTLP/gRPC
 `otlp_http.py`          OTLP/HTTP
 `otap_grpc.py`          OTAP/gRPC, and OTLP where that is not understood

@@ -9,8 +9,10 @@ cannot take it now      is deferred, each time for longer up to a cap, and newer
 refuses it for good     is given up as the policy says: a dead letter, dropped and counted, or all stops here
 ======================  ==========================================================================
 
-A bundle of several requests remembers those that were confirmed; only the others are sent again. It is delivered at
-least once: what was confirmed and not yet written as progress when the process died is sent again.
+A request that is too large for the far side is divided between records, and the small ones of several bundles may be
+combined into one (`RequestSizes`). A bundle is acknowledged when all of it is confirmed; of one that failed only the
+records that were not confirmed are sent again. It is delivered at least once: what was confirmed and not yet written as
+progress when the process died is sent again.
 """
 
 from __future__ import annotations
@@ -18,13 +20,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from quiver.bundle import Bundle, BundleRef
+from quiver.bundle import Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Again, GiveUp, Permanent, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
@@ -38,10 +39,16 @@ from quiver.errors import (
     StoreClosed,
     SubscriberUnknown,
 )
+from quiver.exporters.attempts import AttemptTable
+from quiver.exporters.counts import ExporterCounts
 from quiver.exporters.pace import Pace
+from quiver.exporters.parts import ALL_RECORDS, PartSender
 from quiver.exporters.ports import ForwardedHandle, Sender, Source
 from quiver.exporters.reply import Reply
 from quiver.exporters.requests import bundle_of, requests_of
+from quiver.exporters.settings import RequestSizes
+from quiver.exporters.size_limit import SizeLimit
+from quiver.exporters.taken import CombinedRequest, TakenBundle, combined
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
@@ -51,9 +58,14 @@ __all__ = ["BundleForwarder", "ForwardState", "ForwardedHandle", "Sender", "Sour
 LOOK_S = 0.2
 """A thread that waits for a bundle looks this often whether it shall stop."""
 
-TOLD_AGAIN_S = 60.0
-"""A refusal for the same reason is told so often at most: whoever refuses one request refuses many, and the program
-may export its own log."""
+COMBINED_MAX = 1024
+"""So many bundles at most are combined: each of them is claimed meanwhile."""
+
+TROUBLE_S = 1.0
+"""Before the store is asked again after it could not give a bundle."""
+
+COMBINED_MAX = 1024
+"""So many bundles at most are combined: each of them is claimed meanwhile."""
 
 TROUBLE_S = 1.0
 """Before the store is asked again after it could not give a bundle."""
@@ -86,18 +98,6 @@ class ForwardState:
     halted: str = ""
 
 
-@dataclass(slots=True)
-class _Attempts:
-    """
-    What this process knows of a bundle that was tried and not resolved, beside what stands in the retry set.
-    """
-
-    confirmed: set[int] = field(default_factory=set)
-    refused: dict[int, Permanent] = field(default_factory=dict)
-    troubles: int = 0
-    """How often it could not be read here, which says nothing of the far side."""
-
-
 class BundleForwarder:
     """
     Sends a subscriber's bundles on, from threads of its own between `start` and `stop`. A context manager.
@@ -106,7 +106,8 @@ class BundleForwarder:
         source: the subscriber; nobody else takes from it.
         sender: closed by `stop`.
         origin: the id of the store; with it each request carries a batch id that is the same whenever it is sent again:
-            ``<origin>/<segment>:<index>/<number of the request>``.
+            ``<origin>/<segment>:<index>/<number of the request>``, and ``/<first record>-<next>`` after it for a part.
+        sizes: how large requests are.
         in_flight_max: bundles being sent at once, each in a thread.
         retry: how long a bundle waits after each of its failures, without end; what is refused is dropped. Not with
             *undelivered*.
@@ -126,6 +127,7 @@ class BundleForwarder:
         sender: Sender,
         *,
         origin: str = "",
+        sizes: RequestSizes | None = None,
         in_flight_max: int = 4,
         retry: Backoff | None = None,
         undelivered: Undelivered | None = None,
@@ -136,10 +138,14 @@ class BundleForwarder:
         self._source = source
         self._sender = sender
         self._origin = origin
+        self._sizes = sizes or RequestSizes()
         self._in_flight_max = in_flight_max
         random = random or Random()  # noqa: S311 - jitter, not a secret
         self._clock = clock
         self._observer = observer or InMemoryObserver()
+        self._counts = ExporterCounts(source.id, clock, self._observer)
+        self._limit = SizeLimit(self._sizes.request_bytes_max)
+        self._parts = PartSender(sender, self._limit, self._answered)
         self._undelivered = undelivered or Undelivered(
             source.id,
             RetryPolicy.of_backoff(retry or Backoff(first_s=1.0, cap_s=30.0), on_exhausted="drop"),
@@ -151,13 +157,10 @@ class BundleForwarder:
         self._pace = Pace(self._undelivered.policy.backoff, random)
         self._condition = threading.Condition(threading.Lock())
         self._turn = threading.Lock()  # one thread looks for a bundle, the others wait for their turn
-        self._attempts: dict[BundleRef, _Attempts] = {}
-        self._counts: Counter[str] = Counter()
+        self._attempts = AttemptTable(source, self._undelivered, self._counts.trouble)
         self._in_flight = 0
         self._problem = ""
         self._halted = ""
-        self._trouble = ""
-        self._told_at_s: dict[str, float] = {}
         self._draining = False
         self._stopped = False
         self._workers: list[Worker] = []
@@ -177,7 +180,7 @@ class BundleForwarder:
                 raise StoreClosed("this forwarder was stopped; make another")
             if self._workers:
                 return
-            self._forget_resolved()
+            self._attempts.forget_resolved()
             # Daemons: a program that forgets to stop them must still be able to end; nothing is lost by it.
             self._workers = [
                 Worker(
@@ -250,8 +253,8 @@ class BundleForwarder:
         """
         with self._condition:
             return ForwardState(
-                self._counts["confirmed"],
-                self._counts["refused"],
+                self._counts.requests("confirmed"),
+                self._counts.requests("refused"),
                 len(self._attempts),
                 self._in_flight,
                 self._pace.is_down,
@@ -263,9 +266,9 @@ class BundleForwarder:
 
     def _work(self) -> Finished | None:
         with self._turn:
-            handle = self._next()
-        if handle is not None:
-            self._forward(handle)
+            bundles = self._next()
+        if bundles:
+            self._forward(bundles)
             return None
         with self._condition:
             self._condition.notify_all()
@@ -282,7 +285,8 @@ class BundleForwarder:
 
     def forward_one(self) -> bool:
         """
-        Take one bundle and send it, in the calling thread; False when none is pending, or none may be sent now.
+        Take one bundle, or several that are combined, and send it, in the calling thread; False when none is pending,
+        or none may be sent now.
 
         Raises:
             QuiverError: the store could not give a bundle.
@@ -291,35 +295,34 @@ class BundleForwarder:
         with self._condition:
             if self._stopped or self._halted or self._pace.wait_s(self._clock.monotonic()) > 0:
                 return False
-        handle = self._take(0)
-        if handle is None:
-            return False
-        self._forward(handle)
-        return True
+        bundles = self._take_some(0)
+        if bundles:
+            self._forward(bundles)
+        return bool(bundles)
 
-    def _next(self) -> ForwardedHandle | None:
+    def _next(self) -> list[TakenBundle]:
         """
-        Return the bundle to send next, when there is one; None when it is time to end.
+        Return what to send next, when there is something; nothing when it is time to end.
         """
         while self._await_pace():
             timeout_s = 0.0 if self._draining else LOOK_S
             try:
-                handle = self._take(timeout_s)
+                bundles = self._take_some(timeout_s)
             except (StoreClosed, SubscriberUnknown):
-                return None
+                return []
             except (QuiverError, OSError) as error:
-                self._note_trouble(str(error))
+                self._counts.trouble(str(error))
                 if self._draining:
-                    return None
+                    return []
                 with self._condition:
                     self._clock.wait(self._condition, TROUBLE_S)
                 continue
-            if handle is not None:
-                return handle
-            self._save()
+            if bundles:
+                return bundles
+            self._attempts.save()
             if self._draining and timeout_s == 0:
-                return None
-        return None
+                return []
+        return []
 
     def _await_pace(self) -> bool:
         """
@@ -335,134 +338,201 @@ class BundleForwarder:
                 self._clock.wait(self._condition, wait_s)
         return False
 
-    def _take(self, timeout_s: float) -> ForwardedHandle | None:
+    def _take_some(self, timeout_s: float) -> list[TakenBundle]:
+        """
+        Take a bundle; when small ones are combined, so many that they make a batch, or that come in its time.
+        """
+        first = self._take(timeout_s)
+        if first is None:
+            return []
+        bundles = [first]
+        if not self._sizes.batch_bytes_min or self._pace.is_down or first.handle.ref in self._attempts:
+            return bundles
+        deadline = self._clock.monotonic() + self._sizes.batch_delay_s_max
+        size = self._read(first)
+        try:
+            while first.requests and size < self._sizes.batch_bytes_min and len(bundles) < COMBINED_MAX:
+                before = self._clock.monotonic()
+                wait_s = 0.0 if self._draining or self._stopped else min(max(deadline - before, 0.0), LOOK_S)
+                more = self._take(wait_s, only_new=True)
+                if more is not None:
+                    bundles.append(more)
+                    size += self._read(more)
+                elif not wait_s or self._clock.monotonic() == before:
+                    break  # the time is over, or a bundle that failed before is due, which is sent by itself
+        except (QuiverError, OSError) as error:
+            self._counts.trouble(str(error))  # what was taken before is sent all the same
+        return bundles
+
+    def _take(self, timeout_s: float, *, only_new: bool = False) -> TakenBundle | None:
+        """
+        Take one bundle whose time has come; with *only_new* one that was not tried before.
+        """
         with self._condition:
             # While the far side is down a single bundle decides whether it is up again: that should not be one that
             # failed for reasons of its own, as long as there is another.
-            count = len(self._attempts) + 1 if self._pace.is_down else 1
+            count = len(self._attempts) + 1 if self._pace.is_down or only_new else 1
         while handles := self._source.next_bundles(count, timeout_s):
-            ready = [one for one in handles if not self._put_off(one)]
+            ready = [one for one in handles if not self._attempts.put_off(one)]
             if ready:
                 break
         else:
             return None
+        new = next((one for one in ready if one.ref not in self._attempts), None)
+        chosen = None if new is None and only_new else new or ready[0]
         with self._condition:
-            chosen = next((one for one in ready if one.ref not in self._attempts), ready[0])
-            self._pace.probing(self._clock.monotonic())
-            self._in_flight += 1
+            if chosen is not None:
+                self._pace.probing(self._clock.monotonic())
+                self._in_flight += 1
         for other in ready:
             if other is not chosen:
                 with other:
                     pass  # left without a decision, it is pending as before
-        return chosen
+        return None if chosen is None else TakenBundle(chosen, self._attempts.get(chosen.ref))
 
-    def _put_off(self, handle: ForwardedHandle) -> bool:
+    @staticmethod
+    def _read(bundle: TakenBundle) -> int:
         """
-        Give a bundle back whose time has not come: an earlier process was told to wait with it.
+        Read a bundle that is to be combined; return how large it is. One that cannot be read is sent by itself, which
+        says why.
         """
-        wait_s = self._undelivered.retries.wait_s(handle.ref)
-        if wait_s <= SOON_S:
-            return False
-        self._known(handle.ref)
-        handle.defer(wait_s)
-        return True
+        with contextlib.suppress(QuiverError, OSError):
+            bundle.requests = requests_of(bundle.handle.bundle)
+        return bundle.nbytes
 
-    def _note_trouble(self, problem: str) -> None:
-        if problem != self._trouble:
-            self._trouble = problem
-            self._observer.event(
-                "quiver.exporter.trouble", level=logging.ERROR, exporter=self._source.id, problem=problem
-            )
+    # ── one bundle, or several ───────────────────────────────────────────────────────────────────────
 
-    # ── one bundle ───────────────────────────────────────────────────────────────────────────────────
-
-    def _forward(self, handle: ForwardedHandle) -> None:
+    def _forward(self, bundles: Sequence[TakenBundle]) -> None:
+        alone: Sequence[TakenBundle] = bundles
         try:
-            self._settle(handle)
+            if len(bundles) > 1:
+                alone = self._send_combined(bundles)
+        except Exception as error:  # noqa: BLE001 - the edge: a fault of a sender must not end the thread
+            self._counts.trouble(f"{type(error).__name__}: {error}")
+        for bundle in bundles:
+            try:
+                if bundle in alone:
+                    self._forward_alone(bundle)
+            finally:
+                with self._condition:
+                    self._in_flight -= 1
+                    if not self._in_flight:
+                        self._condition.notify_all()
+
+    def _send_combined(self, bundles: Sequence[TakenBundle]) -> Sequence[TakenBundle]:
+        """
+        Send what can be combined of *bundles*; return those that are still to be settled, each by itself.
+
+        A combined request that is refused says nothing of each of them: they are sent alone. After one that has to be
+        sent again later nothing more is sent.
+        """
+        for request in combined(bundles, self._limit.bytes_max):
+            batch_id = f"{self._origin}/{request.batch_id}" if self._origin else ""
+            reply = self._sender.send(request.signal, request.data, batch_id)
+            if reply.outcome == "retry":
+                return self._combined_failed(bundles, request, reply)
+            if reply.outcome == "refused":
+                self._answered(request.signal, request.data, Reply("refused", reply.reason, is_too_large=True))
+                continue
+            self._limit.accepted(len(request.data))
+            for bundle, number in request.members:
+                bundle.attempts.of(number).settle(0, ALL_RECORDS)
+            self._answered(request.signal, request.data, reply)
+        return bundles
+
+    def _combined_failed(
+        self, bundles: Sequence[TakenBundle], request: CombinedRequest, reply: Reply
+    ) -> Sequence[TakenBundle]:
+        self._counts.answered(request.signal, request.data, reply)
+        failed = {bundle: None for bundle, _ in request.members}
+        for number, bundle in enumerate(failed):
+            with contextlib.suppress(BundleUnavailable, StoreClosed, SubscriberUnknown):
+                self._attempts.keep(bundle.handle.ref, bundle.attempts)
+                self._defer(bundle, reply, is_one_more=number > 0)
+        self._attempts.save()
+        settled = []
+        for bundle in bundles:
+            if bundle in failed:
+                continue
+            if bundle.requests and all(not bundle.attempts.of(at).is_untouched for at in range(len(bundle.requests))):
+                settled.append(bundle)
+                continue
+            with contextlib.suppress(BundleUnavailable, StoreClosed, SubscriberUnknown), bundle.handle:
+                # Left without a decision, it is pending as before.
+                self._attempts.keep(bundle.handle.ref, bundle.attempts)
+        return settled
+
+    def _forward_alone(self, bundle: TakenBundle) -> None:
+        handle = bundle.handle
+        try:
+            self._settle(bundle)
         except BundleUnavailable:
             # Policy dropped it meanwhile, or the subscriber was released: nothing is left to decide.
-            self._forget(handle.ref)
+            self._attempts.forget(handle.ref)
         except (StoreClosed, SubscriberUnknown):
             pass  # it will be delivered again, or to nobody
         except Exception as error:  # noqa: BLE001 - the edge: a fault of ours or of a sender must not end the thread
-            self._note_trouble(f"{type(error).__name__}: {error}")
+            self._counts.trouble(f"{type(error).__name__}: {error}")
             with contextlib.suppress(QuiverError):
-                self._defer_unread(handle, type(error).__name__, error)
-        finally:
-            with self._condition:
-                self._in_flight -= 1
-                if not self._in_flight:
-                    self._condition.notify_all()
+                self._defer_unread(bundle, type(error).__name__, error)
 
-    def _settle(self, handle: ForwardedHandle) -> None:
+    def _settle(self, bundle: TakenBundle) -> None:
+        handle = bundle.handle
         try:
-            requests = requests_of(handle.bundle)
+            requests = bundle.requests = bundle.requests or requests_of(handle.bundle)
         except (OSError, FormatUnsupported) as error:
-            self._defer_unread(handle, "READ", error)
+            self._defer_unread(bundle, "READ", error)
             return
         except (BundleInvalid, Damaged) as error:
             kind = type(error).__name__
-            self._count("refused", "", reason=kind, message=str(error))
+            self._counts.refused("", kind, str(error))
             # What is damaged cannot be read again; what is only no request can.
             content = None if isinstance(error, Damaged) else handle.bundle
             self._failed(handle, Permanent(kind, str(error)), lambda: content)
             return
-        attempts = self._known(handle.ref)
+        self._attempts.keep(bundle.handle.ref, bundle.attempts)
+        attempts = bundle.attempts
         for number, (signal, request) in enumerate(requests):
-            if number in attempts.confirmed or number in attempts.refused:
-                continue
             batch_id = f"{self._origin}/{handle.ref}/{number}" if self._origin else ""
-            reply = self._sender.send(signal, request, batch_id)
-            if reply.outcome == "retry":
-                self._count("retried", signal, reason=reply.reason)
-                self._defer(handle, reply, lambda: bundle_of(handle.bundle, requests, attempts.confirmed))
+            later = self._parts.send(signal, request, attempts.of(number), batch_id)
+            if later is not None:
+                self._counts.answered(signal, request, later)
+                self._defer(bundle, later)
                 return
-            if reply.outcome == "refused":
-                attempts.refused[number] = Permanent(reply.reason, reply.message)
-            else:
-                attempts.confirmed.add(number)
-            self._answered(signal, reply)
-        if attempts.refused:
-            last = attempts.refused[max(attempts.refused)]
-            self._failed(handle, last, lambda: bundle_of(handle.bundle, requests, attempts.confirmed))
+        refused = [attempts.of(number).why for number in range(len(requests)) if attempts.of(number).why is not None]
+        if refused and refused[-1] is not None:
+            self._failed(handle, refused[-1], lambda: self._left_of(bundle))
             return
         handle.ack()
-        self._forget(handle.ref)
+        self._attempts.forget(handle.ref)
 
-    def _answered(self, signal: str, reply: Reply) -> None:
+    @staticmethod
+    def _left_of(bundle: TakenBundle) -> Bundle:
+        """
+        Return what the far side did not confirm of a bundle.
+        """
+        return bundle_of(bundle.handle.bundle, bundle.requests or (), bundle.attempts.requests)
+
+    def _answered(self, signal: str, request: bytes, reply: Reply) -> None:
         """
         Take note of an answer that settles a request, one way or the other. Either way the far side is up.
         """
-        if reply.outcome == "refused":
-            self._count("refused", signal, reason=reply.reason, message=reply.message)
-        else:
-            self._count("confirmed", signal)
-            if reply.rejected_items:
-                self._observer.count(
-                    "quiver.exporter.rejected_items_total",
-                    reply.rejected_items,
-                    exporter=self._source.id,
-                    signal=signal,
-                )
-                self._tell("quiver.exporter.partial", reply.reason, signal=signal, message=reply.message)
-            for what, count in reply.left_out.items():
-                self._observer.count(
-                    "quiver.exporter.left_out_total", count, exporter=self._source.id, signal=signal, what=what
-                )
-                self._tell("quiver.exporter.left_out", what, signal=signal, message=f"{count} of one request")
+        self._counts.answered(signal, request, reply)
         with self._condition:
             self._problem = ""
             was_down = self._pace.succeeded()
             if was_down:
                 self._condition.notify_all()
         if was_down:
-            self._event("quiver.exporter.up", level=logging.INFO)
-            self._forget_dropped()
+            self._counts.event("quiver.exporter.up", level=logging.INFO)
+            self._attempts.forget_dropped()
 
-    def _defer(self, handle: ForwardedHandle, reply: Reply, content: Callable[[], Bundle | None]) -> None:
+    def _defer(self, bundle: TakenBundle, reply: Reply, *, is_one_more: bool = False) -> None:
         """
-        Take note that the far side could not take the bundle, and do what the policy says.
+        Take note that the far side could not take a bundle, and do what the policy says. *is_one_more*: in a request
+        that failed for another bundle already, which says no more of the far side.
         """
+        handle = bundle.handle
         outcome = Transient(reply.reason, reply.message, reply.retry_after_s)
         with self._condition:
             self._problem = str(outcome)
@@ -470,24 +540,31 @@ class BundleForwarder:
             # It was broken off here, which is no attempt.
             handle.defer(0.0)
             return
-        delay_s = self._failed(handle, outcome, content)
+        delay_s = self._failed(handle, outcome, lambda: self._left_of(bundle), save=not is_one_more)
+        if is_one_more:
+            return
         with self._condition:
             now_s = self._clock.monotonic()
             went_down = self._pace.failed(handle.ref, now_s, min(reply.retry_after_s or 0.0, delay_s))
         if went_down:
-            self._event("quiver.exporter.down", problem=str(outcome))
+            self._counts.event("quiver.exporter.down", problem=str(outcome))
 
     def _failed(
-        self, handle: ForwardedHandle, outcome: Transient | Permanent, content: Callable[[], Bundle | None]
+        self,
+        handle: ForwardedHandle,
+        outcome: Transient | Permanent,
+        content: Callable[[], Bundle | None],
+        *,
+        save: bool = True,
     ) -> float:
         """
         Give the bundle back for later, or give it up; return for how long.
         """
         try:
-            verdict = self._undelivered.failed(handle.ref, outcome, content=content)
+            verdict = self._undelivered.failed(handle.ref, outcome, content=content, save=save)
         except (AtCapacity, OSError) as error:
             # It is pending in the store all the same; only its attempts are not counted.
-            self._note_trouble(str(error))
+            self._counts.trouble(str(error))
             verdict = Again(self._undelivered.policy.max_interval_s)
         if isinstance(verdict, GiveUp):
             self._give_up(handle, verdict)
@@ -503,89 +580,15 @@ class BundleForwarder:
             handle.defer(0.0)
             return
         handle.reject(verdict.reason)
-        self._forget(handle.ref)
+        self._attempts.forget(handle.ref)
 
-    def _defer_unread(self, handle: ForwardedHandle, reason: str, error: Exception) -> None:
+    def _defer_unread(self, bundle: TakenBundle, reason: str, error: Exception) -> None:
         """
         Give a bundle back that could not be read: that is no failure of the far side, and uses nothing up.
         """
-        attempts = self._known(handle.ref)
+        self._attempts.keep(bundle.handle.ref, bundle.attempts)
         with self._condition:
-            attempts.troubles += 1
-            delay_s = self._undelivered.policy.delay_s(attempts.troubles, self._random)
+            bundle.attempts.troubles += 1
+            delay_s = self._undelivered.policy.delay_s(bundle.attempts.troubles, self._random)
             self._problem = f"{reason}: {error}"
-        handle.defer(delay_s)
-
-    def _known(self, ref: BundleRef) -> _Attempts:
-        with self._condition:
-            known = self._attempts.get(ref)
-            if known is None:
-                known = self._attempts[ref] = _Attempts()
-            return known
-
-    def _forget(self, ref: BundleRef) -> None:
-        with self._condition:
-            self._attempts.pop(ref, None)
-        try:
-            self._undelivered.resolved(ref)
-        except OSError as error:
-            self._note_trouble(str(error))
-
-    def _save(self) -> None:
-        """
-        Write the retry set, if it changed; when nothing else is to be done, too.
-        """
-        try:
-            self._undelivered.save()
-        except OSError as error:
-            self._note_trouble(str(error))
-
-    def _forget_resolved(self) -> None:
-        """
-        Take out of the retry set what an earlier process resolved and was killed before it took it out.
-        """
-        with contextlib.suppress(StoreClosed, SubscriberUnknown, OSError):
-            entries = self._undelivered.retries.entries()
-            for segment in sorted({entry.ref.segment for entry in entries}):
-                pending = set(self._source.pending_bundles_in_range(segment, segment))
-                for entry in entries:
-                    if entry.ref.segment == segment and entry.ref not in pending:
-                        self._undelivered.resolved(entry.ref)
-
-    def _forget_dropped(self) -> None:
-        """
-        Forget bundles that policy dropped while they waited: they never come again.
-        """
-        oldest = self._source.oldest_incomplete_segment()
-        with self._condition:
-            gone = [ref for ref in self._attempts if oldest is None or ref.segment < oldest]
-        for ref in gone:
-            self._forget(ref)
-
-    def _count(self, outcome: str, signal: str, *, reason: str = "", message: str = "") -> None:
-        with self._condition:
-            self._counts[outcome] += 1
-        self._observer.count(
-            "quiver.exporter.requests_total",
-            exporter=self._source.id,
-            signal=signal,
-            outcome=outcome,
-            reason=reason,
-        )
-        if outcome == "refused":
-            self._tell("quiver.exporter.refused", reason, signal=signal, message=message)
-
-    def _tell(self, name: str, reason: str, *, signal: str, message: str) -> None:
-        """
-        Report a loss, unless one for the same reason was reported a short while ago. All of them are counted.
-        """
-        with self._condition:
-            now_s = self._clock.monotonic()
-            told_at_s = self._told_at_s.get(reason)
-            if told_at_s is not None and now_s - told_at_s < TOLD_AGAIN_S:
-                return
-            self._told_at_s[reason] = now_s
-        self._event(name, reason=reason, signal=signal, message=message)
-
-    def _event(self, name: str, *, level: int = logging.WARNING, **attributes: str | int) -> None:
-        self._observer.event(name, level=level, exporter=self._source.id, **attributes)
+        bundle.handle.defer(delay_s)

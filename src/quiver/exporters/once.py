@@ -7,15 +7,18 @@ from __future__ import annotations
 from quiver.bundle import Bundle
 from quiver.delivery.policy import Delivered, Outcome, Permanent, Transient
 from quiver.errors import BundleInvalid, Damaged
+from quiver.exporters.parts import PartSender, RequestProgress
 from quiver.exporters.ports import Sender
 from quiver.exporters.requests import requests_of
+from quiver.exporters.size_limit import SizeLimit
 
 __all__ = ["send_once"]
 
 
-def send_once(sender: Sender, bundle: Bundle) -> Outcome:
+def send_once(sender: Sender, bundle: Bundle, limit: SizeLimit) -> Outcome:
     """
-    Send every request of *bundle*; return what became of it. The first that is not confirmed ends it.
+    Send every request of *bundle*, divided where *limit* or the receiver ask for it; return what became of it. The
+    first that is not confirmed ends it.
     """
     try:
         requests = requests_of(bundle)
@@ -23,10 +26,12 @@ def send_once(sender: Sender, bundle: Bundle) -> Outcome:
         return Permanent(type(error).__name__, str(error))
     if not requests:
         return Permanent("EMPTY", "there is nothing in it to send")
+    parts = PartSender(sender, limit)
     for signal, request in requests:
-        reply = sender.send(signal, request)
-        if reply.outcome == "retry":
-            return Transient(reply.reason, reply.message, reply.retry_after_s)
-        if reply.outcome == "refused":
-            return Permanent(reply.reason, reply.message)
+        progress = RequestProgress()
+        later = parts.send(signal, request, progress)
+        if later is not None:
+            return Transient(later.reason, later.message, later.retry_after_s)
+        if progress.why is not None:
+            return progress.why
     return Delivered()

@@ -3,8 +3,8 @@ OTAP over gRPC, as a client: a stream a signal, requests sent as tables, each co
 
 A stream is opened when there is something to send, lives for `stream_lifetime_s` and is followed by another: what it
 holds in dictionaries, here and there, ends with it. When it breaks, everything without a status is sent again, on a
-new stream that begins with nothing. Where the far side does not know OTAP, and for requests that tables have no place
-for, OTLP is spoken instead.
+new stream that begins with nothing. A far side that ends a stream because a message is too large is sent smaller ones
+from then on. Where it does not know OTAP, and for requests that tables have no place for, OTLP is spoken instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pyarrow as pa
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.exporters.otlp_grpc import OtlpGrpcSender, open_channel
 from quiver.exporters.reply import Reply, grpc_reply
-from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
+from quiver.exporters.settings import MESSAGE_BYTES_MIN, ExporterSettings, OtapSenderSettings
+from quiver.exporters.size_limit import SizeLimit
 from quiver.observe import InMemoryObserver
 from quiver.otap import EncodedBatch, StatusCode, StreamEncoder
 from quiver.otap.arrow_message import try_decode_status
@@ -64,6 +65,7 @@ class OtapGrpcSender:
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}
         self._open: set[_Stream] = set()
+        self._limit = SizeLimit(self.otap.message_bytes_max)
         self._without_otap = False
         self._closed = False
 
@@ -80,12 +82,15 @@ class OtapGrpcSender:
             return self._otlp.send(signal, request, batch_id)
         deadline = self._clock.monotonic() + self.settings.timeout_s
         waiting = list(converted.tables)
-        for _ in range(_STREAMS_TRIED):
+        tried = 0
+        while tried < _STREAMS_TRIED:
             reply = self._send(signal, waiting, deadline)
             if isinstance(reply, Reply):
                 return replace(reply, left_out=self._left_out(converted)) if reply.outcome == "confirmed" else reply
             if reply.is_otlp:
                 return self._otlp.send(signal, request, batch_id)
+            # One that was too large is sent in smaller messages, which ends: each time the limit is lower.
+            tried += not reply.is_smaller
         return Reply("retry", "UNAVAILABLE", "the far side ended one stream after the other without an answer")
 
     def _send(self, signal: str, waiting: list[Any], deadline: float) -> Reply | _Again:
@@ -106,6 +111,9 @@ class OtapGrpcSender:
                 if isinstance(answer, _Again):
                     self._without_otap |= answer.is_unknown
                     return answer
+                if answer.is_too_large and batch.size_bytes > MESSAGE_BYTES_MIN:
+                    self._limit.refused(batch.size_bytes, answer.limit_bytes)
+                    return _Again(is_smaller=True)
                 if answer.outcome == "retry":
                     return answer
                 if answer.outcome == "refused":
@@ -130,7 +138,8 @@ class OtapGrpcSender:
             if stream is not None:
                 stream.retire()
             self._open = {one for one in self._open if not one.ended}
-            stream = self._streams[signal] = _Stream(self._channel, signal, self.settings, self.otap, self._clock)
+            otap = replace(self.otap, message_bytes_max=max(self._limit.bytes_max, MESSAGE_BYTES_MIN))
+            stream = self._streams[signal] = _Stream(self._channel, signal, self.settings, otap, self._clock)
             self._open.add(stream)
             return stream
 
@@ -152,19 +161,22 @@ class OtapGrpcSender:
 @dataclass(frozen=True, slots=True)
 class _Again:
     """
-    It is to be sent once more: on a new stream, or as OTLP, because the far side knows no OTAP or chokes on it.
+    It is to be sent once more: on a new stream, there in smaller messages, or as OTLP, because the far side knows no
+    OTAP or chokes on it.
     """
 
     is_otlp: bool = False
     is_unknown: bool = False
+    is_smaller: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """
-    A batch on its way, and what its status said.
+    A batch on its way, how long its message is, and what its status said.
     """
 
+    size_bytes: int = 0
     answer: Reply | _Again | None = None
 
 
@@ -219,14 +231,14 @@ class _Stream:
         with self._changed:
             if self.ended or self._retired:
                 # It may have ended before the first batch: then how it ended says what to do.
-                return [[_Waiting(self._how_it_ended)] for _ in sets]
+                return [[_Waiting(answer=self._how_it_ended)] for _ in sets]
             encoded = self._encoder.try_encode_all(sets)
             return encoded if isinstance(encoded, Damage) else [self._put(batches) for batches in encoded]
 
     def _put(self, encoded: Iterable[EncodedBatch]) -> list[_Waiting]:
         batches = []
         for one in encoded:
-            batch = self._pending[one.batch_id] = _Waiting()
+            batch = self._pending[one.batch_id] = _Waiting(len(one.message))
             batches.append(batch)
             self._outbox.put(one.message)
         return batches
@@ -312,22 +324,28 @@ class _Stream:
         with self._changed:
             self.ended = True
             left, self._pending = self._pending, {}
+            said = grpc_reply(code, message, details, denied=self._settings.denied) if code else None
+            # Without a limit it says that memory is short now, not that a message is too large.
+            limit_bytes = None if said is None else said.limit_bytes
             answer: Reply | _Again
             if code == _UNIMPLEMENTED:
                 answer = _Again(is_otlp=True, is_unknown=True)
-            elif code == 0:
-                answer = _Again()  # ended in peace, before these were read
             elif code in _SUSPICIOUS and len(left) == 1:
                 # It choked on this one, or on nothing of ours; said in OTLP it gets an answer of its own.
                 answer = _Again(is_otlp=True)
+            elif said is None or limit_bytes is not None:
+                answer = _Again()  # ended in peace, before these were read; or for another one than these
             elif code in _DENIED:
-                answer = grpc_reply(code, message, details, denied=self._settings.denied)
+                answer = said
             else:
-                said = grpc_reply(code, message, details)
                 answer = Reply("retry", said.reason, said.message, said.retry_after_s)
             self._how_it_ended = answer
             for batch in left.values():
                 batch.answer = answer
+            if said is not None and limit_bytes is not None:
+                for batch in left.values():
+                    if batch.size_bytes > limit_bytes:
+                        batch.answer = said
             self._changed.notify_all()
 
 

@@ -81,12 +81,19 @@ class OtlpHttpSender:
         self, connection: _Connection, signal: str, body: bytes, headers: dict[str, str], deadline: float
     ) -> Reply:
         self._limit(connection, deadline)
-        connection.request("POST", self._target.path + _PATHS[signal], body, headers)
+        is_sent = True
+        try:
+            connection.request("POST", self._target.path + _PATHS[signal], body, headers)
+        except ConnectionError:
+            # One that finds the request too large may have answered and closed before it read all of it.
+            is_sent = False
+            if connection.sock is None:
+                raise
         with connection.getresponse() as response:
             content = self._read(connection, response, deadline)
             is_whole = response.isclosed() if response.chunked else response.length == 0
         # Behind an interim answer the real one is still to come: it must not be taken for that to another request.
-        may_keep = is_whole and not response.will_close and response.status >= 200
+        may_keep = is_sent and is_whole and not response.will_close and response.status >= 200
         if may_keep:
             self._keep(connection)
         else:

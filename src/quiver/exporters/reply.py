@@ -13,12 +13,14 @@ HTTP       429, 502, 503, 504, and 408: the request did not arrive; 1xx, which i
            answer yet
 =========  ==========================================================================  ======================
 
-What is given up for who sent it, or where to, and not for what was sent (no permission, no such service) may be kept
-instead, if so set: then it counts as to be sent again.
+Two kinds of refusals have nothing to do with the data. A request that is refused for who sent it (no permission) is
+sent again later, and so is one for where it was sent (no such service), if so set. A request that is refused for its
+size (`Reply.is_too_large`) may be sent in parts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as a_field
@@ -29,7 +31,8 @@ from typing import Literal
 __all__ = ["Denied", "Outcome", "Reply", "confirmed_reply", "grpc_reply", "http_reply", "retry_delay_s"]
 
 Outcome = Literal["confirmed", "retry", "refused"]
-Denied = Literal["drop", "retry"]
+Denied = Literal["credentials", "retry", "drop"]
+"""Which refusals that are not about the data are retried: those for credentials, also those for an address, none."""
 
 DETAILS_BYTES_MAX = 64 * 1024
 MESSAGE_CHARS_MAX = 500
@@ -40,9 +43,21 @@ _GRPC_NAMES = (
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
 _GRPC_RETRIED = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
-_GRPC_DENIED = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"})
+_GRPC_CREDENTIALS = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
+_GRPC_ADDRESS = frozenset({"UNIMPLEMENTED"})
 _HTTP_RETRIED = frozenset({408, 429, 502, 503, 504})
-_HTTP_DENIED = frozenset({301, 302, 303, 307, 308, 401, 403, 404, 405, 407})
+_HTTP_CREDENTIALS = frozenset({401, 403, 407})
+_HTTP_ADDRESS = frozenset({301, 302, 303, 307, 308, 404, 405})
+
+_TOO_LARGE = re.compile(
+    r"larger than (?:the )?max|exceed(?:s|ed|ing)? (?:the )?(?:max|limit)|too (?:large|big)|status:? 413", re.IGNORECASE
+)
+_SIZE_LIMIT = re.compile(
+    r"(?:\bvs\.?|limit(?: is)?:?|larger than max|maximum size(?: of)?) (\d{1,15})\b", re.IGNORECASE
+)
+"""How gRPC for C, Go, Java and Rust say which size they take."""
+_GRPC_SIZED = frozenset({"OUT_OF_RANGE", "UNKNOWN"})
+"""Codes that say of a request that it is too large only in the message: that of Rust, and that of an HTTP proxy."""
 
 _RETRY_INFO = b"google.rpc.RetryInfo"
 _NANOS = 1e9
@@ -60,6 +75,8 @@ class Reply:
         retry_after_s: how long it wants to be left alone; None when it did not say.
         rejected_items: records, spans or points that it did not take of a confirmed request.
         left_out: what a confirmed request was sent without → how often it was there.
+        is_too_large: it was refused for its size; a smaller one may be taken.
+        limit_bytes: the size that the far side says it takes.
     """
 
     outcome: Outcome
@@ -68,6 +85,8 @@ class Reply:
     retry_after_s: float | None = None
     rejected_items: int = 0
     left_out: Mapping[str, int] = a_field(default_factory=dict, hash=False)
+    is_too_large: bool = False
+    limit_bytes: int | None = None
 
 
 def confirmed_reply(response: bytes | memoryview) -> Reply:
@@ -88,7 +107,7 @@ def confirmed_reply(response: bytes | memoryview) -> Reply:
     return Reply("confirmed", reason, _text(message), rejected_items=rejected)
 
 
-def grpc_reply(code: int, message: str, details: bytes | None, *, denied: Denied = "drop") -> Reply:
+def grpc_reply(code: int, message: str, details: bytes | None, *, denied: Denied = "credentials") -> Reply:
     """
     Return what a gRPC status other than OK means.
 
@@ -96,19 +115,26 @@ def grpc_reply(code: int, message: str, details: bytes | None, *, denied: Denied
         code: the status code's number.
         message: the status message.
         details: `grpc-status-details-bin` of the trailing metadata: a google.rpc.Status.
-        denied: what becomes of a request that was refused for who sent it, or where to.
+        denied: which requests are retried that were refused for who sent them, or where to.
     """
     name = _GRPC_NAMES[code] if 0 <= code < len(_GRPC_NAMES) else f"CODE_{code}"
     after_s = None if details is None else retry_delay_s(details)
+    is_exhausted = name == "RESOURCE_EXHAUSTED"
+    # Without a time it says that no waiting helps: whatever is exhausted, a smaller request needs less of it.
+    if (is_exhausted and after_s is None) or (name in _GRPC_SIZED and _TOO_LARGE.search(message)):
+        return Reply("refused", name, _clean(message), is_too_large=True, limit_bytes=_limit_bytes(message))
     retried = (
         name in _GRPC_RETRIED
-        or (name == "RESOURCE_EXHAUSTED" and after_s is not None)
-        or (denied == "retry" and name in _GRPC_DENIED)
+        or is_exhausted
+        or (denied != "drop" and name in _GRPC_CREDENTIALS)
+        or (denied == "retry" and name in _GRPC_ADDRESS)
     )
     return Reply("retry" if retried else "refused", name, _clean(message), after_s if retried else None)
 
 
-def http_reply(status: int, body: bytes, retry_after: str | None, *, now_ns: int, denied: Denied = "drop") -> Reply:
+def http_reply(
+    status: int, body: bytes, retry_after: str | None, *, now_ns: int, denied: Denied = "credentials"
+) -> Reply:
     """
     Return what an HTTP status means.
 
@@ -117,13 +143,27 @@ def http_reply(status: int, body: bytes, retry_after: str | None, *, now_ns: int
         body: the response in protobuf: Export…ServiceResponse, or a google.rpc.Status.
         retry_after: the header, in seconds or as a date.
         now_ns: the wall clock, for a date.
-        denied: what becomes of a request that was refused for who sent it, or where to.
+        denied: which requests are retried that were refused for who sent them, or where to.
     """
     if 200 <= status < 300:
         return confirmed_reply(body)
-    retried = status < 200 or status in _HTTP_RETRIED or (denied == "retry" and status in _HTTP_DENIED)
+    reason, message = f"HTTP {status}", _status_message(body)
+    text = body[:MESSAGE_CHARS_MAX].decode("utf-8", "replace")
+    if status == 413 or (status == 400 and _TOO_LARGE.search(text)):
+        return Reply("refused", reason, message, is_too_large=True, limit_bytes=_limit_bytes(text))
+    retried = (
+        status < 200
+        or status in _HTTP_RETRIED
+        or (denied != "drop" and status in _HTTP_CREDENTIALS)
+        or (denied == "retry" and status in _HTTP_ADDRESS)
+    )
     after_s = _retry_after_s(retry_after, now_ns=now_ns) if retried else None
-    return Reply("retry" if retried else "refused", f"HTTP {status}", _status_message(body), after_s)
+    return Reply("retry" if retried else "refused", reason, message, after_s)
+
+
+def _limit_bytes(message: str) -> int | None:
+    found = _SIZE_LIMIT.search(message)
+    return None if found is None else int(found[1])
 
 
 def retry_delay_s(details: bytes) -> float | None:

@@ -4,12 +4,13 @@ A bundle's OTLP requests: those it holds as they came, and those made of its OTA
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from quiver.bundle import OTLP_FINGERPRINT, OTLP_SCHEMA, OTLP_SLOTS, Bundle, schema_fingerprint
 from quiver.errors import BundleInvalid
+from quiver.exporters.parts import RequestProgress, unconfirmed
 from quiver.otap.bundles import to_otlp
 
 __all__ = ["bundle_of", "requests_of"]
@@ -43,15 +44,21 @@ def requests_of(bundle: Bundle) -> list[tuple[str, bytes]]:
     return found
 
 
-def bundle_of(bundle: Bundle, requests: Sequence[tuple[str, bytes]], without: Collection[int]) -> Bundle:
+def bundle_of(bundle: Bundle, requests: Sequence[tuple[str, bytes]], progress: Mapping[int, RequestProgress]) -> Bundle:
     """
-    Return *bundle* with only those of its *requests* whose numbers are not in *without*; as it is when that is empty.
+    Return *bundle* with only those records of its *requests* that are not confirmed; as it is when none is.
+
+    Args:
+        bundle: as it was taken.
+        requests: signal and bytes of its requests.
+        progress: the number of a request → what of it is settled.
     """
-    if not without:
+    if not any(one.confirmed for one in progress.values()):
         return bundle
     left: dict[int, list[bytes]] = {}
     for number, (signal, request) in enumerate(requests):
-        if number not in without:
-            left.setdefault(OTLP_SLOTS[signal], []).append(request)
+        rest = unconfirmed(signal, request, progress.get(number, RequestProgress()))
+        if rest:
+            left.setdefault(OTLP_SLOTS[signal], []).append(rest)
     batches = {slot: pa.record_batch([pa.array(data, pa.binary())], schema=OTLP_SCHEMA) for slot, data in left.items()}
     return Bundle.of_read(dict(sorted(batches.items())), bundle.ingested_at_ns, bundle.adapter)

@@ -14,8 +14,19 @@ from urllib.parse import SplitResult, urlsplit
 from quiver.errors import SettingsInvalid
 from quiver.exporters.reply import Denied
 from quiver.primitives.backoff import Backoff
+from quiver.settings import GIB, KIB, MIB
 
-__all__ = ["Compression", "ExporterSettings", "OtapSenderSettings", "Protocol", "Target", "shown", "split_endpoint"]
+__all__ = [
+    "MESSAGE_BYTES_MIN",
+    "Compression",
+    "ExporterSettings",
+    "OtapSenderSettings",
+    "Protocol",
+    "RequestSizes",
+    "Target",
+    "shown",
+    "split_endpoint",
+]
 
 Protocol = Literal["grpc", "http"]
 Compression = Literal["none", "gzip"]
@@ -24,6 +35,9 @@ _PORTS = {"grpc": 4317, "http": 4318}
 _HEADER = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
 _METADATA = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)", re.IGNORECASE)
 """What gRPC takes as text; the rest is bytes, or its own."""
+MESSAGE_BYTES_MIN = 64 * KIB
+"""An OTAP message is allowed at least so much: a batch of few records is that long for its schemas alone."""
+
 _OWN_HEADERS = frozenset({"content-type", "content-encoding", "content-length", "host", "transfer-encoding"})
 
 
@@ -107,8 +121,8 @@ class ExporterSettings:
         key_file: its private key.
         insecure: send in plain text although the endpoint does not begin with ``http://``.
         headers: sent with every request, for example ``authorization``.
-        denied: what becomes of a request that is refused for who sent it, or where to (no permission, no such
-            service): `drop` gives it up, as the OTLP specification says, `retry` keeps it until that is mended.
+        denied: which requests are retried that were refused for who sent them, or where to: `credentials` those
+            without permission, `retry` also those to a wrong address (no such service), `drop` none of them.
         in_flight_max: requests on their way at once.
         retry: how long a bundle waits after each failure, and how long all do while the far side is down.
 
@@ -125,7 +139,7 @@ class ExporterSettings:
     key_file: str | None = None
     insecure: bool = False
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # often a secret
-    denied: Denied = "drop"
+    denied: Denied = "credentials"
     in_flight_max: int = 4
     retry: Backoff = Backoff(first_s=1.0, cap_s=30.0)  # noqa: RUF009 - frozen
 
@@ -137,7 +151,7 @@ class ExporterSettings:
         ):
             words = get_args(known)
             if word not in words:
-                raise SettingsInvalid(f"{name}: {word!r} is not {' or '.join(words)}")
+                raise SettingsInvalid(f"{name}: {word!r} is not {', '.join(words[:-1])} or {words[-1]}")
         if not 0 < self.timeout_s <= 3600:
             raise SettingsInvalid(f"timeout must be above 0 and at most an hour, not {self.timeout_s}")
         if not 1 <= self.in_flight_max <= 256:
@@ -171,6 +185,35 @@ class ExporterSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSizes:
+    """
+    How large the requests of an exporter are.
+
+    Attributes:
+        request_bytes_max: a larger request is divided between records. So is one that the receiver refuses for its
+            size, whatever is set here.
+        batch_bytes_min: requests of several bundles are combined until they have this many bytes; 0 sends each request
+            as it was received.
+        batch_delay_s_max: so long at most the first of them waits for the others.
+
+    Raises:
+        SettingsInvalid: out of range.
+    """
+
+    request_bytes_max: int = 4 * MIB
+    batch_bytes_min: int = 0
+    batch_delay_s_max: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 1 * KIB <= self.request_bytes_max <= 1 * GIB:
+            raise SettingsInvalid("max_request_bytes must be between 1 KiB and 1 GiB")
+        if not 0 <= self.batch_bytes_min <= self.request_bytes_max:
+            raise SettingsInvalid("min_batch must not be above max_request_bytes: a combined request is no larger")
+        if not 0 <= self.batch_delay_s_max <= 3600:
+            raise SettingsInvalid(f"max_delay must be at most an hour, not {self.batch_delay_s_max}")
+
+
+@dataclass(frozen=True, slots=True)
 class OtapSenderSettings:
     """
     What only OTAP has.
@@ -196,5 +239,5 @@ class OtapSenderSettings:
             raise SettingsInvalid(f"payload_compression: {self.payload_compression!r} is not zstd or none")
         if not 0 < self.stream_lifetime_s <= 24 * 3600:
             raise SettingsInvalid(f"stream_lifetime must be above 0 and at most a day, not {self.stream_lifetime_s}")
-        if not 64 * 1024 <= self.message_bytes_max <= 1 << 30:
+        if not MESSAGE_BYTES_MIN <= self.message_bytes_max <= 1 * GIB:
             raise SettingsInvalid("max_message_bytes must be between 64 KiB and 1 GiB")

@@ -28,6 +28,7 @@ file                    purpose
 `sound_tables.py`       `check_tables`: will a request and rows come out of these tables?
 `transport_ids.py`      ids as they travel → plain; `transport_order.py` the way back, sorted
 `arrow_message.py`      the protobuf messages of a stream; `ipc_pieces.py`: the lengths inside them
+`record_split.py`       a request divided between records into smaller ones
 `refused.py`            how conversion gives up inside this package
 ======================  ==========================================================================
 """

@@ -5,15 +5,16 @@ The configs of what sends on: exporters that pass requests on, and exporters tha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from quiver.delivery.policy import OnExhausted, RetryPolicy
 from quiver.errors import SettingsInvalid
-from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, shown
+from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
 from quiver.pipeline.config_values import Config, Duration, Size, settings_config
-from quiver.pipeline.words import duration_words
+from quiver.pipeline.words import duration_words, size_words
 from quiver.settings import MIB
 from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
 
@@ -168,7 +169,11 @@ class OtlpExporterConfig(ExporterConfig):
         tls: whom to trust, what to show, or `insecure` for plain text.
         headers: sent with every request.
         max_in_flight: requests on their way at once.
-        denied: `drop` gives up what is refused for who sent it or where to, `retry` keeps it.
+        denied: which requests are retried that were refused for who sent them, or where to: `credentials` those without
+            permission, `retry` also those to a wrong address, `drop` none.
+        max_request_bytes: a larger request is divided between records, as is one that is refused for its size.
+        min_batch: requests are combined until they have so many bytes; without it each is sent as it was received.
+        max_delay: so long at most the first of them waits for the others.
     """
 
     grpc_endpoint: str | None = None
@@ -178,7 +183,10 @@ class OtlpExporterConfig(ExporterConfig):
     tls: _ClientTls = _ClientTls()
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     max_in_flight: Annotated[int, Field(ge=1, le=256)] = 4
-    denied: Literal["drop", "retry"] = "drop"
+    denied: Literal["credentials", "retry", "drop"] = "credentials"
+    max_request_bytes: Size = 4 * MIB
+    min_batch: Size = 0
+    max_delay: Duration | None = None
 
     def model_post_init(self, context: Any, /) -> None:
         """
@@ -187,8 +195,11 @@ class OtlpExporterConfig(ExporterConfig):
         if (self.grpc_endpoint is None) == (self.http_endpoint is None):
             raise ValueError("give grpc_endpoint or http_endpoint, one of them")
         super().model_post_init(context)
+        if self.max_delay is not None and not self.min_batch:
+            raise ValueError("max_delay has no effect without min_batch: nothing is combined")
         try:
             self.settings()
+            self.sizes()
         except SettingsInvalid as error:
             raise ValueError(str(error)) from error
 
@@ -206,7 +217,11 @@ class OtlpExporterConfig(ExporterConfig):
         """
         protocol = "gRPC" if self.grpc_endpoint else "HTTP"
         packed = "gzip" if self.request_compression == "gzip" else "not compressed"
-        return f"OTLP over {protocol}, {packed}, up to {self.max_in_flight} at once"
+        return f"OTLP over {protocol}, {packed}, up to {self.max_in_flight} at once{self._combines}"
+
+    @property
+    def _combines(self) -> str:
+        return f", combined to {size_words(self.min_batch)}" if self.min_batch else ""
 
     @property
     def request_compression(self) -> Literal["none", "gzip"]:
@@ -236,6 +251,16 @@ class OtlpExporterConfig(ExporterConfig):
             in_flight_max=self.max_in_flight,
             retry=self.policy().backoff,
         )
+
+    def sizes(self) -> RequestSizes:
+        """
+        Return how large requests are.
+
+        Raises:
+            SettingsInvalid: one is out of range.
+        """
+        sizes = RequestSizes(request_bytes_max=self.max_request_bytes, batch_bytes_min=self.min_batch)
+        return sizes if self.max_delay is None else replace(sizes, batch_delay_s_max=self.max_delay)
 
 
 class _Arrow(Config):
@@ -300,7 +325,7 @@ class OtapExporterConfig(OtlpExporterConfig):
         """
         whole = ", messages gzip" if self.request_compression == "gzip" else ""
         tables = "zstd" if self.table_compression == "zstd" else "not compressed"
-        return f"OTAP over gRPC, tables {tables}{whole}"
+        return f"OTAP over gRPC, tables {tables}{whole}{self._combines}"
 
     def otap(self) -> OtapSenderSettings:
         """

@@ -110,6 +110,7 @@ def _forwarder(name: str, config: OtlpExporterConfig, store: Store, observer: Ob
         store.register(name, start="earliest"),
         sender_of(name, config),
         origin=_identity(store),
+        sizes=config.sizes(),
         in_flight_max=config.settings().in_flight_max,
         undelivered=_undelivered(name, config.policy(), store, observer),
         observer=observer,
