@@ -133,6 +133,11 @@ METRICS: tuple[Metric, ...] = (
     _counter("quiver.receiver.rows_total", "{row}", "Rows of QWP tables taken.", "protocol"),
     _counter("quiver.receiver.repeated_tables_total", "{table}", "QWP tables sent again, not kept twice.", "protocol"),
     _counter(
+        "quiver.receiver.replay_ledger_failures_total",
+        "{time}",
+        "Times that what QWP clients may send again could not be read or written.",
+    ),
+    _counter(
         "quiver.receiver.left_out_total",
         "{part}",
         "Parts of OTLP requests that tables have no place for.",

@@ -98,6 +98,7 @@ LISTENER = {
 QWP_LISTENER = {
     "listening_addr": "127.0.0.1:5",
     "dedupe_window": "9m",
+    "dedupe_bytes": "2GiB",
     "max_table_bytes": "256MiB",
     "max_dictionary_bytes": "90MiB",
     "durable_timeout": "9s",

@@ -65,7 +65,7 @@ def test_what_is_said_of_it(tmp_path, capsys, monkeypatch):
     (receiver,) = describe(load_pipeline(text, source="p.yaml", values={})[0])["receivers"]
 
     assert (receiver["qwp"], receiver["speaks"], receiver["ack"]) == ("127.0.0.1:4", "QWP", "logged")
-    assert receiver["recognises_repeats_for"] == "10 min"
+    assert receiver["recognises_repeats_for"] == "10 GiB a connection"
     file = tmp_path / "p.yaml"
     file.write_text(text)
     monkeypatch.setattr("sys.argv", ["quiver", "run", "--check", str(file)])

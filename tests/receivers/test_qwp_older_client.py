@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from qwp_clients import LossyProxy
 
 import quiver
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
@@ -21,7 +22,13 @@ import json, sys, warnings
 warnings.simplefilter("ignore")
 from questdb.ingress import Sender, TimestampNanos
 import pandas as pd
-conf, rows, frame = json.loads(sys.argv[1])
+conf, rows, frame, copies = json.loads(sys.argv[1])
+others = [Sender.from_conf(conf) for _ in range(copies - 1)]
+for other in others:
+    other.establish()
+    for n in range(rows):
+        other.row("t", symbols={"s": f"S{n % 7}"}, columns={"v": n}, at=TimestampNanos(10 + n))
+    other.flush()
 with Sender.from_conf(conf) as sender:
     for n in range(rows):
         sender.row("t", symbols={"s": f"S{n % 7}"}, columns={"v": n}, at=TimestampNanos(10 + n))
@@ -30,6 +37,8 @@ with Sender.from_conf(conf) as sender:
     if frame:
         at = pd.date_range("2025", periods=frame, freq="s")
         sender.dataframe(pd.DataFrame({"n": range(frame), "at": at}), table_name="frame", at="at")
+for other in others:
+    other.close()
 """
 
 
@@ -41,8 +50,8 @@ def client(tmp_path_factory):
     if subprocess.run(pip, capture_output=True, check=False, timeout=120).returncode:
         pytest.skip("client 5.0 cannot be installed here")
 
-    def run(conf, rows=0, frame=0):
-        command = [sys.executable, "-c", PROGRAM, json.dumps([conf, rows, frame])]
+    def run(conf, rows=0, frame=0, copies=1):
+        command = [sys.executable, "-c", PROGRAM, json.dumps([conf, rows, frame, copies])]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=60, env={"PYTHONPATH": str(target)}
         )
@@ -74,6 +83,25 @@ def test_it_sends_to_us(client, receiver, tmp_path):
 
     assert values(receiver) == list(range(50))
     assert values(receiver, "frame", "n") == list(range(1000))
+
+
+def test_clients_that_say_the_same_are_all_stored(client, receiver):
+    """Side by side, and one after the other."""
+    for _ in range(2):
+        client(f"ws::addr=127.0.0.1:{receiver.port};", rows=8, copies=3)
+
+    assert values(receiver) == sorted([*range(8)] * 6)
+
+
+def test_what_it_sends_again_is_stored_once(client, receiver, tmp_path):
+    """Nothing that it was told has reached it; its next life sends all of it again."""
+    slot = f"sf_dir={tmp_path}/sf;sender_id=a;"
+    with LossyProxy(receiver.port) as proxy:
+        proxy.loses_answers_from = b"\x89"  # the first ping
+        client(f"ws::addr=127.0.0.1:{proxy.port};close_flush_timeout_millis=0;{slot}", rows=30)
+    client(f"ws::addr=127.0.0.1:{receiver.port};{slot}")
+
+    assert values(receiver) == list(range(30))
 
 
 def test_it_drains_our_slot(client, receiver, tmp_path):

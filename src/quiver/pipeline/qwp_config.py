@@ -39,7 +39,9 @@ class QwpReceiverConfig(ReceiverConfig):
     Attributes:
         listening_addr: where.
         ack: `synced` answers OK after a group fsync, `logged` when the rows are in the log.
-        dedupe_window: rows that are sent again on another connection within this time are not stored again; 0 is off.
+        dedupe_window: rows that a client sends again on its next connection are not stored again, when it connects
+            within this time after its former connection ended. However late when left out; 0 is off.
+        dedupe_bytes: of each connection so many bytes of rows are remembered for that.
         max_request_bytes: the most a message may take; clients are told.
         max_table_bytes: the most that the tables of one message may take in memory.
         max_dictionary_bytes: the most that the symbols of all connections may take together.
@@ -53,7 +55,8 @@ class QwpReceiverConfig(ReceiverConfig):
 
     listening_addr: Address
     ack: Literal["synced", "logged"] = "synced"
-    dedupe_window: Duration = 600.0
+    dedupe_window: Duration | None = None
+    dedupe_bytes: Size = 10 << 30
     max_request_bytes: Size = 16 * MIB
     max_table_bytes: Size = 128 * MIB
     max_dictionary_bytes: Size = 256 * MIB
@@ -100,8 +103,14 @@ class QwpReceiverConfig(ReceiverConfig):
             "ack": self.ack,
             "stores": "tables by name, in slot 50",
             "request_at_most": size_words(self.max_request_bytes),
-            "recognises_repeats_for": duration_words(self.dedupe_window) if self.dedupe_window else None,
+            "recognises_repeats_for": self._repeats_words(),
         }
+
+    def _repeats_words(self) -> str | None:
+        if self.dedupe_window == 0:
+            return None
+        words = f"{size_words(self.dedupe_bytes)} a connection"
+        return words if self.dedupe_window is None else f"{duration_words(self.dedupe_window)}, {words}"
 
     def settings(self, address: str) -> QwpSettings:
         """
@@ -116,6 +125,7 @@ class QwpReceiverConfig(ReceiverConfig):
             tables_bytes_max=self.max_table_bytes,
             ack=self.ack,
             dedupe_window_s=self.dedupe_window,
+            dedupe_bytes_max=self.dedupe_bytes,
             receiving_bytes_max=max(RECEIVING_BYTES_MIN, self.max_request_bytes),
             dictionaries_bytes_max=self.max_dictionary_bytes,
             body_timeout_s=self.request_timeout,

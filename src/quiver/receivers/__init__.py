@@ -18,7 +18,8 @@ file                    purpose
 `otap_intake.py`        messages of OTAP streams: decode, check, store, answer
 `otap_grpc.py`          OTAP/gRPC, with OTLP/gRPC on the same port
 `qwp_settings.py`       where to listen for QWP, sizes, ack, window
-`qwp_window.py`         tables stored a short while ago
+`qwp_replay.py`         what a client sends again, told from what another one says, too
+`qwp_ledger.py`         the file of what may be sent again
 `qwp_intake.py`         messages of QWP connections: decode, recognise, store
 `qwp_connection.py`     one WebSocket: messages in, answers out
 `qwp.py`                QWP, listening

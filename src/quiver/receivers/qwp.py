@@ -116,6 +116,22 @@ class QwpReceiver(PortReceiver):
         if self._closing is not None and not self._connections:
             self._closing.set()
 
+    def ask(self, numbers: frozenset[int]) -> None:
+        """
+        Ping the connections *numbers*, unless they have been pinged for this just now.
+        """
+        now = asyncio.get_running_loop().time()
+        for one in list(self._connections):
+            if one.client is not None and one.client.number in numbers:
+                one.prove(now)
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """
+        Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent.
+        """
+        super().stop(grace_s)
+        self.intake.close()
+
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
 
     async def _listen(self) -> int:

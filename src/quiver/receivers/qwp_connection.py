@@ -21,7 +21,8 @@ from websockets.server import ServerProtocol
 
 from quiver.qwp.wire.message import MESSAGE_VERSION
 from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, encode_durable_ack, encode_ok, encode_refusal
-from quiver.receivers.qwp_intake import Progress, QwpIntake
+from quiver.receivers.qwp_intake import Progress, QwpClient, QwpIntake
+from quiver.receivers.qwp_replay import sender_key
 from quiver.receivers.qwp_settings import QwpSettings
 
 __all__ = ["WRITE_PATHS", "Host", "QwpConnection"]
@@ -33,6 +34,7 @@ _TURN_MESSAGES_MAX = 64
 _NORMAL, _GOING_AWAY, _PROTOCOL_ERROR, _UNSUPPORTED, _TRY_LATER = 1000, 1001, 1002, 1003, 1013
 _CLOSING_S = 5.0
 """How long a client may take to say goodbye, too."""
+_PROOF_PING_S = 0.1
 _REFUSED_S = 10.0
 """How long a client that was refused may keep its connection, on which nothing is read any more."""
 
@@ -79,6 +81,11 @@ class Host(Protocol):
         The connection is gone.
         """
 
+    def ask(self, numbers: frozenset[int]) -> None:
+        """
+        Ping the connections *numbers*, unless they have been pinged for this just now.
+        """
+
 
 class QwpConnection(asyncio.Protocol):
     """
@@ -90,7 +97,7 @@ class QwpConnection(asyncio.Protocol):
         self._settings = host.settings
         self.transport: asyncio.Transport | None = None
         self._websocket = ServerProtocol(max_size=host.settings.max_request_bytes, logger=_log)
-        self._client = host.intake.open()
+        self._client: QwpClient | None = None  # once it is let in
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._partial_bytes = 0
@@ -109,6 +116,9 @@ class QwpConnection(asyncio.Protocol):
         now = asyncio.get_running_loop().time()
         self._born = self._heard = self._message_at = now
         self._asked_at: float | None = None
+        self._proof_asked_at: float | None = None  # another connection waits to hear whether this one is alive
+        self._proof_pinged_at = 0.0
+        self._said_goodbye = False
 
     # ── asyncio's side ───────────────────────────────────────────────────────────────────────────────
 
@@ -134,6 +144,7 @@ class QwpConnection(asyncio.Protocol):
         """
         The client sends nothing more.
         """
+        self._said_goodbye = True
         self._websocket.receive_eof()
         self._react()
         return False
@@ -151,15 +162,22 @@ class QwpConnection(asyncio.Protocol):
         The client reads again.
         """
         self._is_deaf = False
-        if self._waiting_bytes <= self._settings.max_request_bytes and self.transport is not None:
+        if not self._is_backlogged and self.transport is not None:
             self._resume(self.transport)
+
+    @property
+    def _is_backlogged(self) -> bool:
+        # Whoever is asked whether it is alive must be heard.
+        return self._waiting_bytes > self._settings.max_request_bytes and self._proof_asked_at is None
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """
         It is over. What came in full is stored all the same, unless the client comes back with it; nobody is told.
         """
         self._broken = True
-        self._client.silence()
+        self._said_goodbye = self._said_goodbye and not self._partial_bytes and self._refused_at is None
+        if self._client is not None:
+            self._client.silence()
         self._host.receiving_bytes -= self._partial_bytes
         self._partial_bytes = 0
         self._host.left(self)
@@ -167,29 +185,37 @@ class QwpConnection(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
+        in_order = self._said_goodbye and not self._waiting
         self._forget_waiting()
-        self._client.close()
+        if self._client is not None:
+            self._client.close(in_order=in_order)
 
     # ── the WebSocket ────────────────────────────────────────────────────────────────────────────────
 
     def _react(self) -> None:
-        for event in self._websocket.events_received():
+        websocket = self._websocket
+        for event in websocket.events_received():
             if isinstance(event, Request):
                 self._answer(event)
             elif isinstance(event, Frame):
                 self._frame(event)
+        if websocket.close_rcvd is not None and websocket.close_rcvd_then_sent is False and self._client is not None:
+            self._client.knows_all()  # it answers our goodbye, and has heard what came before
         self._write()
 
     def _write(self) -> None:
-        if self._websocket.state in {CLOSING, CLOSED}:
+        if self._websocket.state in {CLOSING, CLOSED} and self._client is not None:
             self._client.silence()
         transport = self.transport
+        pieces = self._websocket.data_to_send()
         if transport is None or transport.is_closing():
             return
-        for data in self._websocket.data_to_send():
-            if data:
-                transport.write(data)
-            elif transport.can_write_eof():
+        # In one piece: who answers the ping in front of a confirmation has the confirmation, too.
+        data = b"".join(pieces)
+        if data:
+            transport.write(data)
+        if pieces and not pieces[-1]:
+            if transport.can_write_eof():
                 # Not closed yet: bytes that nobody read would take back what was just written.
                 transport.write_eof()
             else:
@@ -223,6 +249,10 @@ class QwpConnection(asyncio.Protocol):
         self._is_durable = any(value.strip().lower() == "true" for value in asked)
         if self._is_durable:
             response.headers["X-QWP-Durable-Ack"] = "enabled"
+        host = self.transport.get_extra_info("peername") if self.transport is not None else None
+        client_id = request.headers.get("X-QWP-Client-Id")
+        credentials = request.headers.get_all("Authorization")
+        self._client = self._host.intake.open(sender_key(client_id, str(host[0]) if host else "", credentials))
 
     def _frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.TEXT:
@@ -231,6 +261,9 @@ class QwpConnection(asyncio.Protocol):
             self._fail(_PROTOCOL_ERROR, "a message is one frame")
         elif frame.opcode is Opcode.BINARY:
             self._message(bytes(frame.data))
+        elif frame.opcode is Opcode.PONG and self._client is not None:
+            self._client.pong(bytes(frame.data))
+            self._proof_asked_at = None
 
     def _message(self, data: bytes) -> None:
         self._message_at = self._heard
@@ -240,7 +273,7 @@ class QwpConnection(asyncio.Protocol):
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         self._host.receiving_bytes += len(data)
-        if self._waiting_bytes > self._settings.max_request_bytes and self.transport is not None:
+        if self._is_backlogged and self.transport is not None:
             self.transport.pause_reading()
         self._go_on()
 
@@ -282,13 +315,15 @@ class QwpConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         while self._waiting and self._refused_at is None:
             turn = [message for message, _ in zip(self._waiting, range(_TURN_MESSAGES_MAX), strict=False)]
-            progress = await loop.run_in_executor(self._host.pool, self._client.take, turn)
+            progress = await loop.run_in_executor(self._host.pool, self._client.take, turn)  # type: ignore[union-attr]
             for _ in range(progress.taken):
                 self._forget(self._waiting.popleft())
             if self._broken and progress.outcome == "full":
                 return  # nobody waits for it, and it will be sent again
             self._tell(progress)
-            if progress.outcome == "full":
+            if progress.outcome == "unproven":
+                self._host.ask(progress.asked)
+            if progress.outcome in {"full", "unproven"}:
                 await asyncio.sleep(progress.retry_after_s)
             elif progress.outcome != "going":
                 self._forget_waiting()
@@ -297,7 +332,7 @@ class QwpConnection(asyncio.Protocol):
     def _forget(self, message: bytes) -> None:
         self._waiting_bytes -= len(message)
         self._host.receiving_bytes -= len(message)
-        if self._waiting_bytes <= self._settings.max_request_bytes and self.transport is not None:
+        if not self._is_backlogged and self.transport is not None:
             self._resume(self.transport)
 
     def _resume(self, transport: asyncio.Transport) -> None:
@@ -309,14 +344,15 @@ class QwpConnection(asyncio.Protocol):
             self._forget(self._waiting.popleft())
 
     def _tell(self, progress: Progress) -> None:
-        if self._broken or self._websocket.state is not OPEN:
+        client = self._client
+        if self._broken or self._websocket.state is not OPEN or client is None:
             return
         for table, transaction in progress.tables.items():
             self._tables[table] = max(transaction, self._tables.get(table, transaction))
         if progress.confirmed - 1 > self._sequence:
             self._sequence = progress.confirmed - 1
-            if progress.confirmed == progress.done:
-                self._client.told()
+            client.told(durable=self._is_durable)
+            self._ping(client)
             self._websocket.send_binary(encode_ok(Ok(self._sequence, self._tables)))
             if self._is_durable:
                 self._await_durable(self._tables)
@@ -332,6 +368,46 @@ class QwpConnection(asyncio.Protocol):
         elif progress.outcome == "crowded":
             self._websocket.fail(_TRY_LATER, progress.message)
         self._write()
+
+    def _ping(self, client: QwpClient) -> None:
+        said = client.ping()
+        if said is not None:
+            self._websocket.send_ping(said)
+
+    # ── is it there? ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def client(self) -> QwpClient | None:
+        """
+        The state of the connection; None before its handshake.
+        """
+        return self._client
+
+    def prove(self, now: float) -> None:
+        """
+        Ping the client, because another connection may be its next one.
+        """
+        if self._websocket.state is not OPEN or self._client is None or self.transport is None:
+            return
+        if self._proof_asked_at is None:
+            self._proof_asked_at = now
+        elif now - self._proof_pinged_at < _PROOF_PING_S:
+            return
+        self._proof_pinged_at = now
+        self._resume(self.transport)
+        self._ping(self._client)
+        self._write()
+
+    def _tick_proof(self, now: float) -> None:
+        asked_at, client = self._proof_asked_at, self._client
+        if asked_at is None or client is None or now - asked_at <= self._settings.keepalive.ping_timeout_s:
+            return
+        self._proof_asked_at = None
+        if self._heard > asked_at:
+            client.is_alive()  # it answers no pings, and says something all the same
+        elif self.transport is not None:
+            self._fail(_GOING_AWAY, "no answer to a ping")
+            self.transport.abort()
 
     # ── durable ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -358,6 +434,9 @@ class QwpConnection(asyncio.Protocol):
         if self._websocket.state is not OPEN or not (covered or (self._undurable and through > self._told_durable)):
             return
         told = {table: min(newest, through) for table, newest in self._undurable.items()}
+        if self._client is not None:
+            self._client.told_durable(through)
+            self._ping(self._client)
         self._websocket.send_binary(encode_durable_ack(DurableAck(told)))
         self._told_durable = through
         self._undurable = {table: newest for table, newest in self._undurable.items() if table not in covered}
@@ -374,6 +453,7 @@ class QwpConnection(asyncio.Protocol):
             if now - self._closing_since > _CLOSING_S and self.transport is not None:
                 self.transport.abort()
             return
+        self._tick_proof(now)
         quiet = self._work is None and not self._waiting
         idle, age = keepalive.max_connection_idle_s, keepalive.max_connection_age_s
         grace = keepalive.max_connection_age_grace_s

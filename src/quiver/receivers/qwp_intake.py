@@ -7,10 +7,14 @@ hears nothing and goes on holding it. Whatever is confirmed has been synced wher
 
 from __future__ import annotations
 
+import contextlib
 import math
+import struct
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -26,8 +30,9 @@ from quiver.qwp.wire.decoder import Message, SymbolDictionary, decode_message, d
 from quiver.qwp.wire.message import Flags
 from quiver.qwp.wire.responses import Status
 from quiver.receivers.intake import IntakeStore
+from quiver.receivers.qwp_ledger import LEDGER_NAME, Stored
+from quiver.receivers.qwp_replay import Replaced, ReplayIndex, Unproven, is_stamped, table_digest
 from quiver.receivers.qwp_settings import QwpSettings
-from quiver.receivers.qwp_window import Kept, ReplayWindow, is_stamped, table_digest
 
 __all__ = ["Progress", "QwpClient", "QwpIntake", "QwpStore"]
 
@@ -35,12 +40,17 @@ _UNAVAILABLE_RETRY_S = 5.0
 _SYMBOL_OVERHEAD_BYTES = 64
 _ARRAY_BYTES = 48
 """What an array of no elements takes, roughly."""
+_PING = struct.Struct("<Q")
+_PINGS_MAX = 1024
+_PROOF_WAIT_S = 0.02
 
 
 class QwpStore(IntakeStore, Protocol):
     """
     What the receiver needs of a store; `quiver.Store` has it.
     """
+
+    path: str
 
     @property
     def catalog(self) -> Any:
@@ -77,7 +87,7 @@ class Progress:
         tables: table → the highest number under which it was stored, of the messages done with.
         outcome: `going` to be continued at once; `full` after *retry_after_s*; `refused` with *status*: nothing that
             follows is read; `unavailable`, `crowded` and `replaced` (the client has come back on another connection)
-            end this one.
+            end this one. `unproven` after *retry_after_s*, when the connections *asked* have been pinged.
         message: for people.
     """
 
@@ -85,27 +95,24 @@ class Progress:
     done: int = 0
     confirmed: int = 0
     tables: dict[str, int] = field(default_factory=dict)
-    outcome: Literal["going", "full", "refused", "unavailable", "crowded", "replaced"] = "going"
+    outcome: Literal["going", "full", "refused", "unavailable", "crowded", "replaced", "unproven"] = "going"
     status: Status = Status.INTERNAL_ERROR
     message: str = ""
     retry_after_s: float = 0.0
-
-
-class _Replaced(Exception):
-    """
-    What this connection brought is stored by another one of the same client.
-    """
+    asked: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class _Opened:
     """
-    A decoded message, and how many of its tables are stored.
+    A decoded message of *nbytes*, and how many of its tables are stored; *digest* is that of the next one, once known.
     """
 
     flags: int
+    nbytes: int
     batches: list[tuple[str, pa.RecordBatch]]
     stored: int = 0
+    digest: bytes | None = None
 
 
 class QwpIntake:
@@ -134,7 +141,7 @@ class QwpIntake:
         self.store = store
         self.settings = settings
         self.observer = InMemoryObserver() if observer is None else observer
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
         # Decoded tables may be many times what came in: one message at a time may grow so.
         self.opening = threading.Lock()
@@ -146,15 +153,35 @@ class QwpIntake:
         self._newest = -1
         if settings.durable == "tier" and store.settings.cold_objects is None:
             raise SettingsInvalid("durable: tier needs a store with an object tier: set cold.objects")
-        self.window: ReplayWindow | None = None
-        if settings.dedupe_window_s > 0:
-            self.window = ReplayWindow(settings.dedupe_window_s, entries_max=settings.dedupe_entries_max, clock=clock)
-            unread = self.window.rebuild(store.recent_wal_entries(), QWP_SLOT)
+        self.replay: ReplayIndex | None = None
+        if settings.dedupe_window_s != 0:
+            self.replay = ReplayIndex(
+                f"{store.path}/{LEDGER_NAME}" if Path(store.path).is_dir() else None,
+                bytes_max=settings.dedupe_bytes_max,
+                entries_max=settings.dedupe_entries_max,
+                window_s=settings.dedupe_window_s,
+                clock=clock,
+                observer=self.observer,
+            )
+            unread = self.replay.recover(
+                store.recent_wal_entries(), QWP_SLOT, next_sequence=store.stats()["next_sequence"]
+            )
             if unread:
                 self.observer.count("quiver.receiver.dedupe_unread_total", unread)
             if settings.ack == "synced":
                 # What the last process logged may still be in the page cache only, and will be confirmed again.
                 store.sync()
+
+    def close(self) -> None:
+        """
+        Write down what clients may send again to the next process. Idempotent; after the last connection has ended.
+        """
+        replay, self.replay = self.replay, None
+        if replay is not None:
+            next_sequence = 0
+            with contextlib.suppress(QuiverError, OSError):
+                next_sequence = self.store.stats()["next_sequence"]
+            replay.shut(next_sequence=next_sequence)
 
     @property
     def is_available(self) -> bool:
@@ -162,13 +189,13 @@ class QwpIntake:
         Whether new connections make sense: the store has not failed just now.
         """
         failed_at = self._failed_at
-        return failed_at is None or self._clock.monotonic() - failed_at >= _UNAVAILABLE_RETRY_S
+        return failed_at is None or self.clock.monotonic() - failed_at >= _UNAVAILABLE_RETRY_S
 
-    def open(self) -> QwpClient:
+    def open(self, sender: bytes = b"") -> QwpClient:
         """
-        Return the state of a new connection; whoever has it calls its `close`.
+        Return the state of a new connection of *sender* (`sender_key`); its user calls its `close`.
         """
-        return QwpClient(self)
+        return QwpClient(self, sender)
 
     @property
     def durable_before(self) -> int:
@@ -186,7 +213,7 @@ class QwpIntake:
             QuiverError: the store could not seal.
             OSError: the disk failed.
         """
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             newest = self._newest
         if seal and newest > self._sealed and now - self._sealed_at_s >= self.settings.durable_wait_s:
@@ -220,7 +247,7 @@ class QwpIntake:
         """
         Take note that the store took nothing.
         """
-        self._failed_at = self._clock.monotonic()
+        self._failed_at = self.clock.monotonic()
 
     def grow(self, size: int) -> bool:
         """
@@ -236,41 +263,104 @@ class QwpClient:
     One connection: its symbols, where it is, and what it may have sent before. Used by one thread at a time.
     """
 
-    def __init__(self, intake: QwpIntake) -> None:
+    def __init__(self, intake: QwpIntake, sender: bytes) -> None:
         self._intake = intake
         self._dictionary = SymbolDictionary()
         self._dictionary_bytes = 0
         self._waiting: _Opened | None = None
-        self._number = 0 if intake.window is None else intake.window.open_client()
-        self._replaying = intake.window is not None
+        self._replay = intake.replay
+        self._life = None if self._replay is None else self._replay.open(sender)
+        self._replaying = self._life is not None
         self._done = 0
         self._confirmed = 0
-        self._untold: list[Kept] = []
+        self._tables_confirmed = 0  # of the life's: those of messages that are confirmed
+        self._sequence = -1  # the highest among them
+        self._undurable: deque[tuple[int, int]] = deque()  # (tables, highest sequence), told and not durable yet
+        self._pings: deque[tuple[int, float, int]] = deque()  # (number, when, tables that it may forget)
+        self._ping_number = 0
 
-    def close(self) -> None:
+    @property
+    def number(self) -> int | None:
         """
-        End it. Idempotent.
+        What `Progress.asked` calls the connection; None where nothing is recognised.
+        """
+        return None if self._life is None else self._life.number
+
+    def close(self, *, in_order: bool = False) -> None:
+        """
+        End it. With *in_order* the client said goodbye, and everything that it sent was handled. Idempotent.
         """
         self._intake.grow(-self._dictionary_bytes)
         self._dictionary_bytes = 0
-        if self._intake.window is not None:
-            self._intake.window.close_client(self._number)
+        replay, self._replay = self._replay, None
+        if replay is not None and self._life is not None:
+            replay.close(self._life, in_order=in_order)
 
     def silence(self) -> None:
         """
-        Say that nothing more is told to the client, though it may have brought what is not stored yet. Again is fine.
+        Note that nothing more is told to the client, though it may have brought what is not stored yet. Idempotent.
         """
-        if self._intake.window is not None:
-            self._intake.window.silence_client(self._number)
+        if self._replay is not None and self._life is not None:
+            self._replay.end(self._life)
 
-    def told(self) -> None:
+    # ── what the client knows ────────────────────────────────────────────────────────────────────────
+
+    def told(self, *, durable: bool = False) -> None:
         """
-        Say that the client is about to be told how far it got.
+        Note that the client is about to be told how far it got. With *durable* it goes on keeping its rows.
         """
-        for kept in self._untold:
-            if kept.client == self._number:  # else another connection has taken it over
-                kept.is_told = True
-        self._untold.clear()
+        life = self._life
+        if life is not None:
+            life.confirmed = self._tables_confirmed
+            if durable:
+                self._undurable.append((self._tables_confirmed, self._sequence))
+            else:
+                life.told = self._tables_confirmed
+
+    def told_durable(self, through: int) -> None:
+        """
+        Note that the client is about to be told that everything stored up to the number *through* is durable.
+        """
+        while self._undurable and self._undurable[0][1] <= through:
+            count, _ = self._undurable.popleft()
+            if self._life is not None:
+                self._life.told = count
+
+    def ping(self) -> bytes | None:
+        """
+        Return what a ping is to say, which is sent right before the client is told something; None: too many are not
+        answered.
+        """
+        if self._life is None or len(self._pings) >= _PINGS_MAX:
+            return None
+        self._ping_number += 1
+        self._pings.append((self._ping_number, self._intake.clock.monotonic(), self._life.told))
+        return _PING.pack(self._ping_number)
+
+    def pong(self, said: bytes) -> None:
+        """
+        Note that the client has answered the ping that said *said*, and with it all before it.
+        """
+        number = _PING.unpack(said)[0] if len(said) == _PING.size else 0
+        while self._life is not None and self._pings and self._pings[0][0] <= number:
+            _, at, told = self._pings.popleft()
+            self._life.alive_at, self._life.known = at, told
+
+    def is_alive(self) -> None:
+        """
+        Note that the client is there at this moment, as far as anybody can tell.
+        """
+        if self._life is not None:
+            self._life.alive_at = self._intake.clock.monotonic()
+
+    def knows_all(self) -> None:
+        """
+        Note that the client has heard everything that it was told.
+        """
+        if self._life is not None:
+            self._life.known = self._life.told
+
+    # ── storing ──────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, messages: Sequence[bytes]) -> Progress:
         """
@@ -290,6 +380,8 @@ class QwpClient:
                 self._fail(progress, error)
                 progress.tables.clear()
                 return progress
+        if self._replay is not None:
+            self._replay.commit()
         progress.done, progress.confirmed = self._done, self._confirmed
         return progress
 
@@ -304,7 +396,11 @@ class QwpClient:
         except AtCapacity as full:
             self._waiting = opened
             progress.outcome, progress.message, progress.retry_after_s = "full", str(full), full.retry_after_s
-        except _Replaced:
+        except Unproven as unproven:
+            self._waiting = opened
+            progress.outcome, progress.asked, progress.retry_after_s = "unproven", unproven.lives, _PROOF_WAIT_S
+            return
+        except Replaced:
             progress.outcome, progress.message = "replaced", "the client has come back on another connection"
         except BundleInvalid as invalid:
             progress.outcome, progress.message, progress.status = "refused", str(invalid), Status.SCHEMA_MISMATCH
@@ -315,6 +411,7 @@ class QwpClient:
             self._done += 1
             if not opened.flags & Flags.DEFER_COMMIT:
                 self._confirmed = self._done
+                self._tables_confirmed = 0 if self._life is None else self._life.count
         outcome = "stored" if progress.outcome == "going" else progress.outcome
         observer.count("quiver.receiver.messages_total", protocol="qwp", outcome=outcome)
 
@@ -347,7 +444,8 @@ class QwpClient:
                 return None
             if not self._has_room(message, known, progress):
                 return None
-            return _Opened(message.flags, [(one.name, one.to_arrow()) for one in _with_rows(message)])
+            batches = [(one.name, one.to_arrow()) for one in _with_rows(message)]
+            return _Opened(message.flags, len(data), batches)
 
     def _has_room(self, message: Message, known: int, progress: Progress) -> bool:
         size = sum(_arrow_bytes(table) for table in message.tables)
@@ -364,40 +462,39 @@ class QwpClient:
             return False
         return True
 
-    # ── storing ──────────────────────────────────────────────────────────────────────────────────────
+    # ── its tables ───────────────────────────────────────────────────────────────────────────────────
 
     def _keep(self, opened: _Opened, progress: Progress) -> None:
         intake = self._intake
         for name, batch in opened.batches[opened.stored :]:
-            sequence = self._once(batch)
+            sequence = self._once(opened, batch)
             progress.tables[name] = max(sequence, progress.tables.get(name, sequence))
+            self._sequence = max(sequence, self._sequence)
             opened.stored += 1
+            opened.digest = None
             intake.observer.count("quiver.receiver.rows_total", batch.num_rows, protocol="qwp")
 
-    def _once(self, batch: pa.RecordBatch) -> int:
-        window = self._intake.window
-        if window is None:
+    def _once(self, opened: _Opened, batch: pa.RecordBatch) -> int:
+        replay, life = self._replay, self._life
+        if replay is None or life is None:
             return self._ingest(batch)
-        digest = table_digest(batch)
+        digest = opened.digest = opened.digest or table_digest(batch)
+        stamped = is_stamped(batch)
         if self._replaying:
-            stamped = is_stamped(batch)
-            known = window.claim(digest, self._number, stamped=stamped)
-            if known is not None and known.sequence is not None:
-                self._intake.awaited(known.sequence)
-                self._untold.append(known)
+            known = replay.recognise(life, digest, stamped=stamped)
+            if known is not None:
+                self._intake.awaited(known)
                 self._intake.observer.count("quiver.receiver.repeated_tables_total", protocol="qwp")
-                return known.sequence
+                return known
             # What a client sends again comes first: a table that cannot be a repetition ends it.
             self._replaying = not stamped
-        kept = window.begin(digest, self._number)
-        if kept is None:
-            raise _Replaced
-        sequence: int | None = None
+        replay.begin(life, digest)
+        stored: Stored | None = None
         try:
             sequence = self._ingest(batch)
+            stored = Stored(digest, sequence, opened.nbytes // len(opened.batches), stamped)
         finally:
-            window.finish(kept, sequence)
-        self._untold.append(kept)
+            replay.finish(life, stored)
         return sequence
 
     def _ingest(self, batch: pa.RecordBatch) -> int:

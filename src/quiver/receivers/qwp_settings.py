@@ -31,9 +31,11 @@ class QwpSettings:
         max_request_bytes: the most a message may take; clients are told so in the handshake.
         tables_bytes_max: the most that the tables of one message may take in memory.
         ack: `synced` answers OK when the rows are on the disk, `logged` when they are in the log.
-        dedupe_window_s: rows that a client sends again on another connection within this time are confirmed and not
-            stored again; 0 is off.
-        dedupe_entries_max: the window forgets its oldest tables beyond this many.
+        dedupe_window_s: rows that a client sends again on its next connection are confirmed and not stored again, when
+            it connects within this time after its former connection ended; None: however late. 0 is off.
+        dedupe_bytes_max: of each connection so many bytes of rows are remembered for that. Not less than what a client
+            keeps (`sf_max_total_bytes`).
+        dedupe_entries_max: tables of all connections together that are remembered; the oldest are forgotten first.
         receiving_bytes_max: the most that messages of all connections may take together while they arrive and wait.
         dictionaries_bytes_max: the most that the symbols of all connections may take together.
         workers: threads that store tables; a connection takes at most one at a time.
@@ -56,8 +58,9 @@ class QwpSettings:
     max_request_bytes: int = 16 * MIB
     tables_bytes_max: int = 128 * MIB
     ack: Ack = "synced"
-    dedupe_window_s: float = 600.0
-    dedupe_entries_max: int = 200_000
+    dedupe_window_s: float | None = None
+    dedupe_bytes_max: int = 10 << 30
+    dedupe_entries_max: int = 4_000_000
     receiving_bytes_max: int = 256 * MIB
     dictionaries_bytes_max: int = 256 * MIB
     workers: int = 8
@@ -73,7 +76,10 @@ class QwpSettings:
     def __post_init__(self) -> None:
         require_numbers(self)
         check_exposure(split_address(self.listening_addr)[0], self.security)
-        counts = ("max_request_bytes", "dedupe_entries_max", "dictionaries_bytes_max", "workers", "connections_max")
+        counts = (
+            "max_request_bytes", "dedupe_bytes_max", "dedupe_entries_max", "dictionaries_bytes_max", "workers",
+            "connections_max",
+        )  # fmt: skip
         for name in counts:
             if getattr(self, name) < 1:
                 raise SettingsInvalid(f"{name} must be at least 1")
@@ -85,5 +91,5 @@ class QwpSettings:
             raise SettingsInvalid(f"ack: {self.ack!r} is not synced or logged")
         if self.durable not in get_args(Durable):
             raise SettingsInvalid(f"durable: {self.durable!r} is not {' or '.join(get_args(Durable))}")
-        if self.dedupe_window_s < 0 or min(self.body_timeout_s, self.head_timeout_s, self.durable_wait_s) <= 0:
+        if (self.dedupe_window_s or 0) < 0 or min(self.body_timeout_s, self.head_timeout_s, self.durable_wait_s) <= 0:
             raise SettingsInvalid("dedupe_window_s must not be negative; the times to wait must be positive")

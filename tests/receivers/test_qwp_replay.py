@@ -1,0 +1,585 @@
+"""
+What a QWP client sends again is stored once, and what another client says, too, is stored for each of them.
+"""
+
+import shutil
+import sqlite3
+import threading
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+from qwp_clients import (
+    HERE,
+    LossyProxy,
+    answer,
+    client,
+    drop,
+    message,
+    receiving,
+    send,
+    values_of,
+)
+from websockets.exceptions import ConnectionClosed
+
+import quiver
+from quiver.observe import InMemoryObserver
+from quiver.qwp import Sender
+from quiver.qwp.wire.message import Flags
+from quiver.qwp.wire.responses import Ok
+from quiver.receivers.qwp_intake import QwpIntake
+from quiver.receivers.qwp_ledger import LEDGER_NAME
+from quiver.receivers.qwp_replay import sender_key
+from quiver.receivers.settings import KeepaliveSettings
+from quiver.settings import Settings
+from quiver.testing.clock import ManualClock
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+SETTINGS = Settings(segment_open_s_max=600)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with quiver.open(str(tmp_path / "buffer"), settings=SETTINGS) as opened:
+        yield opened
+
+
+@contextmanager
+def taking(store, settings=HERE, **components):
+    """An intake without a port."""
+    with closing(QwpIntake(store, settings, **components)) as intake:
+        yield intake
+
+
+def told(one):
+    """The client hears what it is told, and says so."""
+    said = heard_of(one)
+    one.pong(said)
+
+
+def heard_of(one):
+    """The client is told; the ping in front of it."""
+    one.told()
+    return one.ping()
+
+
+def broken(one):
+    one.silence()
+    one.close()
+
+
+# ── the official client ──────────────────────────────────────────────────────────────────────────────
+
+
+def official():
+    return pytest.importorskip("questdb")
+
+
+def rows_to(sender, *values):
+    for value in values:
+        sender.row("t", columns={"v": value}, at=official().TimestampNanos(1000 + value))
+        sender.flush()
+
+
+def test_clients_that_say_the_same_are_all_stored(store):
+    """Side by side, and one after the other: every row that was confirmed is there."""
+    with receiving(store) as receiver:
+        conf = f"ws::addr=127.0.0.1:{receiver.port};"
+        senders = [official().Sender.from_conf(conf) for _ in range(3)]
+        for sender in senders:
+            sender.establish()
+            rows_to(sender, 1, 2)
+        for sender in senders:
+            sender.close()
+        for _ in range(3):
+            with official().Sender.from_conf(conf) as sender:
+                rows_to(sender, 1, 2)
+    assert sorted(values_of(store)) == [1] * 6 + [2] * 6
+
+
+@pytest.mark.parametrize("slot", [False, True], ids=["memory", "slot"])
+def test_a_client_that_never_heard_the_answer_sends_again_and_is_stored_once(store, tmp_path, slot):
+    """Its connection breaks after everything was stored and confirmed, and the confirmations are lost on the way."""
+    with receiving(store) as receiver, LossyProxy(receiver.port) as proxy:
+        conf = f"ws::addr=127.0.0.1:{proxy.port};" + (f"sf_dir={tmp_path}/sf;sender_id=a;" if slot else "")
+        with official().Sender.from_conf(conf) as sender:
+            rows_to(sender, 0, 1)
+            proxy.loses_answers = True
+            rows_to(sender, *range(2, 20))
+            wait_until(lambda: len(values_of(store)) == 20)
+            proxy.cut()
+            proxy.loses_answers = False
+            rows_to(sender, *range(20, 25))
+        assert proxy.accepted > 1
+    assert sorted(values_of(store)) == list(range(25))
+
+
+def test_a_client_comes_back_after_the_receiver_was_killed(tmp_path):
+    """The rows are in a sealed segment by then, and the log has forgotten them."""
+    path = tmp_path / "buffer"
+    with quiver.open(str(path), settings=SETTINGS) as store, receiving(store) as receiver:
+        with LossyProxy(receiver.port) as proxy:
+            conf = f"ws::addr=127.0.0.1:{proxy.port};sf_dir={tmp_path}/sf;close_flush_timeout_millis=100;"
+            sender = official().Sender.from_conf(conf)
+            sender.establish()
+            proxy.loses_answers = True
+            rows_to(sender, *range(10))
+            wait_until(lambda: len(values_of(store)) == 10)
+            store.flush()
+            store.ingest(quiver.Bundle({"logs": quiver_batch()}))
+            store.flush()
+            shutil.copytree(path, tmp_path / "after")
+        with pytest.raises(official().QuestDBError):
+            sender.close()
+    with quiver.open(str(tmp_path / "after"), settings=SETTINGS) as store, receiving(store) as receiver:
+        conf = f"ws::addr=127.0.0.1:{receiver.port};sf_dir={tmp_path}/sf;"
+        with official().Sender.from_conf(conf) as sender:
+            rows_to(sender, 10)
+        assert sorted(values_of(store)) == list(range(11))
+
+
+def quiver_batch():
+    import pyarrow as pa
+
+    return pa.record_batch([pa.array([1])], names=["a"])
+
+
+def wait_until(condition):
+    pause = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError("waited in vain")
+
+
+# ── connections ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_never_answered_is_recognised_on_the_next_connection(store):
+    """In order, up to the first table that is new; afterwards everything is."""
+    with receiving(store) as receiver, LossyProxy(receiver.port) as proxy:
+        with client(proxy) as connection:
+            for number in range(2):
+                assert isinstance(send(connection, message(number)), Ok)
+            proxy.loses_answers = True
+            for number in (2, 3):
+                connection.send(message(number))
+            wait_until(lambda: len(values_of(store)) == 4)
+            proxy.cut()
+        proxy.loses_answers = False
+        with client(proxy) as connection:
+            for number in (2, 3, 4, 0):
+                assert isinstance(send(connection, message(number)), Ok)
+    assert values_of(store) == [0, 1, 2, 3, 4, 0]
+
+
+def test_the_same_rows_on_one_connection_are_other_rows(store):
+    """Nobody sends again where the first was not lost."""
+    with receiving(store) as receiver, client(receiver) as connection:
+        for _ in range(3):
+            assert isinstance(send(connection, message(7)), Ok)
+    assert len(values_of(store)) == 3
+
+
+@pytest.mark.parametrize("at", [1000, None])
+def test_what_a_client_knows_to_be_stored_is_not_expected_again(store, at):
+    """It said goodbye after it had answered: whoever says the same is somebody else."""
+    with receiving(store) as receiver:
+        for _ in range(3):
+            with client(receiver) as connection:
+                assert isinstance(send(connection, message(1, at=at)), Ok)
+    assert len(values_of(store)) == 3
+
+
+def test_two_open_connections_that_say_the_same_are_two_clients(store):
+    """Message by message, side by side."""
+    with receiving(store) as receiver, client(receiver) as one, client(receiver) as other:
+        for number in range(5):
+            assert isinstance(send(one, message(number)), Ok)
+            assert isinstance(send(other, message(number)), Ok)
+            assert isinstance(send(other, message(10 + number)), Ok)
+            assert isinstance(send(one, message(10 + number)), Ok)
+    assert sorted(values_of(store)) == sorted([*range(5), *range(10, 15)] * 2)
+
+
+def test_a_host_that_vanished_is_waited_for_and_then_given_up(store):
+    """Its connection looks open, and does not answer: its next one is not stored beside it."""
+    settings = replace(HERE, keepalive=KeepaliveSettings(ping_timeout_s=0.2))
+    with receiving(store, settings) as receiver, LossyProxy(receiver.port) as proxy, client(proxy) as vanished:
+        proxy.loses_answers = True
+        vanished.send(message(1))
+        wait_until(lambda: len(values_of(store)) == 1)
+        with client(receiver) as connection:
+            assert isinstance(send(connection, message(1)), Ok)
+            assert isinstance(send(connection, message(2)), Ok)
+        proxy.loses_answers = False
+        with pytest.raises(ConnectionClosed):
+            vanished.recv(10)
+    assert values_of(store) == [1, 2]
+
+
+def test_without_recognition_everything_is_stored(store):
+    """Off by 0."""
+    with receiving(store, replace(HERE, dedupe_window_s=0)) as receiver, LossyProxy(receiver.port) as proxy:
+        proxy.loses_answers = False
+        for _ in range(2):
+            with client(proxy) as connection:
+                connection.send(message(1))
+                wait_until(lambda: values_of(store))
+                drop(connection)
+        wait_until(lambda: len(values_of(store)) == 2)
+
+
+def test_a_connection_that_breaks_again_and_again_stores_each_row_once(store):
+    """Our sender, through a receiver that is stopped and started on the same port."""
+    with receiving(store) as receiver:
+        settings = replace(HERE, listening_addr=f"127.0.0.1:{receiver.port}")
+        sender = Sender.from_conf(
+            f"ws::addr=127.0.0.1:{receiver.port};auto_flush_rows=1;reconnect_initial_backoff_millis=10;"
+            "reconnect_max_backoff_millis=50;close_flush_timeout_millis=20000;"
+        )
+        for number in range(30):
+            sender.row("t", columns={"v": number}, at=number + 1)
+    for turn in range(1, 4):
+        with receiving(store, settings):
+            for number in range(turn * 30, turn * 30 + 30):
+                sender.row("t", columns={"v": number}, at=number + 1)
+    with receiving(store, settings):
+        sender.close()
+    assert values_of(store) == list(range(120))
+
+
+class Gated:
+    """A store that takes nothing until `gate` is set; `entered` says that somebody waits."""
+
+    def __init__(self, store):
+        self._store = store
+        self.gate, self.entered = threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def ingest(self, bundle):
+        self.entered.set()
+        assert self.gate.wait(30)
+        return self._store.ingest(bundle)
+
+
+@pytest.mark.parametrize("at", [1000, None])
+def test_a_queue_that_a_broken_connection_left_is_not_stored_beside_what_is_sent_again(store, at):
+    """The client comes back while the first connection's messages still wait, and is faster than these."""
+    gated = Gated(store)
+    with receiving(gated) as receiver:
+        with client(receiver) as connection:
+            for number in range(200):
+                connection.send(message(number, at=at))
+            assert gated.entered.wait(30)
+            drop(connection)
+        with client(receiver) as connection:
+            for number in range(200):
+                connection.send(message(number, at=at))
+            gated.gate.set()
+            while answer(connection).sequence < 199:
+                pass
+    assert values_of(store) == list(range(200))
+
+
+# ── step by step, without a port ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("at", [1000, None])
+@pytest.mark.parametrize("begun", [0, 1, 2])
+def test_who_comes_back_takes_over_wherever_the_broken_connection_is(store, begun, at):
+    """Message by message, without threads: what the old one had stored is recognised, it stores nothing more."""
+    messages = [message(number, at=at) for number in range(4)]
+    with taking(store) as intake:
+        old, new = intake.open(), intake.open()
+        old.take(messages[:begun])
+        old.silence()
+        assert new.take(messages[:3]).done == 3
+        found = old.take(messages[begun:])
+        assert (found.outcome, found.done) == ("replaced", begun)
+        old.close()
+        assert new.take(messages[3:]).done == 4
+    assert values_of(store) == [0, 1, 2, 3]
+
+
+def test_a_connection_that_may_be_broken_is_asked_first(store):
+    """The later one waits; then the answer shows two clients, or the end of the other one shows one."""
+    with taking(store) as intake:
+        one, two, three = (intake.open() for _ in range(3))
+        one.take([message(0)])
+        asked = two.take([message(0), message(1)])
+        assert (asked.outcome, asked.done, asked.asked) == ("unproven", 0, {one.number})
+        one.is_alive()
+        assert two.take([message(0), message(1)]).done == 2
+        asked = three.take([message(1)])
+        assert (asked.outcome, asked.asked) == ("unproven", {two.number})
+        broken(two)
+        assert three.take([message(1)]).done == 1
+    assert values_of(store) == [0, 0, 1]
+
+
+def test_the_earlier_of_two_connections_is_asked_for_itself_when_the_later_one_was_faster(store):
+    """What it still has to store is stored when it answers, and left to the other one when it is over."""
+    with taking(store) as intake:
+        slow, slower, fast = (intake.open() for _ in range(3))
+        assert fast.take([message(0)]).done == 1
+        for one in (slow, slower):
+            asked = one.take([message(0)])
+            assert (asked.outcome, asked.asked) == ("unproven", {one.number})
+        slow.is_alive()
+        assert slow.take([message(0)]).done == 1
+        slower.silence()
+        assert slower.take([message(0)]).outcome == "replaced"
+    assert values_of(store) == [0, 0]
+
+
+def test_senders_that_differ_are_never_asked(store):
+    """By client id, by host, by credential."""
+    keys = {
+        sender_key("a", "10.0.0.1", []),
+        sender_key("b", "10.0.0.1", []),
+        sender_key(None, "10.0.0.1", []),
+        sender_key(None, "10.0.0.2", []),
+        sender_key(None, "10.0.0.2", ["Basic x"]),
+    }
+    assert len(keys) == 5
+    assert sender_key("a", "10.0.0.1", []) == sender_key("a", "10.0.0.9", []), "a client that says who it is may move"
+    with taking(store) as intake:
+        for key in keys:
+            one = intake.open(key)
+            assert one.take([message(0)]).done == 1
+    assert values_of(store) == [0] * 5
+
+
+def test_what_nobody_was_told_may_be_sent_again_from_elsewhere(store):
+    """And only once: no stored row is confirmed to two clients."""
+    with taking(store) as intake:
+        lost = intake.open(b"host 1")
+        lost.take([message(0), message(1)])
+        broken(lost)
+        for key in (b"host 2", b"host 3"):
+            other = intake.open(key)
+            assert other.take([message(0), message(1)]).done == 2
+            told(other)
+            broken(other)
+    assert values_of(store) == [0, 1, 0, 1]
+
+
+def test_what_a_client_was_told_is_recognised_from_the_same_sender_alone(store):
+    """It may not have heard it; another sender surely has not said it."""
+    with taking(store) as intake:
+        one = intake.open(b"a")
+        one.take([message(0)])
+        heard_of(one)
+        broken(one)
+        assert intake.open(b"b").take([message(0)]).tables == {"t": 1}
+        assert intake.open(b"a").take([message(0)]).tables == {"t": 0}
+    assert values_of(store) == [0, 0]
+
+
+def test_rows_without_a_time_that_were_confirmed_are_never_taken_for_repetitions(store):
+    """Two heartbeats may say the same; one that was not confirmed is sent again."""
+    with taking(store) as intake:
+        one = intake.open()
+        one.take([message(0, at=None)])
+        heard_of(one)
+        one.take([message(1, at=None)])
+        broken(one)
+        assert intake.open().take([message(0, at=None), message(1, at=None)]).done == 2
+    assert values_of(store) == [0, 1, 0]
+
+
+def test_a_client_that_waits_for_durability_sends_again_what_is_not_durable(store):
+    """It was told that its rows are stored, and knows it, and keeps them all the same."""
+    with taking(store) as intake:
+        one = intake.open()
+        for number in range(3):
+            one.take([message(number)])
+            one.told(durable=True)
+            one.pong(one.ping())
+        one.told_durable(0)
+        one.pong(one.ping())
+        one.close(in_order=True)
+        assert intake.open().take([message(1), message(2)]).done == 2
+        assert values_of(store) == [0, 1, 2]
+        one = intake.open()
+        one.take([message(3)])
+        one.told(durable=True)
+        one.told_durable(3)
+        one.pong(one.ping())
+        one.close(in_order=True)
+        assert intake.open().take([message(3)]).done == 1
+    assert values_of(store) == [0, 1, 2, 3, 3]
+
+
+def test_a_group_that_was_not_committed_is_sent_again(store):
+    """Its messages are stored, and confirmed with the last of them."""
+    with taking(store) as intake:
+        one = intake.open()
+        one.take([message(0), message(1, flags=Flags.DEFER_COMMIT)])
+        told(one)
+        one.close(in_order=True)
+        assert intake.open().take([message(1, flags=Flags.DEFER_COMMIT), message(2)]).done == 2
+    assert values_of(store) == [0, 1, 2]
+
+
+def test_a_client_may_come_back_days_later_unless_that_is_limited(store):
+    """By time after the end of its connection."""
+    for number, (window_s, expected) in enumerate([(None, 1), (3600, 2)]):
+        clock = ManualClock()
+        with taking(store, replace(HERE, dedupe_window_s=window_s), clock=clock) as intake:
+            one = intake.open()
+            one.take([message(0, table=f"t{number}")])
+            broken(one)
+            clock.advance(3 * 86_400)
+            assert intake.open().take([message(0, table=f"t{number}")]).done == 1
+        assert len(values_of(store, f"t{number}")) == expected
+
+
+def test_as_many_bytes_are_remembered_as_a_client_may_keep(store, monkeypatch):
+    """Of each connection; of all together so many tables. The oldest are forgotten first."""
+    monkeypatch.setattr("quiver.receivers.qwp_replay._TRIM_BYTES", 1000)
+    size = len(message(100))
+    with taking(store, replace(HERE, dedupe_bytes_max=5000)) as intake:
+        intake.open().take([message(100 + number) for number in range(300)])
+        assert 5000 // size <= len(intake.replay) <= 6000 // size + 1
+    monkeypatch.setattr("quiver.receivers.qwp_ledger._EVICTED_AT_ONCE", 50)
+    with taking(store, replace(HERE, dedupe_entries_max=100)) as intake:
+        for turn in range(2):
+            one = intake.open()
+            one.take([message(1000 * turn + number) for number in range(60)])
+            broken(one)
+            assert 50 < len(intake.replay) <= 100
+        assert intake.open(b"x").take([message(20)]).tables == {"t": 420}
+        assert intake.open(b"x").take([message(1059)]).tables == {"t": 419}
+
+
+def test_what_a_client_knows_is_forgotten_soon(store, monkeypatch):
+    """All but a few segments: it has removed the others."""
+    monkeypatch.setattr("quiver.receivers.qwp_replay._KNOWN_BYTES", 5000)
+    monkeypatch.setattr("quiver.receivers.qwp_replay._TRIM_BYTES", 1000)
+    size = len(message(100))
+    with taking(store) as intake:
+        one = intake.open()
+        for turn in range(10):
+            one.take([message(100 + number) for number in range(50 * turn, 50 * turn + 50)])
+            told(one)
+        assert 5000 // size <= len(intake.replay) <= 5000 // size + 80
+
+
+# ── from one process to the next ─────────────────────────────────────────────────────────────────────
+
+
+def copied(tmp_path, store, name):
+    """A store as it would be found if the process died now."""
+    return shutil.copytree(store.path, tmp_path / name)
+
+
+def test_a_process_that_dies_leaves_what_it_knows(store, tmp_path):
+    """Whose connection it was, and what was told on those that had ended before."""
+    with taking(store) as intake:
+        ended, known, living = intake.open(b"a"), intake.open(b"a"), intake.open(b"a")
+        for number, one in enumerate((ended, known, living)):
+            one.take([message(number)])
+        told(known)
+        known.close(in_order=True)
+        broken(ended)
+        intake.open().take([message(9)])
+        after = copied(tmp_path, store, "after")
+    with quiver.open(str(after), settings=SETTINGS) as later, taking(later) as intake:
+        assert intake.open(b"b").take([message(2)]).tables == {"t": 4}, "what was told on it is not known"
+        assert intake.open(b"b").take([message(0)]).tables == {"t": 0}, "nothing was told on it"
+        assert intake.open(b"a").take([message(1)]).tables == {"t": 5}, "the client knows it"
+        assert intake.open(b"a").take([message(2)]).tables == {"t": 2}
+
+
+def test_what_the_ledger_does_not_have_is_read_from_the_log(store, tmp_path):
+    """The process died between the two; whoever sends it again is taken for its sender."""
+    with taking(store) as intake:
+        intake.open(b"a").take([message(0)])
+        without = copied(tmp_path, store, "without")
+        intake.open(b"a").take([message(1), message(2, at=None)])
+        after = copied(tmp_path, store, "after")
+    for name in (LEDGER_NAME, f"{LEDGER_NAME}-wal"):
+        shutil.copy(without / name, after / name)
+    with quiver.open(str(after), settings=SETTINGS) as later, taking(later) as intake:
+        assert intake.open(b"c").take([message(1)]).tables == {"t": 1}
+        assert intake.open(b"c").take([message(0)]).tables == {"t": 3}
+        assert intake.open(b"c").take([message(2, at=None)]).tables == {"t": 4}
+
+
+def test_a_receiver_that_was_stopped_reads_nothing_from_the_log(store):
+    """What it stored it knows; the rest is not for it to judge."""
+    with taking(store) as intake:
+        one = intake.open()
+        one.take([message(0)])
+        told(one)
+        one.close(in_order=True)
+    with taking(store) as intake:
+        assert len(intake.replay) == 0
+        assert intake.open(b"other").take([message(0)]).done == 1
+    assert values_of(store) == [0, 0]
+
+
+def test_rows_that_the_store_lost_are_not_taken_for_stored(store, tmp_path):
+    """After a loss of power the ledger may be ahead of the log."""
+    with taking(store) as intake:
+        before = copied(tmp_path, store, "before")
+        one = intake.open()
+        one.take([message(0)])
+        broken(one)
+        intake.replay.commit()
+        for name in (LEDGER_NAME, f"{LEDGER_NAME}-wal"):
+            shutil.copy(f"{store.path}/{name}", before / name)
+    with quiver.open(str(before), settings=SETTINGS) as later, taking(later) as intake:
+        assert intake.open().take([message(0)]).done == 1
+        assert values_of(later) == [0]
+
+
+def test_a_ledger_that_cannot_be_read_is_set_aside(store, tmp_path):
+    """Junk, a later version, a directory: rows may be repeated, and none is lost or refused."""
+    path = tmp_path / "buffer" / LEDGER_NAME
+    for number, kind in enumerate(["junk", "version", "directory"]):
+        if kind == "junk":
+            path.write_bytes(b"junk" * 1000)
+        elif kind == "version":
+            with closing(sqlite3.connect(path)) as database:
+                database.execute("PRAGMA user_version = 99")
+        else:
+            path.unlink()
+            path.mkdir()
+        observer = InMemoryObserver()
+        with taking(store, observer=observer) as intake:
+            assert intake.open().take([message(number)]).done == 1
+        assert path.is_file()
+        aside = path.with_name(f"{LEDGER_NAME}.damaged")
+        assert aside.exists()
+        shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+    assert values_of(store) == [0, 1, 2]
+
+
+def test_two_receivers_of_a_store_have_a_file_each(store, tmp_path):
+    """The second one takes the next name."""
+    with taking(store) as first, taking(store) as second:
+        for intake in (first, second):
+            assert intake.open().take([message(0)]).done == 1
+    names = {path.name for path in (tmp_path / "buffer").glob(f"{LEDGER_NAME}*")}
+    assert names == {LEDGER_NAME, f"{LEDGER_NAME}-2"}
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(store):
+    """It is counted and reported; what is sent again meanwhile is stored again."""
+    observer = InMemoryObserver()
+    with taking(store, observer=observer) as intake:
+        one = intake.open()
+        one.take([message(0)])
+        intake.replay._ledger._database.execute("PRAGMA query_only = 1")
+        assert one.take([message(1)]).done == 2
+        assert observer.total("quiver.receiver.replay_ledger_failures_total") > 0
+        intake.replay._ledger._database.execute("PRAGMA query_only = 0")
+        assert one.take([message(2)]).done == 3
+    assert values_of(store) == [0, 1, 2]
