@@ -29,7 +29,8 @@ def served(tmp_path, make_bundle):
         for _ in range(2):
             subscriber.next_bundle(timeout=0).ack()
         store.maintain()
-        endpoint.start(store)
+        endpoint.start()
+        endpoint.observe(store)
         try:
             yield tmp_path / "buffer", endpoint.address
         finally:

@@ -34,7 +34,8 @@ def endpoint():
 def test_it_serves_counters_latencies_and_gauges(endpoint, tmp_path):
     """After a durable bundle, a sealed segment and a subscriber that lags, a scrape has all of it, with its words."""
     with open_store(tmp_path / "d", observer=endpoint.observer, background=False) as store:
-        endpoint.start(store)
+        endpoint.start()
+        endpoint.observe(store)
         store.register("slow", start="earliest")
         store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1, 2]})}), durable=True)
         store.flush()
@@ -54,10 +55,11 @@ def test_it_serves_counters_latencies_and_gauges(endpoint, tmp_path):
 def test_a_port_that_is_taken_is_said_so(endpoint, tmp_path):
     """With the address; what held it goes on."""
     with open_store(tmp_path / "d", background=False) as store:
-        endpoint.start(store)
+        endpoint.start()
+        endpoint.observe(store)
         other = MetricsEndpoint(endpoint.address)
         with pytest.raises(RetryLater, match=endpoint.address):
-            other.start(store)
+            other.start()
         other.stop()
         assert "quiver_wal_files" in fetch(endpoint.address)
 
@@ -65,7 +67,8 @@ def test_a_port_that_is_taken_is_said_so(endpoint, tmp_path):
 def test_after_stop_nobody_answers(endpoint, tmp_path):
     """Stopping twice is fine."""
     with open_store(tmp_path / "d", background=False) as store:
-        endpoint.start(store)
+        endpoint.start()
+        endpoint.observe(store)
         endpoint.stop()
         endpoint.stop()
         with pytest.raises(urllib.error.URLError):

@@ -73,7 +73,9 @@ def run(
     if check:
         _tell(checked, described)
         return
-    options = RunOptions(given, directory, cores, drain_s, 0 if stop_with_stdin else None)
+    options = RunOptions(
+        given, directory, cores, drain_s, 0 if stop_with_stdin else None, os.environ.get("NOTIFY_SOCKET")
+    )
     _tell_briefly(checked, described)
     typer.echo(f"logs and state in {options.run_dir}; Ctrl-C stops")
 

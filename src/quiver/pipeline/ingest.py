@@ -24,6 +24,7 @@ from quiver.pipeline.child import DRAIN_S, ChildContext, child_main, set_log_lev
 from quiver.pipeline.counts import CountsRead
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
+from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
 from quiver.receivers.settings import split_address
@@ -109,18 +110,26 @@ def ingest(context: ChildContext) -> None:
     # gRPC's own log tells of every failed handshake: whoever can reach the port could fill the disk with it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     pipeline = context.pipeline
-    endpoint = None if pipeline.metrics is None else MetricsEndpoint(_own_address(pipeline.metrics.listen, context))
-    observer = InMemoryObserver() if endpoint is None else endpoint.observer
+    health = Health()
+    endpoint = None
     with ExitStack() as stores:
+        if pipeline.metrics is not None:
+            # First of all, so that probes have their answer while a long log is recovered.
+            endpoint = MetricsEndpoint(_own_address(pipeline.metrics.listen, context), health)
+            stores.callback(endpoint.stop)
+            endpoint.start()
+        observer = InMemoryObserver() if endpoint is None else endpoint.observer
         stations = [_open(part, context, observer, stores) for part in pipeline.parts()]
         try:
             for station in stations:
                 station.send()
             if endpoint is not None:
                 main = context.pipeline.main.name
-                endpoint.start(next(one.own for one in stations if one.buffer.name == main))
+                endpoint.observe(next(one.own for one in stations if one.buffer.name == main))
+            for station in stations:
+                health.watch(station.buffer.name, station.own)
             counts = CountsRead(context.run_dir, observer)
-            _receive(context, stations, counts)
+            _receive(context, stations, counts, health)
             _close(context, stations)
             while not context.lifeline.wait(LOOK_S):
                 _look(context, stations, counts)
@@ -128,9 +137,6 @@ def ingest(context: ChildContext) -> None:
         except BaseException:
             _stop_sending(stations, 0.0)
             raise
-        finally:
-            if endpoint is not None:
-                endpoint.stop()
         _stop_sending(stations, context.lifeline.left_s(context.drain_s))
     _log.info("stopped")
 
@@ -191,16 +197,17 @@ def _open(part: Pipeline, context: ChildContext, observer: Observer, stores: Exi
     return _Station(part, store, own, observer)
 
 
-def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead) -> None:
+def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead, health: Health) -> None:
     receivers: list[Receiver] = []
     try:
         for station in stations:
-            place = _place(station, context)
+            place = _place(station, context, health)
             for node in station.buffer.receivers:
                 for receiver in node.config.receivers(place):
                     receivers.append(receiver)
                     receiver.start()
         listening = [receiver.settings.listening_addr for receiver in receivers]
+        health.phase = "listening"
         write_ready(context.run_dir, context.ready_name, {"listening": listening})
         _log.info("listening on %s", ", ".join(listening))
         while not context.lifeline.wait(LOOK_S) and not context.lifeline.is_closing:
@@ -208,6 +215,7 @@ def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead
                 _reload(context, stations)
             _look(context, stations, counts)
     finally:
+        health.phase = "stopping"
         for receiver in receivers:
             receiver.stop(GRACE_S)
 
@@ -248,9 +256,15 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
     _log.info("reloaded")
 
 
-def _place(station: _Station, context: ChildContext) -> ReceiverPlace:
-    is_durable = station.buffer.kind != "memory"
-    return ReceiverPlace(station.own, station.observer, is_durable=is_durable, cores=context.cores, core=context.core)
+def _place(station: _Station, context: ChildContext, health: Health) -> ReceiverPlace:
+    return ReceiverPlace(
+        station.own,
+        station.observer,
+        is_durable=station.buffer.kind != "memory",
+        cores=context.cores,
+        core=context.core,
+        problems=health.store_problems,
+    )
 
 
 if __name__ == "__main__":

@@ -1,62 +1,113 @@
 """
-Where a running pipeline tells its metrics: Prometheus text over HTTP.
+The HTTP port of a running pipeline: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever supervises it.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from quiver.errors import RetryLater
 from quiver.metrics import ObservedStore, OpenTelemetryObserver, observe_store
+from quiver.pipeline.health import Health
 from quiver.receivers.settings import split_address
 
 __all__ = ["MetricsEndpoint"]
+
+_REQUEST_TIMEOUT_S = 10.0
+"""A client that sends no request in this time is disconnected: its thread would be held for as long as it likes."""
+_TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"))
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _REQUEST_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its base's name
+        # A probe every few seconds would fill the log.
+        del format, args
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        # Its base asks the resolver for this machine's name, which may take long, and nothing here uses it.
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        super(WSGIServer, self).server_bind()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client that went away, or was too slow.
+        del request, client_address
 
 
 class MetricsEndpoint:
     """
     An observer for the store, and the port that answers with what it took.
 
+    =========== ======================================================================================
+    path        answer
+    =========== ======================================================================================
+    `/livez`    200 as long as the process answers
+    `/readyz`   200 when the process accepts requests, else 503; a line for each check, with its reason
+    `/metrics`  the metrics, in Prometheus' text format
+    others      404
+    =========== ======================================================================================
+
     Attributes:
         address: where it listens, ``host:port``; of port 0, once it is started, the one that was free.
         observer: for the store and the receivers.
+        health: what `/readyz` reports.
 
     Raises:
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, health: Health | None = None) -> None:
         # An extra; only what is configured is imported.
         from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
-        from prometheus_client import CollectorRegistry  # noqa: PLC0415
+        from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415
 
         self.address = address
-        self._registry = CollectorRegistry()
-        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
+        self.health = Health() if health is None else health
+        registry = CollectorRegistry()
+        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
+        self._metrics = make_wsgi_app(registry)
         self._provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
         self._meter = self._provider.get_meter("quiver")
-        self._server: Any = None
+        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self.observer = OpenTelemetryObserver(self._meter)
 
-    def start(self, store: ObservedStore) -> None:
+    def start(self) -> None:
         """
-        Answer from now on, with the figures of *store* too.
+        Answer from now on.
 
         Raises:
             RetryLater: the address is taken or not ours.
         """
-        from prometheus_client import start_http_server  # noqa: PLC0415
-
-        observe_store(store, self._meter)
         host, port = split_address(self.address)
         try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=self._registry)
+            self._server = _bound(host, port)
         except OSError as error:
             raise RetryLater(f"cannot listen on {self.address}: {error}") from error
-        self.address = f"{host}:{self._server.server_port}"
+        self._server.set_app(self._answer)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="quiver-metrics", daemon=True)
+        self._thread.start()
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
+
+    def observe(self, store: ObservedStore) -> None:
+        """
+        Add the figures of *store* to the metrics.
+        """
+        observe_store(store, self._meter)
 
     def stop(self) -> None:
         """
@@ -68,3 +119,33 @@ class MetricsEndpoint:
             server.server_close()
             self._thread.join()
             self._provider.shutdown()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
+            start_response("405 Method Not Allowed", [*_TEXT, ("Allow", "GET, HEAD")])
+            return [b"use GET\n"]
+        if path == "/metrics":
+            answer: Iterable[bytes] = self._metrics(environ, start_response)
+            return answer
+        if path == "/livez":
+            start_response("200 OK", [*_TEXT])
+            return [b"ok\n"]
+        if path == "/readyz":
+            return self._readiness(start_response)
+        start_response("404 Not Found", [*_TEXT])
+        return [b"not found; there are /metrics, /livez and /readyz\n"]
+
+    def _readiness(self, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        checks = self.health.checks()
+        is_ready = not any(checks.values())
+        start_response("200 OK" if is_ready else "503 Service Unavailable", [*_TEXT])
+        lines = [f"[-] {name}: {'; '.join(why)}" if why else f"[+] {name}" for name, why in checks.items()]
+        return ["\n".join([*lines, "ready" if is_ready else "not ready", ""]).encode()]
+
+
+def _bound(host: str, port: int) -> _Server:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    server_class = type("_Bound", (_Server,), {"address_family": family})
+    made: _Server = server_class(address[:2], _Handler)
+    return made

@@ -179,7 +179,7 @@ class MetricsConfig(Config):
     `metrics`, beside `nodes`: the ingest process tells its metrics.
 
     Attributes:
-        listen: where Prometheus reads them, ``host:port``. In plain text, to anybody who asks.
+        listen: ``host:port`` of `/metrics`, `/livez` and `/readyz`. In plain text, to anybody who asks.
         insecure: listen where others can reach it all the same.
     """
 
@@ -289,8 +289,10 @@ class OtlpReceiverConfig(ReceiverConfig):
         for protocol, settings in self.settings_at(place).items():
             # One window for both protocols: a client may come back by the other one.
             intake = intake or OtlpIntake(place.store, settings, observer=place.observer)
-            make = self._over_grpc() if protocol == "grpc" else OtlpHttpReceiver
-            yield make(place.store, settings, intake=intake)
+            if protocol == "grpc":
+                yield self._over_grpc()(place.store, settings, intake=intake, problems=place.problems)
+            else:
+                yield OtlpHttpReceiver(place.store, settings, intake=intake)
 
     def _over_grpc(self) -> Callable[..., Receiver]:
         from quiver.receivers.otlp_grpc import OtlpGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured

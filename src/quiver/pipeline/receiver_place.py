@@ -4,6 +4,7 @@ Where a receiver of a pipeline runs: which store it fills, and what that asks of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -51,6 +52,7 @@ class ReceiverPlace:
         is_durable: whether the store keeps on a disk what it has.
         cores: how many processes share the ports; None: there is one.
         core: which of them this one is.
+        problems: returns why the store is not ready for requests, one sentence each.
     """
 
     store: Store
@@ -58,6 +60,7 @@ class ReceiverPlace:
     is_durable: bool = True
     cores: int | None = None
     core: int = 0
+    problems: Callable[[], Sequence[str]] = tuple
 
     def settled(self, settings: _Settings) -> _Settings:
         """

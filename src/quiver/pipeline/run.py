@@ -39,6 +39,7 @@ from quiver.pipeline.extras import missing_extra
 from quiver.pipeline.graph import Pipeline, memory_directory
 from quiver.pipeline.reload import changed_queries, needs_restart, told
 from quiver.pipeline.scratch import scratch_of
+from quiver.pipeline.sd_notify import notify
 from quiver.pipeline.supervise import ChildSpec, Supervisor
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.backoff import Backoff
@@ -114,6 +115,7 @@ class RunOptions:
         drain_s: how long exporters go on for what is sealed, all together, once asked to stop; None: 25 s with Spark,
             else 8 s.
         lifeline_fd: stop when nothing more can be read here: whoever held the other end is gone.
+        notify_socket: where systemd wants to know that the pipeline is ready, and that it stops; None tells nobody.
     """
 
     assignments: Sequence[str]
@@ -121,6 +123,7 @@ class RunOptions:
     cores: int | None = None
     drain_s: float | None = None
     lifeline_fd: int | None = None
+    notify_socket: str | None = None
 
 
 def run_pipeline(
@@ -179,6 +182,7 @@ class _Running:
         self._reread = reread
         self._say = say
         self._file = self._keep(pipeline)
+        self._told_of_stop = False
         self.supervisor = Supervisor(
             _children(pipeline, options, self._file, self._scratch),
             on_change=self._on_change,
@@ -207,6 +211,9 @@ class _Running:
         except OSError as error:
             # A full disk: the children wait for room, and must not be killed because nobody can read of it.
             _log.warning("%s is not up to date: %s", STATE_NAME, error)
+        if supervisor.state == "stopping" and not self._told_of_stop:
+            self._told_of_stop = True
+            notify(self._options.notify_socket, "STOPPING=1")
         if what:
             self._tell(what)
 
@@ -268,7 +275,9 @@ class _Running:
             with never:
                 SYSTEM_CLOCK.wait(never, READY_LOOK_S)
         ports = dict.fromkeys(port for fact in facts.values() for port in fact.get("listening", ()))
-        self._tell(f"ready: listens on {', '.join(ports)}" if ports else "ready")
+        said = f"ready: listens on {', '.join(ports)}" if ports else "ready"
+        notify(self._options.notify_socket, "READY=1", f"STATUS={said}")
+        self._tell(said)
 
     def tell_what_remains(self) -> None:
         """

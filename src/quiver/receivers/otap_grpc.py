@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,6 +46,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         clock: handed to the intakes.
         observer: handed to the intakes; told when a stream ends for another reason than the client's.
         intake: share another receiver's intake of OTLP requests.
+        problems: as for OTLP.
 
     Raises:
         StoreFailed: the store could not be synced after the dedupe window was rebuilt.
@@ -61,8 +62,9 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         intake: OtlpIntake | None = None,
+        problems: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        super().__init__(store, settings, clock=clock, observer=observer, intake=intake)
+        super().__init__(store, settings, clock=clock, observer=observer, intake=intake, problems=problems)
         self.otap = OtapSettings() if otap is None else otap
         self._store = store
         captured = self.settings.capture_headers
@@ -93,6 +95,9 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         if self._closing is not None:
             self._closing.set()  # streams stop reading, answer what they have read, and end
         await super()._close(grace_s)
+
+    def _services(self) -> list[str]:
+        return [*super()._services(), *(tables.service.split("/")[1] for tables in SIGNALS.values())]
 
     def _handlers(self) -> list[Any]:
         found = super()._handlers()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from grpc import aio
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.observe import Observer
+from quiver.receivers.grpc_health import HealthService
 from quiver.receivers.inflate import GZIP_MAGIC
 from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
 from quiver.receivers.port import PortReceiver, try_to_bind
@@ -100,6 +101,7 @@ class OtlpGrpcReceiver(PortReceiver):
         clock: handed to the intake.
         observer: handed to the intake; told when the port is open to others, and who was not let in.
         intake: share another receiver's intake, and so its window, instead of making one.
+        problems: returns why the receiver is not ready; the health service reports SERVING while there are none.
 
     Raises:
         StoreFailed: the store could not be synced after the dedupe window was rebuilt.
@@ -114,6 +116,7 @@ class OtlpGrpcReceiver(PortReceiver):
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         intake: OtlpIntake | None = None,
+        problems: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.settings = OtlpSettings() if settings is None else settings
         self.intake = intake or OtlpIntake(store, self.settings, clock=clock, observer=observer)
@@ -121,6 +124,8 @@ class OtlpGrpcReceiver(PortReceiver):
         tls = self.settings.security.tls
         self._credentials = None if tls is None else grpc_credentials(tls, self._observer)
         self._server: Any = None
+        self._problems = problems
+        self._health: HealthService | None = None
         self._handling = 0  # requests that are read, or wait for the pool or in it; the loop's own
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
@@ -128,6 +133,8 @@ class OtlpGrpcReceiver(PortReceiver):
     async def _listen(self) -> int:
         self._server = server = aio.server(options=server_options(self.settings))
         server.add_generic_rpc_handlers(self._handlers())
+        self._health = HealthService(self._problems, self._services())
+        await self._health.start(server)
         address = self.settings.listening_addr
         try:
             if self._credentials is None:
@@ -140,6 +147,12 @@ class OtlpGrpcReceiver(PortReceiver):
             raise
         await server.start()
         return port
+
+    def _services(self) -> list[str]:
+        """
+        Return the names of the services on this port.
+        """
+        return list(SERVICES.values())
 
     def _handlers(self) -> list[Any]:
         """
@@ -156,6 +169,9 @@ class OtlpGrpcReceiver(PortReceiver):
         ]
 
     async def _close(self, grace_s: float) -> None:
+        health, self._health = self._health, None
+        if health is not None:
+            await health.stop()
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace_s)

@@ -122,6 +122,18 @@ class Admission:
             return Full(self._describe_cap(wanted), "cap")
         return None
 
+    def why_refused(self, nbytes: int) -> Full | None:
+        """
+        Return why a bundle of *nbytes* would be refused, or None. Called under the lock.
+
+        A segment that is being written is a pause and refuses nothing. Neither does a cap under `drop_oldest`, which
+        makes space by dropping.
+        """
+        full = self.why_full(nbytes)
+        if full is None or (full.cause in {"sealing", "log"} and self._parts.sealing.failure is None):
+            return None
+        return None if self._drops and full.cause in {"cap", "segments"} else full
+
     def _segments_ahead(self) -> int:
         # The open one will be a file, too.
         return self._parts.catalog.local_count + (self._parts.sealing.pending is not None) + 1

@@ -199,6 +199,12 @@ class Cleanup:
             gone = self._delete(_oldest(self._on_disk(self._finished()), left), "size")
             return Freed(copies.segments + gone.segments, copies.size_bytes + gone.size_bytes)
 
+    def has_finished(self) -> bool:
+        """
+        Return whether there are segments on disk that all subscribers have resolved, as far as this process knows.
+        """
+        return bool(self._on_disk(self._known(self._parts.registry.complete_segments())))
+
     def _on_disk(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
         return [info for info in infos if self._parts.catalog.is_local(info.seq)]
 

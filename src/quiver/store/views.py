@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quiver.errors import StoreClosed
+from quiver.errors import StoreClosed, StoreFailed
 from quiver.primitives.files import FileSystem
 from quiver.store.admission import Admission
+from quiver.store.cleanup import Cleanup
 from quiver.store.cold_tier import ColdTier
 from quiver.store.figures import figures
 from quiver.store.format.names import WAL_DIR
@@ -21,6 +22,9 @@ from quiver.store.wal.replay import logged_entries
 
 __all__ = ["StoreViews"]
 
+_PROBE_BYTES = 64 * 1024
+"""The size of the bundle that `problems` asks for space for."""
+
 
 class StoreViews:
     """
@@ -31,6 +35,7 @@ class StoreViews:
     _files: FileSystem
     _parts: Parts
     _admission: Admission
+    _cleanup: Cleanup
     _cold_tier: ColdTier
     _reader: StoreReader
     _sequence: int
@@ -53,6 +58,24 @@ class StoreViews:
         Return what counts for the size cap: `disk_bytes`, and what is in memory and will be a segment.
         """
         return self._admission.used_bytes
+
+    def problems(self) -> tuple[str, ...]:
+        """
+        Return why the store accepts no bundle now, one sentence each; empty when it accepts them. Waits for nothing.
+        """
+        if self._closed:
+            return (f"{self.path} is closed",)
+        with self._parts.lock:
+            try:
+                self._parts.wal.require_sound()
+            except StoreFailed as error:
+                return (f"the log failed: {error}",)
+            failure = self._parts.sealing.failure
+            full = self._admission.why_refused(_PROBE_BYTES)
+        if full is not None and full.cause in {"cap", "segments"} and self._cleanup.has_finished():
+            full = None  # the next bundle that needs the space gets it
+        found = [] if failure is None else [f"a segment cannot be written: {failure}"]
+        return (*found, *([] if full is None else [f"no space: {full.what}"]))
 
     def scan(
         self,

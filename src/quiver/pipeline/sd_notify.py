@@ -1,0 +1,32 @@
+"""
+Messages to systemd, as `sd_notify(3)` sends them: a datagram to the socket that `NOTIFY_SOCKET` names.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+__all__ = ["notify"]
+
+_log = logging.getLogger("quiver.pipeline")
+
+
+def notify(address: str | None, *assignments: str) -> None:
+    """
+    Send *assignments*, such as ``READY=1``, to the service manager. Does nothing without an address.
+
+    A message that cannot be sent is logged: the service goes on without its supervisor's knowledge.
+
+    Args:
+        address: the value of `NOTIFY_SOCKET`: a path, or a name in the abstract namespace that begins with ``@``.
+        assignments: what to tell, one variable each.
+    """
+    if not address:
+        return
+    target = f"\0{address[1:]}" if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto("\n".join(assignments).encode(), target)
+    except OSError as error:
+        _log.warning("cannot notify systemd at %s: %s", address, error)
