@@ -5,15 +5,17 @@ The HTTP port of a running pipeline: `/metrics` for Prometheus, `/livez` and `/r
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import RetryLater
 from quiver.metrics import ObservedStore, OpenTelemetryObserver, observe_store
 from quiver.pipeline.health import Health
+from quiver.primitives.worker import FINISHED, Finished, Worker
 from quiver.receivers.settings import split_address
 
 __all__ = ["MetricsEndpoint"]
@@ -83,7 +85,7 @@ class MetricsEndpoint:
         self._provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
         self._meter = self._provider.get_meter("quiver")
         self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         self.observer = OpenTelemetryObserver(self._meter)
 
     def start(self) -> None:
@@ -99,8 +101,16 @@ class MetricsEndpoint:
         except OSError as error:
             raise RetryLater(f"cannot listen on {self.address}: {error}") from error
         self._server.set_app(self._answer)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="quiver-metrics", daemon=True)
-        self._thread.start()
+        # A probe must be refused when the thread dies: one that waits for an answer says nothing.
+        self._worker = Worker(
+            "quiver-metrics",
+            partial(_serve, self._server),
+            every=0.0,
+            on_death=lambda _, server=self._server: server.server_close(),
+            clock=SYSTEM_CLOCK,
+            observer=self.observer,
+        )
+        self._worker.start()
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
 
     def observe(self, store: ObservedStore) -> None:
@@ -114,10 +124,10 @@ class MetricsEndpoint:
         Answer no more. Idempotent.
         """
         server, self._server = self._server, None
-        if server is not None and self._thread is not None:
+        if server is not None and self._worker is not None:
             server.shutdown()
             server.server_close()
-            self._thread.join()
+            self._worker.stop()
             self._provider.shutdown()
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -142,6 +152,11 @@ class MetricsEndpoint:
         start_response("200 OK" if is_ready else "503 Service Unavailable", [*_TEXT])
         lines = [f"[-] {name}: {'; '.join(why)}" if why else f"[+] {name}" for name, why in checks.items()]
         return ["\n".join([*lines, "ready" if is_ready else "not ready", ""]).encode()]
+
+
+def _serve(server: _Server) -> Finished:
+    server.serve_forever()
+    return FINISHED
 
 
 def _bound(host: str, port: int) -> _Server:
