@@ -15,7 +15,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import RetryLater
 from quiver.metrics import ObservedStore, OpenTelemetryObserver, observe_store
 from quiver.pipeline.health import Health
-from quiver.primitives.worker import FINISHED, Finished, Worker
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.receivers.settings import split_address
 
 __all__ = ["MetricsEndpoint"]
@@ -106,7 +106,7 @@ class MetricsEndpoint:
             "quiver-metrics",
             partial(_serve, self._server),
             every=0.0,
-            on_death=lambda _, server=self._server: server.server_close(),
+            on_death=self._refuse,
             clock=SYSTEM_CLOCK,
             observer=self.observer,
         )
@@ -129,6 +129,10 @@ class MetricsEndpoint:
             server.server_close()
             self._worker.stop()
             self._provider.shutdown()
+
+    def _refuse(self, _died: WorkerDied) -> None:
+        if self._server is not None:
+            self._server.server_close()
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
