@@ -1,5 +1,5 @@
 """
-The bytes of frames, messages, checkpoints and saved subscriptions, and the names of files.
+The bytes of frames, messages, checkpoints, saved subscriptions and watches, and the names of files.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from quiver.topics.format.frame import (
 from quiver.topics.format.message import Message, MessageCodec, decode_message
 from quiver.topics.format.salvage import next_frame_behind
 from quiver.topics.format.subscription import SavedSubscription, decode_subscription, encode_subscription
+from quiver.topics.format.watch import SeenRecord, decode_watch, encode_watch
 
 MESSAGE = bytes.fromhex(
     "0100000000000000 0100000000000000 0a00000000000000 2f64656661756c742f74"
@@ -265,6 +266,45 @@ def test_damaged_subscriptions():
         b'{"name": "a", "kind": "shared", "next_offset": 1, "acked": [[3, 3]], "attempts": {}}',
     ):  # fmt: skip
         assert isinstance(decode_subscription(b"%s\n%08x\n" % (line, zlib.crc32(line))), Damage)
+
+
+# ── the watch of owners ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_watch_comes_back():
+    """Its bytes are fixed; what a later version adds is passed over."""
+    records = {"/b/owner": SeenRecord(9, 0, 0), "/a/owner": SeenRecord(57, 3405691582, 86400123)}
+    data = encode_watch("5f0c", records)
+    line = (
+        b'{"quiver_topic_watch": 1, "boot": "5f0c", "records": '
+        b'{"/a/owner": [57, 3405691582, 86400123], "/b/owner": [9, 0, 0]}}'
+    )
+    assert data == line + b"\n%08x\n" % zlib.crc32(line)
+    assert decode_watch(data) == Frame(("5f0c", records), len(data))
+    later = line[:-1] + b', "colour": "blue"}'
+    assert isinstance(decode_watch(b"%s\n%08x\n" % (later, zlib.crc32(later))), Frame)
+
+
+def test_damaged_watches():
+    """Every cut and every flip is seen, and bytes behind it; what is no watch is damage, whatever its checksum says."""
+    data = encode_watch("5f0c", {"/a/owner": SeenRecord(57, 1, 2)})
+    for cut in range(len(data)):
+        assert isinstance(decode_watch(data[:cut]), NeedMore)
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x08
+        assert not isinstance(decode_watch(damaged), Frame)
+    assert isinstance(decode_watch(data + b"x"), Damage)
+    for line in (
+        b"[]", b"{}", b'{"quiver_topic_watch": 2, "boot": "b", "records": {}}',
+        b'{"quiver_topic_watch": 1, "boot": 7, "records": {}}', b'{"quiver_topic_watch": 1, "boot": "b"}',
+        b'{"quiver_topic_watch": 1, "boot": "b", "records": [1]}',
+        b'{"quiver_topic_watch": 1, "boot": "b", "records": {"k": [1, 2]}}',
+        b'{"quiver_topic_watch": 1, "boot": "b", "records": {"k": [1, 2, -3]}}',
+        b'{"quiver_topic_watch": 1, "boot": "b", "records": {"k": [1, 2, true]}}',
+        b'{"quiver_topic_watch": 1, "boot": "b", "records": {"k": 7}}',
+    ):  # fmt: skip
+        assert isinstance(decode_watch(b"%s\n%08x\n" % (line, zlib.crc32(line))), Damage)
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,17 +19,19 @@ from quiver.topics.format.frame import decode_frame
 from quiver.topics.format.message import decode_message
 from quiver.topics.format.sink_batch import decode_commit, encode_commit
 from quiver.topics.format.subscription import decode_subscription
+from quiver.topics.format.watch import decode_watch, encode_watch
 
 PAGES = Path(__file__).parents[2] / "docs" / "formats"
-KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription", "topic-sink"]
+KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription", "topic-sink", "topic-watch"]
 CODES = {"u32": "I", "u64": "Q"}
 STRUCTS = {
     "topic-wal": ["FRAME_HEADER"],
     "topic-checkpoint": ["CHECKPOINT_TRAILER"],
     "topic-subscription": [],
     "topic-sink": ["PART_HEADER"],
+    "topic-watch": [],
 }
-LIMITS = {"topic-wal": 2, "topic-checkpoint": 1, "topic-subscription": 1, "topic-sink": 1}
+LIMITS = {"topic-wal": 2, "topic-checkpoint": 1, "topic-subscription": 1, "topic-sink": 1, "topic-watch": 1}
 
 
 def page_of(kind: str) -> str:
@@ -111,3 +113,10 @@ def test_the_commit_example():
     assert isinstance(answer := decode_commit(text.encode()), Frame)
     assert encode_commit(answer.value) == text.encode()
     assert answer.value.parts[0].messages == 2
+
+
+def test_the_watch_example():
+    """The text is what the code writes."""
+    (text,) = re.findall(r"^```text\n(.*?)```", page_of("topic-watch"), re.MULTILINE | re.DOTALL)
+    assert isinstance(answer := decode_watch(text.encode()), Frame)
+    assert encode_watch(*answer.value) == text.encode()

@@ -20,6 +20,7 @@ from quiver.testing.faultmetadata import FaultMetadata
 from quiver.testing.faultobjects import FaultObjects
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.format.names import objects_prefix
+from quiver.topics.format.watch import WATCH_FILE
 from quiver.topics.log import TopicLog
 from quiver.topics.object_tier import ObjectColdTier
 from quiver.topics.settings import DeleterSettings, ObjectRetention, TopicSettings, UploaderSettings, WalSettings
@@ -68,6 +69,7 @@ class Rig:
     chosen: TopicSettings = field(default_factory=settings)
     owner: str = "one"
     patience_s: float = 0.0
+    takeover_wait: float = 0.0
 
     def __post_init__(self) -> None:
         self.observer = InMemoryObserver()
@@ -80,10 +82,11 @@ class Rig:
         self.tier = ObjectColdTier(
             self.objects, self.metadata, settings=self.chosen, owner=self.owner, files=self.disk, clock=self.clock,
             observer=self.observer, background=False, patience_s=self.patience_s,
+            watch_path=f"/topics/{WATCH_FILE}",
         )  # fmt: skip
         self.store = TopicStore.open(
             "/topics", settings=self.chosen, cold=self.tier, files=self.disk, clock=self.clock, observer=self.observer,
-            background=False,
+            background=False, takeover_wait=self.takeover_wait,
         )  # fmt: skip
         return self.store.topic(TOPIC)
 

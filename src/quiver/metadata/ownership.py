@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse, Fenced, MetadataUnavailable, SettingsInvalid
 from quiver.metadata.port import Entry, MetadataStore
+from quiver.primitives.checksum import crc32
 
 __all__ = ["Ownership", "Watch", "acquire"]
 
@@ -62,10 +63,20 @@ class Watch:
     Attributes:
         revision: of the record, as it was seen first; −1 before anything was seen.
         since_s: when, by the monotonic clock.
+        checksum: CRC-32 of the record's value: a metadata store that was made again counts its revisions again, too.
     """
 
     revision: int = -1
     since_s: float = 0.0
+    checksum: int = 0
+
+    def see(self, found: Entry | None, now_s: float) -> None:
+        """
+        Take note of the record as it is now; the watch begins again when it has changed.
+        """
+        seen = (found.revision, crc32(found.value)) if found else (0, 0)
+        if (self.revision, self.checksum) != seen:
+            (self.revision, self.checksum), self.since_s = seen, now_s
 
 
 def acquire(
@@ -102,12 +113,11 @@ def acquire(
     watch = watch or Watch()
     sleeping = threading.Condition()
     while True:
-        now = clock.monotonic()
         found = store.get(key)
+        now = clock.monotonic()  # after the answer: nobody watches a record from before it was written
         record = _decode(found) if found else None
         revision_seen = found.revision if found else 0
-        if watch.revision != revision_seen:
-            watch.revision, watch.since_s = revision_seen, now
+        watch.see(found, now)
         is_free = record is None or record.released or record.owner == owner or now - watch.since_s >= record.ttl_s
         if is_free:
             mine = _Record(owner, record.epoch + 1 if record else 1, ttl_s, released=False)
@@ -124,8 +134,8 @@ def _in_use(key: str, record: _Record | None, left_s: float) -> DirectoryInUse:
     if record is None:
         return DirectoryInUse(key, "another process")
     remedy = (
-        f"unload it there, or ask again: it is free once it was seen to be silent for another {math.ceil(left_s)} s"
-        " (its lease; closing alone does not end that)"
+        "close it there, or, if that process is dead, wait: it is free once its owner has been silent for another "
+        f"{math.ceil(left_s)} s, the rest of its lease"
     )
     return DirectoryInUse(key, f"owner {record.owner}", remedy=remedy, retry_after_s=left_s)
 

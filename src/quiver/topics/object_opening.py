@@ -19,6 +19,7 @@ from quiver.observe import Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
 from quiver.topics.format.names import METADATA_FILE, UPLOADER_CHECKPOINT, is_namespace
+from quiver.topics.format.watch import WATCH_FILE
 from quiver.topics.object_tier import ObjectColdTier
 from quiver.topics.settings import TopicSettings
 
@@ -168,7 +169,7 @@ def open_cold_tier(
         known = open_metadata(where, environment=environment)
         return ObjectColdTier(
             tier, known, settings=settings, owner=owner_of(files, root), files=files, clock=clock,
-            observer=observer, background=background, patience_s=patience_s,
+            observer=observer, background=background, patience_s=patience_s, watch_path=f"{root}/{WATCH_FILE}",
         )  # fmt: skip
     except BaseException:
         tier.close()

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, Fenced, QuiverError, StoreFailed, WrongUse
-from quiver.metadata.ownership import Ownership, Watch, acquire
+from quiver.errors import Damaged, DirectoryInUse, Fenced, QuiverError, StoreFailed, WrongUse
+from quiver.metadata.ownership import Ownership, acquire
 from quiver.metadata.port import MetadataStore
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
@@ -32,6 +32,7 @@ from quiver.topics.format.descriptor import SealedState, owner_key
 from quiver.topics.handover import UnfinishedHandOver, do_within
 from quiver.topics.replaced import set_replaced_aside
 from quiver.topics.settings import TopicSettings
+from quiver.topics.takeover import OwnerWatches, patiently
 from quiver.topics.tiered_reader import ObjectReader
 from quiver.topics.uploader import Uploader, uploaded_from
 from quiver.topics.wal import Wal
@@ -74,6 +75,7 @@ class ObjectColdTier:
         clock, observer: time, and where counts and events go.
         background: whether the threads run.
         patience_s: how long opening a topic watches another owner that may be dead; `metadata.lease_seconds` is enough.
+        watch_path: the file that keeps what was seen of other owners over a restart; None keeps nothing.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class ObjectColdTier:
         observer: Observer,
         background: bool = True,
         patience_s: float = 0.0,
+        watch_path: str | None = None,
     ) -> None:
         self._objects = objects
         self._metadata = metadata
@@ -100,7 +103,10 @@ class ObjectColdTier:
         self._random = Random()  # noqa: S311 - spreads retries, guards nothing
         self._guard = threading.Lock()
         self._owned: dict[str, _Owned] = {}
-        self._watches: dict[str, Watch] = {}
+        self._watches = OwnerWatches(
+            files, watch_path, metadata, clock=clock, observer=observer,
+            prefix=(settings.metadata.namespace + settings.uploader.root_prefix).rstrip("/"),
+        )  # fmt: skip
         self._is_closing = False
         self._left_behind = False
         self._died: WorkerDied | None = None
@@ -133,13 +139,8 @@ class ObjectColdTier:
         if self._died is not None:
             raise StoreFailed(f"{topic} cannot be opened: {self._died}; reopen the topics to recover")
         root = self._settings.metadata.namespace + self._settings.uploader.root_prefix
-        with self._guard:
-            # Who asks again and again has watched all the while.
-            watch = self._watches.setdefault(topic, Watch())
-        ownership = acquire(
-            self._metadata, owner_key(root.rstrip("/"), topic), owner=self._owner, clock=self._clock,
-            ttl_s=float(self._settings.metadata.lease_seconds), patience_s=self._patience_s, watch=watch,
-        )  # fmt: skip
+        key = owner_key(root.rstrip("/"), topic)
+        ownership = patiently(lambda: self._acquire(key), wait_s=self._patience_s, clock=self._clock)
         catalogue = ObjectCatalogue(
             self._metadata, root=root, topic=topic, commits=ownership, clock=self._clock, observer=self._observer
         )
@@ -160,8 +161,18 @@ class ObjectColdTier:
             raise
         with self._guard:
             self._owned[topic] = owned
-            self._watches.pop(topic, None)
+        self._watches.done(key)
         return next_offset
+
+    def _acquire(self, key: str) -> Ownership:
+        try:
+            return acquire(
+                self._metadata, key, owner=self._owner, clock=self._clock, watch=self._watches.of(key),
+                ttl_s=float(self._settings.metadata.lease_seconds),
+            )  # fmt: skip
+        except DirectoryInUse:
+            self._watches.look_at_all()  # from now on, whoever asks next, and also after a restart
+            raise
 
     def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:
         """

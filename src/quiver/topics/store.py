@@ -37,6 +37,7 @@ from quiver.topics.log import TopicLog
 from quiver.topics.object_opening import names_in, open_cold_tier, refuse_tier_in_vain, refuse_without_tier
 from quiver.topics.settings import TopicSettings
 from quiver.topics.subscribing import TopicSubscriptions
+from quiver.topics.takeover import patiently
 
 __all__ = ["TopicStore", "topics_below"]
 
@@ -60,6 +61,7 @@ class TopicStore(TopicSubscriptions):
         observer: Observer,
         cold: ColdTier | None,
         lock: Lock | None,
+        takeover_wait: float = 0.0,
     ) -> None:
         super().__init__()
         self.root = root
@@ -69,6 +71,7 @@ class TopicStore(TopicSubscriptions):
         self._observer = observer
         self._cold = cold
         self._lock = lock
+        self._takeover_wait = takeover_wait
         self._guard = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
         self._logs: dict[str, TopicLog] = {}
@@ -81,7 +84,7 @@ class TopicStore(TopicSubscriptions):
         self._worker = Worker(
             f"quiver-topics {root}", self._turn, every=self._tick_s, on_death=self._fail, clock=clock, observer=observer
         )
-        self._adoption = None if root is None else SinkAdoption(files, root, topic=self.topic, observer=observer)
+        self._adoption = None if root is None else SinkAdoption(files, root, topic=self._topic_now, observer=observer)
 
     @classmethod
     def open(
@@ -92,6 +95,7 @@ class TopicStore(TopicSubscriptions):
         objects: str | Mapping[str, Any] | ObjectLocation | None = None,
         metadata: str | Mapping[str, Any] | MetadataLocation | None = None,
         cold: ColdTier | None = None,
+        takeover_wait: float = 0.0,
         files: FileSystem = REAL_FILES,
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
@@ -107,18 +111,23 @@ class TopicStore(TopicSubscriptions):
             metadata: where descriptors and owners are (see `quiver.metadata`); by default as the settings say, or in a
                 file beside the topics.
             cold: the tier behind the files, made otherwise.
+            takeover_wait: seconds to wait for another process that has the directory; `topic` waits as long for another
+                owner. One that died is replaced when it was silent for its lease, `metadata.lease_seconds`; the time
+                that was waited counts over restarts of this process.
             files: the file system.
             clock: time.
             observer: where counts and events go.
             background: whether a thread does what `maintain` does.
 
         Raises:
-            DirectoryInUse: another process has the directory.
+            DirectoryInUse: another process has the directory, also after *takeover_wait*.
             AccessRefused, ObjectsUnavailable, MetadataUnavailable: see `open_cold_tier`.
             SettingsInvalid: see `TopicSettings.from_mapping`; or there was a tier before, and none is given now.
-            WrongUse: the path is empty; or there is a tier to be, and no directory, or metadata without objects.
+            WrongUse: the path is empty, *takeover_wait* is negative; or there is a tier to be, and no directory, or metadata without objects.
             OSError: the directory cannot be made.
         """
+        if not takeover_wait >= 0:
+            raise WrongUse(f"takeover_wait is a number of seconds from 0 on, not {takeover_wait}")
         chosen = settings if isinstance(settings, TopicSettings) else TopicSettings.from_mapping(settings or {})
         root = os.fspath(path) if path is not None else chosen.wal.dir
         refuse_tier_in_vain(root, chosen, objects=objects, metadata=metadata)
@@ -128,7 +137,8 @@ class TopicStore(TopicSubscriptions):
                 raise WrongUse("the path of the topics is empty; write . for the directory that this runs in")
             root = directory_name(root)
             files.make_dirs(root)
-            lock = hold(files, f"{root}/{LOCK_NAME}", owner="topics")
+            lock_path = f"{root}/{LOCK_NAME}"
+            lock = patiently(lambda: hold(files, lock_path, owner="topics"), wait_s=takeover_wait, clock=clock)
         observer = observer or InMemoryObserver()
         if cold is None and lock is not None and root is not None:
             try:
@@ -142,7 +152,10 @@ class TopicStore(TopicSubscriptions):
             except BaseException:
                 lock.release()
                 raise
-        store = cls(root, settings=chosen, files=files, clock=clock, observer=observer, cold=cold, lock=lock)
+        store = cls(
+            root, settings=chosen, files=files, clock=clock, observer=observer, cold=cold, lock=lock,
+            takeover_wait=takeover_wait,
+        )  # fmt: skip
         refuse_in_children(store, f"the topic store {root or 'in memory'}")
         if background:
             store._worker.start()
@@ -159,10 +172,15 @@ class TopicStore(TopicSubscriptions):
 
         Raises:
             WrongUse: no name of a topic, or it is open as the other kind.
-            DirectoryInUse: another process owns the topic.
+            DirectoryInUse: another process owns the topic, also after `takeover_wait`.
             StoreClosed: the store was closed.
             OSError: the disk failed.
         """
+        return patiently(
+            lambda: self._topic_now(name, reliable=reliable), wait_s=self._takeover_wait, clock=self._clock
+        )
+
+    def _topic_now(self, name: str, *, reliable: bool = True) -> TopicLog:
         topic = check_topic(name)
         with self._opening_of(topic):  # two callers, one log; other topics open meanwhile
             log = self._logs.get(topic)

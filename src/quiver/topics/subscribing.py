@@ -52,6 +52,10 @@ class TopicSubscriptions(ABC):
         Return the log of a topic; see `TopicStore.topic`.
         """
 
+    @abstractmethod
+    def _topic_now(self, name: str, *, reliable: bool = True) -> TopicLog:
+        pass
+
     def directory_of(self, topic: str) -> str | None:
         """
         Return the directory of a topic's files; None in memory.
@@ -233,7 +237,7 @@ class TopicSubscriptions(ABC):
                 "x-original-topic-offset": str(message.offset),
                 "x-delivery-attempt": str(attempts),
             }
-            dead = self.topic(f"{topic}{DEAD_LETTER_SUFFIX}")
+            dead = self._topic_now(f"{topic}{DEAD_LETTER_SUFFIX}")
             dead.append(message.payload, attributes=attributes, publish_time_ns=message.publish_time_ns, durable=True)
 
         return keep

@@ -43,6 +43,7 @@ __all__ = [
     "owner_key",
     "parse_object_id",
     "state_key",
+    "topics_prefix",
 ]
 
 INDEX_EVERY_MESSAGES = 1000
@@ -246,6 +247,13 @@ def object_key(topic: str, name: str) -> str:
     Return the key of the object *name* of *topic* in the object store.
     """
     return f"{objects_prefix(topic)}{name}"
+
+
+def topics_prefix(root: str) -> str:
+    """
+    Return what begins the keys of all topics.
+    """
+    return f"{root}/storage/topics/"
 
 
 def descriptors_prefix(root: str, topic: str) -> str:
