@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from typer.testing import CliRunner
@@ -141,3 +142,14 @@ def test_files_of_another_name(tmp_path):
     run("produce", tmp_path, TOPIC, "1", "--file-name", "events.log")
     run("repair", tmp_path, "--file-name", "events.log")
     assert "sound, 2 messages" in run("verify", tmp_path)
+
+
+def test_waiting_for_the_directory(root):
+    """As long as it is told: refused when the other process keeps it, done when that one is gone."""
+    store = TopicStore.open(root, background=False)
+    assert "in use" in run("produce", root, TOPIC, "x", "--wait", "0.01", code=1)
+    closing = threading.Timer(0.05, store.close)
+    closing.start()
+    run("produce", root, TOPIC, "x", "--wait", "60")
+    run("repair", root, "--wait", "60")
+    closing.join()

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.object_store import (
-    MetadataOptions,
-    ObjectOptions,
-    ObjectsUrl,
-    metadata_location,
-    object_location,
-)
+from quiver.cli.object_store import MetadataOptions, ObjectOptions, ObjectsUrl
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
 from quiver.cli.topic_objects import (
     Namespace,
@@ -31,6 +25,7 @@ from quiver.cli.topic_objects import (
     metadata_of,
     rebuild_catalogue,
 )
+from quiver.cli.topic_opening import FileName, MetadataUrl, Root, Topic, Wait, open_topics, tier_of
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -39,24 +34,11 @@ if TYPE_CHECKING:
     from quiver.topics.check import CheckedTopic
     from quiver.topics.format.message import Message
     from quiver.topics.read import TopicFiles
-    from quiver.topics.store import TopicStore
 
 __all__ = ["build_topic_app"]
 
 POLL_S = 0.2
 _LOOKS_MAX = 5
-
-Root = Annotated[Path, typer.Argument(help="The directory of the topics.")]
-Topic = Annotated[str, typer.Argument(help="namespace/topic")]
-MetadataUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--metadata", help="What is in objects: etcd://host:port, sqlite:///path; by default beside the topics."
-    ),
-]
-FileName = Annotated[
-    str | None, typer.Option("--file-name", help="What wal.file_name says, where that is not wal.log.")
-]
 
 
 def build_topic_app() -> typer.Typer:
@@ -86,7 +68,7 @@ def list_topics(
     """
     List the topics with their offsets, files and subscriptions. Works beside a live writer.
     """
-    tier = _tier(None, None, metadata, metadata_option, namespace, root_prefix)
+    tier = tier_of(None, None, metadata, metadata_option, namespace, root_prefix)
     checked = _check_each(root, _topics(root), tier).items()
     if as_json:
         print_json([{"topic": topic} | one.as_dict() for topic, one in checked])
@@ -118,7 +100,7 @@ def inspect(
     """
     Show a topic's files, subscriptions and whatever is wrong with them. Exits with 1 when something is damaged.
     """
-    tier = _tier(None, None, metadata, metadata_option, namespace, root_prefix)
+    tier = tier_of(None, None, metadata, metadata_option, namespace, root_prefix)
     (one,) = _check_each(root, [topic], tier).values()
     if as_json:
         print_json(one.as_dict())
@@ -153,7 +135,7 @@ def verify(
     and checked, too.
     """
     names = [topic] if topic is not None else _topics(root)
-    tier = _tier(objects, option, metadata, metadata_option, namespace, root_prefix)
+    tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
     checked = _check_each(root, names, tier, read_objects=True).values()
     if as_json:
         print_json([one.as_dict() for one in checked])
@@ -177,6 +159,7 @@ def repair(
     namespace: Namespace = "",
     root_prefix: RootPrefix = "/danube",
     file_name: FileName = None,
+    wait: Wait = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -189,9 +172,9 @@ def repair(
     from quiver.topics.format.names import QUARANTINE_DIR  # noqa: PLC0415 - keeps `--help` quick
 
     names = [topic] if topic is not None else _topics(root)
-    tier = _tier(objects, option, metadata, metadata_option, namespace, root_prefix)
+    tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
     before = _check_each(root, names, tier)
-    with _opened(root, tier, file_name) as store:
+    with open_topics(root, tier, file_name, wait_s=wait) as store:
         for name in names:
             with store.topic(name).reader("earliest", follow=False, on_lost="skip") as reader:
                 for _ in reader:  # damage is kept aside where it is met
@@ -241,7 +224,7 @@ def tail(
     if start not in {"earliest", "latest"} and not start.isdecimal():
         raise WrongUse("--from takes earliest, latest or an offset")
     at = int(start) if start.isdecimal() else 0 if start == "earliest" else source.next_offset()
-    tier = _tier(objects, option, metadata, metadata_option, namespace, root_prefix)
+    tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
     messages = _messages(root, topic, source, at, tier)
     printed = 0
     pause = threading.Condition()
@@ -291,6 +274,7 @@ def produce(
     namespace: Namespace = "",
     root_prefix: RootPrefix = "/danube",
     file_name: FileName = None,
+    wait: Wait = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -303,8 +287,8 @@ def produce(
             raise WrongUse(f"--attribute {pair!r}: write name=value")
         attributes[name] = value
     found: list[int] = []
-    tier = _tier(objects, option, metadata, metadata_option, namespace, root_prefix)
-    with _opened(root, tier, file_name) as store:
+    tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
+    with open_topics(root, tier, file_name, wait_s=wait) as store:
         log = store.topic(topic)
         # Bytes as they came: they need not be text.
         lines = map(os.fsencode, payloads) if payloads else (line.rstrip(b"\n") for line in sys.stdin.buffer)
@@ -326,31 +310,6 @@ def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
         print_json(rows)
     else:
         print_table(f"subscriptions of {topic}", rows)
-
-
-def _tier(
-    objects: str | None,
-    option: list[str] | None,
-    metadata: str | None,
-    metadata_option: list[str] | None,
-    namespace: str,
-    root_prefix: str,
-) -> TierPlace:
-    where = metadata_location(metadata, metadata_option)
-    return TierPlace(object_location(objects, option), where, namespace, root_prefix)
-
-
-def _opened(root: Path, tier: TierPlace, file_name: str | None) -> TopicStore:
-    from quiver.topics.settings import MetadataSettings, TopicSettings, UploaderSettings, WalSettings  # noqa: PLC0415
-    from quiver.topics.store import TopicStore  # noqa: PLC0415
-
-    wal = WalSettings() if file_name is None else WalSettings(file_name=file_name)
-    settings = TopicSettings(
-        wal=wal,
-        uploader=UploaderSettings(root_prefix=tier.root_prefix),
-        metadata=MetadataSettings(namespace=tier.namespace),
-    )
-    return TopicStore.open(root, settings=settings, objects=tier.objects, metadata=tier.metadata, background=False)
 
 
 def _topics(root: Path) -> list[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "owner_of",
     "refuse_tier_in_vain",
     "refuse_without_tier",
+    "tier_behind",
     "tier_signs",
 ]
 
@@ -117,6 +118,32 @@ def refuse_tier_in_vain(root: str | None, settings: TopicSettings, *, objects: o
         raise WrongUse("objects need a directory: without one (a path, or wal.dir) topics are in memory only")
     if metadata is not None and objects is None and settings.cloud is None:
         raise WrongUse("metadata says what is in the object store: it needs objects, too")
+
+
+def tier_behind(
+    root: str,
+    settings: TopicSettings,
+    *,
+    objects: str | Mapping[str, object] | ObjectLocation | None,
+    metadata: str | Mapping[str, object] | MetadataLocation | None,
+    files: FileSystem,
+    clock: Clock,
+    observer: Observer,
+    background: bool,
+) -> ObjectColdTier | None:
+    """
+    Return the tier of the topics below *root*, as `open_cold_tier` does; None where they have none.
+
+    Raises:
+        SettingsInvalid: they had one, and none is given now; or see `open_cold_tier`.
+    """
+    if objects is None and settings.cloud is None:
+        refuse_without_tier(files, root)
+        return None
+    return open_cold_tier(
+        root, settings, objects=objects, metadata=metadata, files=files, clock=clock, observer=observer,
+        background=background,
+    )  # fmt: skip
 
 
 def open_cold_tier(

@@ -34,7 +34,7 @@ from quiver.topics.format.names import (
 )
 from quiver.topics.handover import UnfinishedHandOver
 from quiver.topics.log import TopicLog
-from quiver.topics.object_opening import names_in, open_cold_tier, refuse_tier_in_vain, refuse_without_tier
+from quiver.topics.object_opening import names_in, refuse_tier_in_vain, tier_behind
 from quiver.topics.settings import TopicSettings
 from quiver.topics.subscribing import TopicSubscriptions
 from quiver.topics.takeover import patiently
@@ -112,8 +112,7 @@ class TopicStore(TopicSubscriptions):
                 file beside the topics.
             cold: the tier behind the files, made otherwise.
             takeover_wait: seconds to wait for another process that has the directory; `topic` waits as long for another
-                owner. One that died is replaced when it was silent for its lease, `metadata.lease_seconds`; the time
-                that was waited counts over restarts of this process.
+                owner. One that died is replaced when it was silent for its lease, `metadata.lease_seconds`.
             files: the file system.
             clock: time.
             observer: where counts and events go.
@@ -123,11 +122,10 @@ class TopicStore(TopicSubscriptions):
             DirectoryInUse: another process has the directory, also after *takeover_wait*.
             AccessRefused, ObjectsUnavailable, MetadataUnavailable: see `open_cold_tier`.
             SettingsInvalid: see `TopicSettings.from_mapping`; or there was a tier before, and none is given now.
-            WrongUse: the path is empty, *takeover_wait* is negative; or there is a tier to be, and no directory, or metadata without objects.
+            WrongUse: the path is empty, or *takeover_wait* negative; or there is a tier to be, and no directory, or
+                metadata without objects.
             OSError: the directory cannot be made.
         """
-        if not takeover_wait >= 0:
-            raise WrongUse(f"takeover_wait is a number of seconds from 0 on, not {takeover_wait}")
         chosen = settings if isinstance(settings, TopicSettings) else TopicSettings.from_mapping(settings or {})
         root = os.fspath(path) if path is not None else chosen.wal.dir
         refuse_tier_in_vain(root, chosen, objects=objects, metadata=metadata)
@@ -142,13 +140,10 @@ class TopicStore(TopicSubscriptions):
         observer = observer or InMemoryObserver()
         if cold is None and lock is not None and root is not None:
             try:
-                if objects is None and chosen.cloud is None:
-                    refuse_without_tier(files, root)
-                else:
-                    cold = open_cold_tier(
-                        root, chosen, objects=objects, metadata=metadata, files=files, clock=clock, observer=observer,
-                        background=background,
-                    )  # fmt: skip
+                cold = tier_behind(
+                    root, chosen, objects=objects, metadata=metadata, files=files, clock=clock, observer=observer,
+                    background=background,
+                )  # fmt: skip
             except BaseException:
                 lock.release()
                 raise

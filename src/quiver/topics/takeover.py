@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quiver.clock import Clock
-from quiver.errors import DirectoryInUse, MetadataUnavailable
+from quiver.errors import DirectoryInUse, MetadataUnavailable, WrongUse
 from quiver.metadata.ownership import Watch
 from quiver.metadata.port import MetadataStore
 from quiver.observe import Observer
@@ -63,7 +63,10 @@ def patiently(attempt: Callable[[], T], *, wait_s: float, clock: Clock) -> T:
 
     Raises:
         DirectoryInUse: it still does.
+        WrongUse: *wait_s* is negative or no number.
     """
+    if not wait_s >= 0:
+        raise WrongUse(f"takeover_wait is a number of seconds from 0 on, not {wait_s}")
     deadline = clock.monotonic() + wait_s
     sleeping = threading.Condition()
     while True:
