@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.aof import Retention
+from quiver.aof.check import check_log_directory
+from quiver.aof.files import LogFiles
 from quiver.aof.format.names import SegmentName, spare_name
 from quiver.aof.format.record import encode_record
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
@@ -225,27 +227,81 @@ def sealed_disk(count: int) -> CrashFileSystem:
     return files
 
 
-def test_the_pointer_may_be_missing_damaged_or_old():
-    """The segments say what it said; the watermark is the highest that anything says."""
-    for damage in (
-        None,
-        b"",
-        b"\xff" * 32,
-        encode_pointer(SealedPointer(0, 0, 0)),
-        encode_pointer(SealedPointer(99, 500, 0)),
-        b"\xff" * 100_000,
-    ):
-        files = sealed_disk(3)
-        path = f"{SEGMENTS}/current.sealed"
-        files.remove(path)
-        if damage is not None:
-            make(files, "current.sealed", damage)
-        with open_manager(files) as manager:
-            log = manager.log("orders")
-            assert payloads(log) == [b"record 0", b"record 1", b"record 2"]
-            assert log.coordinator_watermark == (500 if damage and damage[8] == 99 else 20)
-            newest = log.append_record(b"more") >> 32
-            assert newest == (100 if damage and damage[8] == 99 else 3)
+IMPOSSIBLE_POINTERS = {
+    "an id of 64 bits": SealedPointer((1 << 64) - 1, 20, 480),
+    "an id that no segment after it can have": SealedPointer(0xFFFF_FFFF, 20, 480),
+    "more segments than bytes": SealedPointer(1 << 31, 20, 100_000),
+    "bytes of 64 bits": SealedPointer(3, 20, (1 << 64) - 1),
+    "more bytes than segments": SealedPointer(3, 20, 1 << 40),
+    "no bytes": SealedPointer(99, 500, 0),
+    "bytes of another segment": SealedPointer(2, 20, 288),
+    "a watermark of another segment": SealedPointer(2, 1 << 63, 480),
+    "a place before later segments": SealedPointer(0, 0, 400),
+}
+
+
+def pointed(damage: bytes | None) -> CrashFileSystem:
+    """Three segments, the last one from byte 384 to 480 of the log, beside this pointer."""
+    files = sealed_disk(3)
+    files.remove(f"{SEGMENTS}/current.sealed")
+    if damage is not None:
+        make(files, "current.sealed", damage)
+    return files
+
+
+@pytest.mark.parametrize(
+    "damage", [None, b"", b"\xff" * 32, encode_pointer(SealedPointer(0, 0, 96)), b"\xff" * 100_000]
+)
+def test_the_pointer_may_be_missing_damaged_or_old(damage):
+    """The segments say what it said."""
+    with open_manager(pointed(damage)) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == [b"record 0", b"record 1", b"record 2"]
+        assert log.coordinator_watermark == 20
+        assert log.append_record(b"more") >> 32 == 3
+
+
+@pytest.mark.parametrize("pointer", IMPOSSIBLE_POINTERS.values(), ids=IMPOSSIBLE_POINTERS)
+def test_a_pointer_with_impossible_numbers_is_ignored(pointer):
+    """Every append behind it failed: its numbers do not fit into the header of a segment."""
+    files = pointed(encode_pointer(pointer))
+    beside = LogFiles(f"{ROOT}/orders", files=files)
+    assert beside.pointer() == SealedPointer(1, 10, 288)  # what the segment behind it vouches for
+    (finding,) = check_log_directory(files, "orders", beside.directory, read_records=True).findings
+    assert finding.path == f"{SEGMENTS}/current.sealed"
+    assert finding.reason.startswith("ignored: ")
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert payloads(log) == [b"record 0", b"record 1", b"record 2"]
+        assert log.coordinator_watermark == 20
+        assert log.append_record(b"more") >> 32 == 3
+        log.force_rollover(timeout_s=1)
+    assert beside.pointer().segment_id == 3
+    assert check_log_directory(files, "orders", beside.directory, read_records=True).findings == ()
+
+
+def test_a_pointer_to_a_lost_segment_counts():
+    """Nothing of it is used again: neither its id nor its place in the log, and its watermark stays."""
+    with open_manager(pointed(encode_pointer(SealedPointer(5, 500, 2000)))) as manager:
+        log = manager.log("orders")
+        assert log.coordinator_watermark == 500
+        assert log.append_record(b"more") >> 32 == 6
+        assert log.segment_snapshot()[-1].base_offset == 2000 + FOOTER_BYTES
+
+
+def test_a_bad_record_costs_itself_alone_where_the_pointer_is_lost_too():
+    """The footer of the next segment vouches for this one, so it is not cut at the bad record."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for _ in range(2):
+            log.append_records([b"one", b"two", b"three"])
+            log.force_rollover(timeout_s=1)
+    overwrite(files, segment_files(files)[0], b"X", HEADER_BYTES + 27 + 24)
+    files.remove(f"{SEGMENTS}/current.sealed")
+    with open_manager(files) as manager:
+        found = [record.payload for record in manager.log("orders").open_reader(on_damage="skip")]
+        assert found == [b"one", b"three", b"one", b"two", b"three"]
 
 
 def test_a_footer_that_promises_more_than_is_there():

@@ -10,7 +10,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quiver.aof.files import LogFiles, SegmentFile
-from quiver.aof.format.names import INCOMING, QUARANTINE, SEGMENTS, STATUS_NAME, WARM, SegmentName, parse_spare_name
+from quiver.aof.format.names import (
+    INCOMING,
+    POINTER_NAME,
+    QUARANTINE,
+    SEGMENTS,
+    STATUS_NAME,
+    WARM,
+    SegmentName,
+    parse_spare_name,
+)
 from quiver.aof.format.record import RecordScan, scan_records
 from quiver.aof.format.sealed_pointer import SealedPointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentFooter, SegmentHeader
@@ -154,6 +163,10 @@ def check_log_directory(files: FileSystem, name: str, directory: str, *, read_re
             findings.append(
                 Finding(f"{directory}/{SEGMENTS}/{listed}", 0, "left over", "removed when the log is opened")
             )
+    problem = log.pointer_problem()
+    if problem is not None:
+        reason = f"ignored: {problem}; the log writes it again when it seals a segment"
+        findings.append(Finding(f"{directory}/{SEGMENTS}/{POINTER_NAME}", 0, "damaged", reason))
     told = read_status(files, directory)
     if told.problem:  # nothing rests on it
         findings.append(Finding(f"{directory}/{STATUS_NAME}", 0, "left over", f"ignored: {told.problem}"))

@@ -26,7 +26,7 @@ from quiver.aof.format.names import (
     stream_folder,
 )
 from quiver.aof.format.record import scan_records
-from quiver.aof.format.sealed_pointer import POINTER_BYTES, SealedPointer, decode_pointer
+from quiver.aof.format.sealed_pointer import POINTER_BYTES, SealedPointer, decode_pointer, pointer_problem
 from quiver.aof.format.segment_file import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -97,6 +97,7 @@ class LogFiles:
         self._objects = objects
         self._made: Copies | None = None
         self._known: tuple[object, TierState] = (None, TierState())
+        self._believed: tuple[bytes | None, SealedPointer | None] = (None, None)
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections cannot travel.
@@ -144,11 +145,59 @@ class LogFiles:
 
     def pointer(self) -> SealedPointer | None:
         """
-        Return what says which segment was sealed last; None when nothing sound does.
+        Return what says which segment was sealed last: `current.sealed`, or the segments where that is missing or does
+        not fit them; None when nothing says so.
         """
         data = self._first_bytes(f"{self.directory}/{SEGMENTS}/{POINTER_NAME}", POINTER_BYTES)
-        answer = None if data is None else decode_pointer(memoryview(data))
-        return answer.value if isinstance(answer, Frame) else None
+        if data is None or data != self._believed[0]:
+            problem = self._pointer_problem(data)
+            answer = decode_pointer(memoryview(data or b""))
+            if problem is not None or not isinstance(answer, Frame):
+                return self._second_footer()
+            self._believed = (data, answer.value)
+        return self._believed[1]
+
+    def pointer_problem(self) -> str | None:
+        """
+        Return why `current.sealed` is ignored; None when it is not, or when there is none.
+        """
+        data = self._first_bytes(f"{self.directory}/{SEGMENTS}/{POINTER_NAME}", POINTER_BYTES)
+        return None if data is None else self._pointer_problem(data)
+
+    def _pointer_problem(self, data: bytes | None) -> str | None:
+        answer = decode_pointer(memoryview(data or b""))
+        if not isinstance(answer, Frame):
+            return getattr(answer, "reason", "it is cut short")
+        names = {one.segment_id: one for one in self._listed()}
+        named = names.get(answer.value.segment_id)
+        footer = None if named is None else self._footer_of(named)
+        return pointer_problem(answer.value, {one: name.base_offset for one, name in names.items()}, footer)
+
+    def _second_footer(self) -> SealedPointer | None:
+        """
+        Return what the segments say: one is sealed, durably, before the next one is. Of the newest nobody knows.
+        """
+        newest: SegmentFooter | None = None
+        try:
+            names = sorted(self._listed(), reverse=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        for name in names:
+            footer = self._footer_of(name)
+            if footer is not None and newest is not None:
+                return SealedPointer(footer.segment_index, footer.coordinator_watermark, footer.durable_bytes)
+            newest = footer or newest
+        return None
+
+    def _footer_of(self, name: SegmentName) -> SegmentFooter | None:
+        path = f"{self.directory}/{SEGMENTS}/{name}"
+        head = decode_header(memoryview(self._first_bytes(path, HEADER_BYTES) or b""))
+        if not isinstance(head, Frame):
+            return None
+        try:
+            return self._footer(path, head.value, self._files.stat(path).size_bytes)
+        except FileNotFoundError:
+            return None
 
     def segment_files(self) -> list[SegmentFile]:
         """

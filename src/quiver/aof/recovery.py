@@ -1,7 +1,7 @@
 """
 Opening a log that exists, in a listed order of steps. Recovering twice equals recovering once.
 
-1. `load_pointer`: the newest segment that is known to be sealed.
+1. `load_pointer`: the newest segment that is known to be sealed. One that does not fit the segments is ignored.
 2. `settle_names`: leftovers go; a spare that was written to gets its name; names are made durable.
 3. `inspect`: each segment's header and footer; the rest of the file is read only where they do not settle it.
 4. `settle`: a segment whose footer counts is taken as it is. One whose records end before its footer says so, or whose
@@ -34,7 +34,13 @@ from quiver.aof.format.names import (
     parse_spare_name,
 )
 from quiver.aof.format.record import RecordScan, join_record_id, scan_records
-from quiver.aof.format.sealed_pointer import POINTER_BYTES, SealedPointer, decode_pointer, encode_pointer
+from quiver.aof.format.sealed_pointer import (
+    POINTER_BYTES,
+    SealedPointer,
+    decode_pointer,
+    encode_pointer,
+    pointer_problem,
+)
 from quiver.aof.format.segment_file import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -145,6 +151,7 @@ class _Recovery:
         self._clock = clock
         self._observer = observer
         self._highest_id = -1
+        self._loaded: SealedPointer | None = None
         self._durable: dict[int, int] = {}
         self.result = Recovered()
 
@@ -158,16 +165,30 @@ class _Recovery:
         path = f"{self._segments}/{POINTER_NAME}"
         if self._fs.exists(path):
             answer = decode_pointer(memoryview(self._first_bytes(path, POINTER_BYTES)))
-            if isinstance(answer, Frame):
-                self.result.pointer = answer.value
+            problem = self._pointer_problem(answer.value) if isinstance(answer, Frame) else "damaged or short"
+            if isinstance(answer, Frame) and problem is None:
+                self.result.pointer = self._loaded = answer.value
                 self._highest_id = answer.value.segment_id
                 self.result.coordinator_watermark = answer.value.coordinator_watermark
             else:
-                self._tell("pointer", path, "damaged or short; the segments say what it said")
+                self._tell("pointer", path, f"{problem}; the segments say what it said")
         if self._fs.exists(self._snapshot):
             snapshot = decode_durability(memoryview(self._first_bytes(self._snapshot, DURABILITY_BYTES_MAX)))
             if isinstance(snapshot, Frame):
                 self._durable = {one.segment_id: one.durable_bytes for one in snapshot.value}
+
+    def _pointer_problem(self, pointer: SealedPointer) -> str | None:
+        names = [one for one in map(parse_segment_name, self._fs.list_dir(self._segments)) if one is not None]
+        named = next((one for one in names if one.segment_id == pointer.segment_id), None)
+        footer = None if named is None else self._footer_of(f"{self._segments}/{named}")
+        return pointer_problem(pointer, {one.segment_id: one.base_offset for one in names}, footer)
+
+    def _footer_of(self, path: str) -> SegmentFooter | None:
+        header = self._header(path)
+        if not isinstance(header, SegmentHeader):
+            return None
+        size = self._fs.stat(path).size_bytes
+        return self._footer(path, header, size) or self._footer(path, dataclasses.replace(header, max_size=size), size)
 
     # ---- 2
 
@@ -264,7 +285,12 @@ class _Recovery:
             if other.footer is None and not self._scan(other).record_count:
                 unwanted, kept[one.name.segment_id] = other, one
             self._set_aside(unwanted.path, f"segment {one.name.segment_id} is there twice")
-        return sorted(kept.values(), key=lambda one: one.name)
+        found = sorted(kept.values(), key=lambda one: one.name)
+        # A segment is sealed durably before the next one is, so a later footer vouches for it as the pointer does.
+        newest = max((one.name for one in found if one.footer is not None), default=None)
+        for one in found:
+            one.trusted |= one.footer is not None and one.name != newest
+        return found
 
     def _with_size(self, path: str, header: SegmentHeader, size: int) -> SegmentHeader:
         # The header has no checksum. Where it and the length of the file differ, a footer that fits decides. Without
@@ -466,8 +492,10 @@ class _Recovery:
             newest = result.sealed[-1]
             result.next_base_offset = newest.next_base_offset
             result.next_base_record_count = newest.next_base_record_count
-        elif result.pointer is not None:
-            result.next_base_offset = result.pointer.durable_bytes + FOOTER_BYTES
+        if self._loaded is not None:
+            # Where sealed records are gone, the segment that follows does not begin at their place: readers see the
+            # gap, and report what is lost.
+            result.next_base_offset = max(result.next_base_offset, self._loaded.durable_bytes + FOOTER_BYTES)
 
 
 def _rewrite(file: File, start: int, end: int) -> None:

@@ -10,14 +10,17 @@
     16  u64  coordinator_watermark
     24  u64  durable_bytes          of the whole log, as in the segment's footer
 
-It has no checksum; what it says counts only as far as the segment that it names says the same.
+It has no checksum. It is ignored where `pointer_problem` finds that it does not fit the segments beside it.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quiver.aof.format.record import RECORD_HEAD_BYTES
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SEGMENT_BYTES_MAX, SegmentFooter
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [
@@ -28,12 +31,19 @@ __all__ = [
     "SealedPointer",
     "decode_pointer",
     "encode_pointer",
+    "pointer_problem",
 ]
 
 POINTER_MAGIC = 0x43505332
 POINTER_VERSION = 1
 SEALED_POINTER = struct.Struct("<IHHQQQ")
 POINTER_BYTES = SEALED_POINTER.size
+
+_IDS_MAX = 0xFFFF_FFFF
+_LOG_BYTES_MAX = 1 << 63
+_SEGMENT_BYTES_MIN = HEADER_BYTES + RECORD_HEAD_BYTES + 1 + FOOTER_BYTES
+_UNUSED_IDS_MAX = 65_536
+"""Recovery gives no id twice, so it skips those of segments that it set aside or found empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +80,33 @@ def decode_pointer(view: memoryview) -> Answer[SealedPointer]:
     if reserved:
         return Damage(6, "reserved bytes of the pointer are not zero")
     return Frame(SealedPointer(*fields), POINTER_BYTES)
+
+
+def pointer_problem(
+    pointer: SealedPointer, base_offsets: Mapping[int, int], footer: SegmentFooter | None
+) -> str | None:
+    """
+    Return why *pointer* does not fit the segments of its log; None when it does.
+
+    The segment that it names may be gone: retired, or lost. Its numbers must then lie between those of the others.
+
+    Args:
+        pointer: as it was decoded.
+        base_offsets: of the segments that have a file, by id, as the names of the files say.
+        footer: of the segment that *pointer* names; None where it has none that can be read.
+    """
+    named, durable = pointer.segment_id, pointer.durable_bytes
+    if footer is not None:
+        if (footer.durable_bytes, footer.coordinator_watermark) != (durable, pointer.coordinator_watermark):
+            return f"segment {named} has other numbers in its footer"
+        return None
+    if named >= _IDS_MAX or durable >= _LOG_BYTES_MAX:
+        return f"no log has {named} segments or {durable} bytes"
+    if any(base < durable + FOOTER_BYTES for one, base in base_offsets.items() if one > named):
+        return f"it counts {durable} bytes, and a later segment begins before them"
+    below = max((one for one in base_offsets if one <= named), default=0)
+    count = named - below + 1
+    gained = durable - base_offsets.get(below, 0)
+    if not max(HEADER_BYTES, (count - _UNUSED_IDS_MAX) * _SEGMENT_BYTES_MIN) <= gained <= count * SEGMENT_BYTES_MAX:
+        return f"segments {below} to {named} cannot hold the {gained} bytes that it counts"
+    return None
