@@ -27,6 +27,7 @@ from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
 from quiver.receivers.otap_intake import OtapIntake, OtapStream, Taken
 from quiver.receivers.otap_settings import OtapSettings
 from quiver.receivers.otlp_grpc import OtlpGrpcReceiver, refuse_call
+from quiver.receivers.places import Place, Places, address_of_peer, network_of
 from quiver.receivers.settings import OtlpSettings
 
 __all__ = ["OtapGrpcReceiver"]
@@ -74,6 +75,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         # One message at a time is decoded, as the memory it may need demands: always by the same thread, which then has
         # the memory of the one before at hand.
         self._taking = ThreadPoolExecutor(1, thread_name_prefix="quiver-otap-taking")
+        self._streaming = Places(self.otap.streams_max)
         self._closing: asyncio.Event | None = None
         self._unsynced: list[asyncio.Future[str]] = []
         self._syncing: asyncio.Task[None] | None = None
@@ -112,13 +114,15 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
             if not self._let_in(context):
                 self._observer.count("quiver.receiver.unauthorized_total", protocol="otap")
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the authorization header is missing or unknown")
-            if self.is_stopping or self._batches.streams >= self.otap.streams_max:
-                await refuse_call(context, _BUSY)
-            stream = self._batches.open(signal, context.invocation_metadata())
-            try:
-                taken = await self._serve(stream, context)
-            finally:
-                stream.close()
+            with self._streaming.take(network_of(address_of_peer(context.peer()))) as place:
+                if self.is_stopping or place is None:
+                    await refuse_call(context, _BUSY)
+                    return
+                stream = self._batches.open(signal, context.invocation_metadata())
+                try:
+                    taken = await self._serve(stream, context, place)
+                finally:
+                    stream.close()
             if taken is not None and taken.last:
                 self._observer.event("quiver.receiver.stream_ended", signal=signal, why=taken.why)
                 if taken.status is None:
@@ -127,7 +131,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
 
         return serve
 
-    async def _serve(self, stream: OtapStream, context: Any) -> Taken | None:
+    async def _serve(self, stream: OtapStream, context: Any, place: Place) -> Taken | None:
         """
         Answer a stream until it ends; return what became of its last message.
         """
@@ -138,7 +142,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         try:
             while taken is None or not taken.last:
                 await self._fewer_than(self.otap.batches_in_flight_max, answers)
-                message = await self._next(context)
+                message = await self._next(context, place)
                 if message is None:
                     break
                 taken = await loop.run_in_executor(self._taking, stream.take, message)
@@ -164,9 +168,10 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 for answer in done:
                     answer.result()
 
-    async def _next(self, context: Any) -> bytes | None:
+    async def _next(self, context: Any, place: Place) -> bytes | None:
         """
-        Return the next message; None at the end of the stream, after too long without one, or when we are closing.
+        Return the next message; None at the end of the stream, after too long without one, when another stream needs
+        the place, or when we are closing.
         """
         closing = self._closing
         if closing is None or closing.is_set():
@@ -174,7 +179,11 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         read = asyncio.ensure_future(context.read())
         stop = asyncio.ensure_future(closing.wait())
         try:
-            await asyncio.wait({read, stop}, timeout=self.otap.stream_idle_s, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(self.otap.stream_idle_s) as timer:
+                with place.waiting(timer):
+                    await asyncio.wait({read, stop}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            pass
         finally:
             stop.cancel()
             if not read.done():

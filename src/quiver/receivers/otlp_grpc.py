@@ -22,6 +22,7 @@ from quiver.observe import Observer
 from quiver.receivers.grpc_health import HealthService
 from quiver.receivers.inflate import GZIP_MAGIC
 from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
+from quiver.receivers.places import Places, address_of_peer, network_of
 from quiver.receivers.port import PortReceiver, try_to_bind
 from quiver.receivers.rpc_status import encode_partial_success, encode_retry_info, encode_status
 from quiver.receivers.security import grpc_credentials
@@ -43,6 +44,8 @@ _CODES = {
     "unavailable": grpc.StatusCode.UNAVAILABLE,
 }
 
+CONNECTION_SHARE = 4
+"""One connection gets at most this fraction of the calls: a quarter. A client that has more to send waits by itself."""
 _IDENTITY_AND_GZIP = 1 << 0 | 1 << 2
 _BUSY = Verdict("unavailable", "busy or shutting down", 1.0)
 
@@ -54,7 +57,7 @@ def server_options(settings: OtlpSettings) -> list[tuple[str, int]]:
     keepalive = settings.keepalive
     options = [
         ("grpc.max_receive_message_length", settings.max_request_bytes),
-        ("grpc.max_concurrent_streams", settings.requests_waiting_max),
+        ("grpc.max_concurrent_streams", max(1, settings.requests_waiting_max // CONNECTION_SHARE)),
         ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_AND_GZIP),
         # Two processes on one port would each get half of the requests; that must be meant.
         ("grpc.so_reuseport", int(settings.share_port)),
@@ -126,7 +129,8 @@ class OtlpGrpcReceiver(PortReceiver):
         self._server: Any = None
         self._problems = problems
         self._health: HealthService | None = None
-        self._handling = 0  # requests that are read, or wait for the pool or in it; the loop's own
+        self._handling = 0  # requests that wait for the pool or are in it; the loop's own
+        self._reading = Places(self.settings.requests_waiting_max)
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
 
@@ -202,16 +206,20 @@ class OtlpGrpcReceiver(PortReceiver):
         Return the call's one message; a call without, or too slow, is ended.
         """
         data = b""
-        self._handling += 1
-        try:
-            async with asyncio.timeout(self.settings.body_timeout_s):
-                data = await anext(aiter(messages))
-        except StopAsyncIteration:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is no request in the call")
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive in time")
-        finally:
-            self._handling -= 1
+        with self._reading.take(network_of(address_of_peer(context.peer()))) as place:
+            if place is None:
+                await refuse_call(context, _BUSY)
+                return data
+            try:
+                async with asyncio.timeout(self.settings.body_timeout_s) as timer:
+                    with place.waiting(timer):
+                        data = await anext(aiter(messages))
+            except StopAsyncIteration:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is no request in the call")
+            except TimeoutError:
+                if place.is_evicted:
+                    await refuse_call(context, _BUSY)
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive in time")
         return data
 
     async def _export(self, signal: str, data: bytes, context: Any) -> bytes:

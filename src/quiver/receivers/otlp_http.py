@@ -27,6 +27,7 @@ from quiver.errors import AtCapacity, StoreClosed
 from quiver.observe import Observer
 from quiver.receivers.http_listener import ConnectionLimits, HttpListener
 from quiver.receivers.intake import Encoding, IntakeStore, OtlpIntake, Verdict
+from quiver.receivers.places import Place, Places, network_of
 from quiver.receivers.port import PortReceiver
 from quiver.receivers.rpc_status import encode_partial_success, encode_status
 from quiver.receivers.security import server_context
@@ -45,6 +46,11 @@ _RPC_CODES = {400: 3, 401: 16, 408: 4, 413: 8, 415: 3, 503: 14}
 _ENCODINGS: dict[str, Encoding] = {"": "identity", "identity": "identity", "gzip": "gzip", "zstd": "zstd"}
 _BROKEN_OFF = (ConnectionError, web.RequestPayloadError, PayloadEncodingError)
 _BUSY_RETRY_S = 1.0
+_ARRIVING = "OTLP requests that are arriving"
+_BODY_PATIENCE_S = 10.0
+"""How long the first bytes of a body may take. Each further byte earns time, until the request's timeout."""
+_BODY_BYTES_PER_S_MIN = 1024.0
+"""A body that arrives more slowly than this, after the first seconds, is given up."""
 _SHUTDOWN_S = 0.5
 """What connections get to close themselves, after the requests had their grace."""
 
@@ -159,7 +165,9 @@ class OtlpHttpReceiver(PortReceiver):
         self._context = None if tls is None else server_context(tls, self._observer)
         self._runner: web.AppRunner | None = None
         self._listener: HttpListener | None = None
-        self._handling = 0  # requests between their first byte of body and their answer; the loop's own
+        self._in_hand = 0  # requests between their head and their answer; the loop's own
+        self._handling = 0  # of these, those whose body is there
+        self._reading = Places(self.settings.requests_waiting_max)
         self._receiving_bytes = 0  # of the bodies of requests in hand; the loop's own
         self._idle: asyncio.Event | None = None
 
@@ -219,7 +227,7 @@ class OtlpHttpReceiver(PortReceiver):
                 return self._stranger(reply)
             if self.is_stopping or self._handling >= self.settings.requests_waiting_max:
                 return _closing(reply.refusal(503, "busy or shutting down", retry_after_s=_BUSY_RETRY_S))
-            self._handling += 1
+            self._in_hand += 1
             if self._idle is not None:
                 self._idle.clear()
             body = _Body()
@@ -230,8 +238,8 @@ class OtlpHttpReceiver(PortReceiver):
                 return _closing(response) if is_old else response
             finally:
                 self._receiving_bytes -= body.size
-                self._handling -= 1
-                if self._handling == 0 and self._idle is not None:
+                self._in_hand -= 1
+                if self._in_hand == 0 and self._idle is not None:
                     self._idle.set()
 
         return export
@@ -256,8 +264,7 @@ class OtlpHttpReceiver(PortReceiver):
         if encoding is None:
             return _closing(reply.refusal(415, f"content encoding {name} is not gzip or zstd"))
         try:
-            async with asyncio.timeout(self.settings.body_timeout_s):
-                data = await self._read(request, body)
+            data = await self._read(request, body)
         except TimeoutError:
             return _closing(reply.refusal(408, "the request did not arrive in time"))
         except AtCapacity as crowded:
@@ -274,27 +281,71 @@ class OtlpHttpReceiver(PortReceiver):
             json=request.content_type == JSON,
             headers=tuple(request.headers.items()) if self.settings.capture_headers else (),
         )
-        return reply.verdict(await asyncio.get_running_loop().run_in_executor(self.pool, accept))
+        if self._handling >= self.settings.requests_waiting_max:
+            return _closing(reply.refusal(503, "busy", retry_after_s=_BUSY_RETRY_S))
+        self._handling += 1
+        try:
+            return reply.verdict(await asyncio.get_running_loop().run_in_executor(self.pool, accept))
+        finally:
+            self._handling -= 1
 
     async def _read(self, request: web.Request, body: _Body) -> bytes | None:
         """
         Return the body as it is on the wire; None, having read no more than the limit, when it is larger.
 
+        A body takes a place once its first bytes are here. It must arrive at a minimum rate, and within the timeout.
+
         Raises:
-            AtCapacity: all bodies that are arriving take too much together.
+            AtCapacity: all bodies that are arriving take too much together, or there is no place for one more.
+            TimeoutError: it is too slow.
         """
-        size_max = self.settings.max_request_bytes
-        if request.content_length is not None and request.content_length > size_max:
+        if request.content_length is not None and request.content_length > self.settings.max_request_bytes:
             return None
+        began = asyncio.get_running_loop().time()
+        place: Place | None = None
+        try:
+            async with asyncio.timeout(self._patience_s) as timer:
+                first = await request.content.readany()
+                with self._reading.take(network_of(request.remote or "")) as place:
+                    if place is None:
+                        raise AtCapacity(_ARRIVING, retry_after_s=_BUSY_RETRY_S)
+                    with place.waiting(timer):
+                        return await self._read_on(
+                            request, body, first, partial(self._extend, place, timer, began, body)
+                        )
+        except TimeoutError:
+            if place is not None and place.is_evicted:
+                raise AtCapacity(_ARRIVING, retry_after_s=_BUSY_RETRY_S) from None
+            raise
+
+    @property
+    def _patience_s(self) -> float:
+        return min(self.settings.body_timeout_s, _BODY_PATIENCE_S)
+
+    def _extend(self, place: Place, timer: asyncio.Timeout, began: float, body: _Body) -> None:
+        """
+        Give a body the time that its bytes so far have earned.
+        """
+        if not place.is_evicted:
+            earned_s = self._patience_s + body.size / _BODY_BYTES_PER_S_MIN
+            timer.reschedule(began + min(self.settings.body_timeout_s, earned_s))
+
+    async def _read_on(
+        self, request: web.Request, body: _Body, first: bytes, extend: Callable[[], None]
+    ) -> bytes | None:
+        size_max = self.settings.max_request_bytes
         parts: list[bytes] = []
-        async for part in request.content.iter_any():
+        part = first
+        while part:
             body.size += len(part)
             self._receiving_bytes += len(part)
             if body.size > size_max:
                 return None
             if self._receiving_bytes > self.settings.receiving_bytes_max:
-                raise AtCapacity("OTLP requests that are arriving", retry_after_s=_BUSY_RETRY_S)
+                raise AtCapacity(_ARRIVING, retry_after_s=_BUSY_RETRY_S)
             parts.append(part)
+            extend()
+            part = await request.content.readany()
         return b"".join(parts)
 
 
