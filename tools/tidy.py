@@ -39,8 +39,6 @@ FILE_BYTES_MAX = 1 << 20
 PURE_FOLDERS = ("format", "wire", "otap")
 PURE_FILES = ("session.py", "offsets.py", "retention.py", "state.py")
 PURE_PRIMITIVES = ("checksum.py", "findings.py", "packing.py", "scan.py")
-IMPURE_FILES = ("spark/session.py",)
-"""Starts a Spark session: the name is Spark's, and it has nothing to do with a protocol session."""
 
 IMPURE_MODULES = frozenset({
     "asyncio", "concurrent", "ctypes", "fcntl", "glob", "logging", "mmap", "msvcrt", "multiprocessing",
@@ -54,7 +52,9 @@ IMPURE_PARTS = (
 )  # fmt: skip
 
 STORES = ("store", "topics", "aof", "qwp")
-BELOW_STORES = frozenset({"bundle", "clock", "errors", "metadata", "objects", "observe", "primitives", "settings"})
+BELOW_STORES = frozenset({
+    "bundle", "clock", "errors", "lazy_names", "metadata", "objects", "observe", "primitives", "settings",
+})  # fmt: skip
 BELOW_PRIMITIVES = frozenset({"clock", "errors", "observe", "primitives"})
 
 DISK_MODULES = frozenset({"fcntl", "mmap", "msvcrt"})
@@ -68,7 +68,7 @@ LAZY_IMPORTS = frozenset({
 })  # fmt: skip
 """Heavy or optional: whoever does not use them must not pay for them."""
 
-LAZY_PLACES = ("src/quiver/cli/", "src/quiver/pipeline/", "src/quiver/__init__.py", "src/quiver/spark/session.py")
+LAZY_PLACES = ("src/quiver/cli/", "src/quiver/pipeline/", "src/quiver/__init__.py", "src/quiver/spark/spark_session.py")
 """A sub-command and a child load only what they run; `quiver.spark` loads when named, Spark when started."""
 
 ENVIRONMENT_READERS = (
@@ -167,6 +167,22 @@ class Module:
         """
         return list(_imports(self.tree, self.name, is_package=self.path.endswith("__init__.py")))
 
+    @cached_property
+    def lazy(self) -> dict[str, str]:
+        """
+        Names that type checkers see here, and the module that has each: those of `lazy_names`.
+        """
+        blocks = [
+            node for node in self.tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ]
+        return {
+            alias.asname or alias.name: node.module or ""
+            for block in blocks
+            for node in block.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Import:
@@ -254,7 +270,7 @@ def is_pure(path: str) -> bool:
     """
     Say whether the file must be bytes in, values out.
     """
-    if not path.startswith(SOURCE) or path.endswith(IMPURE_FILES):
+    if not path.startswith(SOURCE):
         return False
     parts = PurePosixPath(path).parts
     if parts[2] == "primitives":
@@ -425,6 +441,48 @@ def _chain_to(start: Module, target: str, by_name: Mapping[str, Module]) -> list
     return []
 
 
+def circle_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
+    """
+    No module imports itself by way of others, packages included: two threads that import for the first time deadlock.
+    """
+    by_name = {module.name: module for module in modules.values()}
+    after = {name: sorted(set(_imported_with(module, by_name))) for name, module in by_name.items()}
+    done: set[str] = set()
+    for start in sorted(after):
+        chain, ways = [start], [iter(after[start])]
+        while ways:
+            name = next(ways[-1], None)
+            if name is None:
+                ways.pop()
+                done.add(chain.pop())
+            elif name in chain:
+                way = " → ".join([*chain[chain.index(name) :], name])
+                sentence = f"modules import each other in a circle, and threads that do so first deadlock ({way})"
+                yield Finding(by_name[name].path, 1, sentence)
+                done.add(name)
+            elif name not in done:
+                chain.append(name)
+                ways.append(iter(after[name]))
+
+
+def _imported_with(module: Module, by_name: Mapping[str, Module]) -> Iterator[str]:
+    """
+    Yield the modules that Python runs before *module* is complete, each package on the way to one included.
+    """
+    targets = {module.name}
+    for found in module.imports:
+        if not found.in_function:
+            base, _, name = found.target.rpartition(".")
+            targets |= {found.target, base, by_name[base].lazy.get(name, "") if base in by_name else ""}
+    for target in targets:
+        parts = target.split(".")
+        for length in range(1, len(parts) + 1):
+            name = ".".join(parts[:length])
+            is_own = name == module.name or (module.name == "quiver.lazy_names" and name == "quiver")
+            if name in by_name and not is_own:
+                yield name
+
+
 def dead_rules(modules: Mapping[str, Module], files: Mapping[str, str]) -> Iterator[Finding]:
     """
     Every module is imported, or named by a file that is no page: a test, a script, an entry point.
@@ -473,6 +531,7 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
     findings.extend(page_rules(files))
     findings.extend(link_rules(files))
     findings.extend(worker_rules(modules))
+    findings.extend(circle_rules(modules))
     findings.extend(dead_rules(modules, files))
     return sorted(set(findings))
 

@@ -17,29 +17,51 @@ Quiver: a durable, Arrow-native buffer for telemetry and streams.
 in `quiver.spark`, OTLP in `quiver.otap` and `quiver.receivers`; both need their extras.
 """
 
-from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
-from quiver.errors import (
-    AtCapacity,
-    BundleInvalid,
-    BundleUnavailable,
-    Damaged,
-    DataLoss,
-    DirectoryInUse,
-    FormatUnsupported,
-    QuiverError,
-    RetryLater,
-    SettingsInvalid,
-    StoreClosed,
-    StoreFailed,
-    SubscriberUnknown,
-    WrongUse,
-)
-from quiver.settings import Settings
-from quiver.store.read import read
-from quiver.store.receipts import BundleReceipt
-from quiver.store.shard_opening import open_path as open  # noqa: A004 - `quiver.open` is the name people type
-from quiver.store.store import Store
-from quiver.store.subscribers.handle import BundleHandle, Subscriber
+from typing import TYPE_CHECKING
+
+from quiver.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
+    from quiver.errors import (
+        AtCapacity,
+        BundleInvalid,
+        BundleUnavailable,
+        Damaged,
+        DataLoss,
+        DirectoryInUse,
+        FormatUnsupported,
+        QuiverError,
+        RetryLater,
+        SettingsInvalid,
+        StoreClosed,
+        StoreFailed,
+        SubscriberUnknown,
+        WrongUse,
+    )
+    from quiver.settings import Settings
+    from quiver.store.read import read
+    from quiver.store.receipts import BundleReceipt
+    from quiver.store.shard_opening import open_path as open  # noqa: A004 - `quiver.open` is the name people type
+    from quiver.store.store import Store
+    from quiver.store.subscribers.handle import BundleHandle, Subscriber
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.bundle": "OTAP Adapter Bundle BundleRef",
+            "quiver.errors": (
+                "AtCapacity BundleInvalid BundleUnavailable Damaged DataLoss DirectoryInUse FormatUnsupported "
+                "QuiverError RetryLater SettingsInvalid StoreClosed StoreFailed SubscriberUnknown WrongUse"
+            ),
+            "quiver.settings": "Settings",
+            "quiver.store.read": "read",
+            "quiver.store.receipts": "BundleReceipt",
+            "quiver.store.shard_opening": "open_path=open",
+            "quiver.store.store": "Store",
+            "quiver.store.subscribers.handle": "BundleHandle Subscriber",
+        },
+    )
 
 __all__ = [
     "OTAP",

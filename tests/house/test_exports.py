@@ -4,10 +4,14 @@ The public surface is small, complete, typed, and cheap to import.
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
+
+import pytest
 
 import quiver
 
@@ -38,6 +42,83 @@ def test_import_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+FIRST_IMPORTS = """
+import sys, threading
+from importlib import import_module
+
+names, failures = sys.argv[1:], []
+together = threading.Barrier(len(names))
+
+def load(name):
+    together.wait()
+    try:
+        module = import_module(name)
+        for one in getattr(module, "__all__", ()):
+            getattr(module, one)
+    except BaseException as error:
+        failures.append(f"{name}: {error!r}")
+
+threads = [threading.Thread(target=load, args=(name,), daemon=True) for name in names]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join(100)
+print([one.name for one in threads if one.is_alive()] + failures)
+"""
+
+TOGETHER = (
+    ("quiver", "quiver.qwp", "quiver.topics", "quiver.aof"),
+    ("quiver", "quiver.qwp"),
+    ("quiver.qwp", "quiver.qwp.sender", "quiver.qwp.slot", "quiver"),
+    ("quiver.otap", "quiver.store.store", "quiver.topics.store", "quiver.objects"),
+    ("quiver.aof.log", "quiver.aof", "quiver.metadata", "quiver.metadata.ownership"),
+    ("quiver.spark", "quiver.spark.spark_session", "quiver.spark.segments", "quiver.delivery.batches"),
+)
+
+
+def first_imports(names: tuple[str, ...], rounds: int) -> None:
+    """Import *names* in as many threads, in fresh processes, a few of them at once."""
+    for _ in range(0, rounds, 4):
+        command = [sys.executable, "-c", FIRST_IMPORTS, *names]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(min(rounds, 4))]
+        assert [one.communicate(timeout=150)[0].strip() for one in running] == ["[]"] * len(running)
+
+
+def test_threads_may_import_for_the_first_time_together():
+    """Two threads deadlocked, or one got a KeyError, in 8 of 8 processes that imported four modules."""
+    first_imports(TOGETHER[0], 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
+def test_threads_may_import_for_the_first_time_together_again_and_again(names):
+    first_imports(names, 200)
+
+
+@pytest.mark.parametrize("name", ["", "aof", "metadata", "objects", "otap", "otel", "qwp", "spark", "topics"])
+def test_names_that_are_imported_when_used_are_those_that_type_checkers_see(name):
+    """And `dir` has them, `import *` takes them, and no other name is found."""
+    package = import_module(f"quiver.{name}".rstrip("."))
+    source = Path(str(package.__file__)).read_text()
+    (block,) = (node for node in ast.parse(source).body if isinstance(node, ast.If))
+    seen = {alias.asname or alias.name for node in block.body for alias in node.names}
+    assert seen == set(package.__all__)
+    # A module of the same name would take its place as soon as somebody imports it.
+    assert not [one for one in seen if Path(str(package.__file__)).with_name(f"{one}.py").exists()]
+    assert set(package.__all__) <= set(dir(package))
+    for one in package.__all__:
+        assert getattr(package, one) is vars(package)[one]
+    assert not hasattr(package, "no_such_name")
+    assert not hasattr(package, "_private")
+
+
+def test_modules_of_a_package_are_found_by_their_names():
+    """As they were when `import quiver` loaded them."""
+    script = "import quiver; print(quiver.errors.AtCapacity.__name__, quiver.store.__name__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["AtCapacity", "quiver.store"]
 
 
 def test_marked_as_typed():

@@ -91,7 +91,7 @@ def test_rule_fires(path, source, sentence):
         ("primitives/checksum.py", "def f():\n    from awscrt import checksums\n"),
         ("cli/main.py", "def f():\n    from quiver.cli import stats\n"),
         ("receivers/otlp_http.py", "async def f(): ...\n"),
-        ("spark/session.py", "import os\nos.environ['JAVA_HOME']\n"),
+        ("spark/spark_session.py", "import os\nos.environ['JAVA_HOME']\n"),
         ("primitives/worker.py", "import threading\nthreading.Thread(target=print)\n"),
         ("spark/read_partition.py", "def f():\n    import pyspark\n"),
     ],
@@ -192,6 +192,34 @@ def test_worker_that_reaches_the_engine_is_found():
     assert [
         f"src/quiver/spark/read_partition.py:1: Spark reads files by path and never loads the engine ({way})"
     ] == list(map(str, found))
+
+
+def test_modules_that_import_each_other_are_found():
+    """Also a package that imports its own modules; not for type checkers only, or when asked for a name."""
+    found = tidy.circle_rules(
+        modules(
+            {
+                "src/quiver/__init__.py": "from quiver.lazy_names import lazy_names\n",
+                "src/quiver/lazy_names.py": "import sys\n",
+                "src/quiver/aof/__init__.py": "from quiver.aof.log import Aof\n",
+                "src/quiver/aof/log.py": "import quiver.clock\n",
+                "src/quiver/clock.py": "",
+                "src/quiver/qwp/__init__.py": "if TYPE_CHECKING:\n    from quiver.qwp.sender import Sender\n",
+                "src/quiver/qwp/sender.py": "def f():\n    from quiver.qwp.slot import Slot\n",
+                "src/quiver/qwp/slot.py": "from quiver.qwp import Sender\n",
+                "src/quiver/topics/log.py": "from quiver.topics import wal\n",
+                "src/quiver/topics/wal.py": "from quiver.topics import reader\n",
+                "src/quiver/topics/reader.py": "from quiver.topics.log import TopicLog\n",
+            }
+        )
+    )
+
+    around = ("log", "wal", "reader", "log")
+    deadlock = "modules import each other in a circle, and threads that do so first deadlock"
+    assert list(map(str, found)) == [
+        f"src/quiver/aof/__init__.py:1: {deadlock} (quiver.aof → quiver.aof.log → quiver.aof)",
+        f"src/quiver/topics/log.py:1: {deadlock} ({' → '.join(f'quiver.topics.{name}' for name in around)})",
+    ]
 
 
 def test_module_that_nobody_imports_is_found():

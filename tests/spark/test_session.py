@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.spark.session import _end, _local_sockets
+from quiver.spark.spark_session import _end, _local_sockets
 
 
 def test_local_processes_talk_over_unix_sockets():

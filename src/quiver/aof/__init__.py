@@ -40,16 +40,33 @@ file               purpose
 =================  ==========================================================================
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from quiver.aof.compaction import ColdSegment
-from quiver.aof.config import AofConfig, FlushConfig, Retention, TierConfig
-from quiver.aof.log import Aof
-from quiver.aof.manager import AofManager
-from quiver.aof.reader import Reader, Record, TailFollower
-from quiver.aof.reservation import Reservation
-from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
-from quiver.aof.upstream import replay_upstream
+from quiver.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from quiver.aof.compaction import ColdSegment
+    from quiver.aof.config import AofConfig, FlushConfig, Retention, TierConfig
+    from quiver.aof.log import Aof
+    from quiver.aof.manager import AofManager
+    from quiver.aof.reader import Reader, Record, TailFollower
+    from quiver.aof.reservation import Reservation
+    from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
+    from quiver.aof.upstream import replay_upstream
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.aof.compaction": "ColdSegment",
+            "quiver.aof.config": "AofConfig FlushConfig Retention TierConfig",
+            "quiver.aof.log": "Aof",
+            "quiver.aof.manager": "AofManager",
+            "quiver.aof.reader": "Reader Record TailFollower",
+            "quiver.aof.reservation": "Reservation",
+            "quiver.aof.snapshots": "LogSnapshot SegmentSnapshot",
+            "quiver.aof.upstream": "replay_upstream",
+        },
+    )
 
 __all__ = [
     "Aof",

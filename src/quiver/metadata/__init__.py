@@ -16,9 +16,24 @@ file              purpose
 `quiver.testing` has `MetadataContract`, which each of them keeps, and `FaultMetadata`, which takes one away.
 """
 
-from quiver.metadata.location import MetadataLocation
-from quiver.metadata.opening import open_metadata
-from quiver.metadata.ownership import Ownership, Watch, acquire
-from quiver.metadata.port import Entry, MetadataStore
+from typing import TYPE_CHECKING
+
+from quiver.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from quiver.metadata.location import MetadataLocation
+    from quiver.metadata.opening import open_metadata
+    from quiver.metadata.ownership import Ownership, Watch, acquire
+    from quiver.metadata.port import Entry, MetadataStore
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.metadata.location": "MetadataLocation",
+            "quiver.metadata.opening": "open_metadata",
+            "quiver.metadata.ownership": "Ownership Watch acquire",
+            "quiver.metadata.port": "Entry MetadataStore",
+        },
+    )
 
 __all__ = ["Entry", "MetadataLocation", "MetadataStore", "Ownership", "Watch", "acquire", "open_metadata"]

@@ -21,8 +21,22 @@ file               purpose
 `quiver.testing` has `ObjectTierContract`, which every tier keeps, and `FaultObjects`, which breaks one call in any way.
 """
 
-from quiver.objects.location import ObjectLocation
-from quiver.objects.opening import open_objects
-from quiver.objects.port import ObjectInfo, ObjectTier
+from typing import TYPE_CHECKING
+
+from quiver.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from quiver.objects.location import ObjectLocation
+    from quiver.objects.opening import open_objects
+    from quiver.objects.port import ObjectInfo, ObjectTier
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.objects.location": "ObjectLocation",
+            "quiver.objects.opening": "open_objects",
+            "quiver.objects.port": "ObjectInfo ObjectTier",
+        },
+    )
 
 __all__ = ["ObjectInfo", "ObjectLocation", "ObjectTier", "open_objects"]

@@ -5,7 +5,7 @@ OTLP export requests, OTAP tables and flat views, each from the other: pure func
 file                    purpose
 ======================  ==========================================================================
 `views.py`              `view`, `decode_requests`, `decode_groups`: requests → rows
-`view_schema.py`        the columns of the views `logs`, `spans`, `metrics`
+`view_schemas.py`       the columns of the views `logs`, `spans`, `metrics`
 `columnar_tables.py`    tables → columns without a request between
 `stored.py`             `stored_requests`: what slots hold of a signal, whole or as tables
 `request.py`            is it a request, and how large do its rows get?
@@ -33,14 +33,33 @@ file                    purpose
 ======================  ==========================================================================
 """
 
-from quiver.otap.arrow_message import BatchStatus, StatusCode, decode_status, encode_status
-from quiver.otap.bundles import from_otlp, iter_bundles, to_otlp
-from quiver.otap.request import ROWS_BYTES_MAX
-from quiver.otap.stored import slots_of_view
-from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder, StreamLimits
-from quiver.otap.stream_encoder import EncodedBatch, StreamEncoder
-from quiver.otap.view_schema import TYPED_VALUE, VIEW_SLOTS, VIEWS, view_schema
-from quiver.otap.views import DecodedRequests, decode_groups, decode_requests, view
+from typing import TYPE_CHECKING
+
+from quiver.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from quiver.otap.arrow_message import BatchStatus, StatusCode, decode_status, encode_status
+    from quiver.otap.bundles import from_otlp, iter_bundles, to_otlp
+    from quiver.otap.request import ROWS_BYTES_MAX
+    from quiver.otap.stored import slots_of_view
+    from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder, StreamLimits
+    from quiver.otap.stream_encoder import EncodedBatch, StreamEncoder
+    from quiver.otap.view_schemas import TYPED_VALUE, VIEW_SLOTS, VIEWS, view_schema
+    from quiver.otap.views import DecodedRequests, decode_groups, decode_requests, view
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.otap.arrow_message": "BatchStatus StatusCode decode_status encode_status",
+            "quiver.otap.bundles": "from_otlp iter_bundles to_otlp",
+            "quiver.otap.request": "ROWS_BYTES_MAX",
+            "quiver.otap.stored": "slots_of_view",
+            "quiver.otap.stream_decoder": "ArrowBatch StreamDecoder StreamLimits",
+            "quiver.otap.stream_encoder": "EncodedBatch StreamEncoder",
+            "quiver.otap.view_schemas": "TYPED_VALUE VIEW_SLOTS VIEWS view_schema",
+            "quiver.otap.views": "DecodedRequests decode_groups decode_requests view",
+        },
+    )
 
 __all__ = [
     "ROWS_BYTES_MAX",

@@ -16,7 +16,7 @@ from quiver.otap.otlp_from_tables import request_of_tables
 from quiver.otap.payload_schema import ROOT_ROWS_MAX, SIGNALS
 from quiver.otap.refused import or_raise
 from quiver.otap.tables_from_otlp import tables_of_request
-from quiver.otap.view_schema import view_name
+from quiver.otap.view_schemas import view_name
 
 __all__ = ["from_otlp", "iter_bundles", "to_otlp"]
 

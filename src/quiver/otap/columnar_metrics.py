@@ -27,7 +27,7 @@ from quiver.otap.arrays import (
 )
 from quiver.otap.metrics import METRIC_TYPES, TEMPORALITIES
 from quiver.otap.typed_arrays import maps, repeated_maps
-from quiver.otap.view_schema import view_schema
+from quiver.otap.view_schemas import view_schema
 
 __all__ = ["MetricArrays", "metric_arrays"]
 

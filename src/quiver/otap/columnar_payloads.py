@@ -23,7 +23,7 @@ from quiver.otap.nested_cbor import cbor_values
 from quiver.otap.payload_arrays import PRESENCE, batch_of
 from quiver.otap.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, ROOT_ROWS_MAX, SIGNALS, TABLES
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.view_schema import view_name
+from quiver.otap.view_schemas import view_name
 from quiver.otap.wire_schema import narrow_handler
 
 __all__ = ["tables_of_columns"]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from quiver.otap.arrays import codes, hex_ids, nanoseconds, relist, texts, times, widened
 from quiver.otap.spans import SPAN_KINDS, STATUS_CODES
 from quiver.otap.typed_arrays import maps, typed_values
-from quiver.otap.view_schema import view_schema
+from quiver.otap.view_schemas import view_schema
 
 __all__ = ["log_arrays", "span_arrays"]
 

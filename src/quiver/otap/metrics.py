@@ -28,7 +28,7 @@ from quiver.otap.columns import (
     texts,
     times,
 )
-from quiver.otap.view_schema import view_schema
+from quiver.otap.view_schemas import view_schema
 
 __all__ = ["METRIC_TYPES", "TEMPORALITIES", "Points", "metric_columns", "points_of"]
 

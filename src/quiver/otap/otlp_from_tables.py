@@ -20,7 +20,7 @@ from quiver.otap.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, SIGNALS, T
 from quiver.otap.refused import Refused
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.transport_ids import plain_ids
-from quiver.otap.view_schema import view_name
+from quiver.otap.view_schemas import view_name
 from quiver.primitives.scan import Damage
 
 __all__ = ["Restored", "message_of_tables", "request_of_tables", "value_levels"]

@@ -20,7 +20,7 @@ from quiver.otap.columns import (
     texts,
     times,
 )
-from quiver.otap.view_schema import view_schema
+from quiver.otap.view_schemas import view_schema
 
 __all__ = ["SPAN_KINDS", "STATUS_CODES", "span_columns"]
 

@@ -24,7 +24,7 @@ from quiver.otap.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, ROOT_ROWS_
 from quiver.otap.refused import Refused
 from quiver.otap.request import measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.view_schema import view_name
+from quiver.otap.view_schemas import view_name
 from quiver.primitives.scan import Damage
 
 __all__ = ["Converted", "tables_of_message", "tables_of_request"]

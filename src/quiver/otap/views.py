@@ -25,7 +25,7 @@ from quiver.otap.request_shapes import SHAPES
 from quiver.otap.sound_tables import SoundTables, sound_tables
 from quiver.otap.spans import span_columns
 from quiver.otap.stored import StoredTables, stored_requests
-from quiver.otap.view_schema import VIEW_SLOTS, projected_schema, view_name
+from quiver.otap.view_schemas import VIEW_SLOTS, projected_schema, view_name
 from quiver.primitives.scan import Damage
 
 __all__ = ["GROUP_BYTES", "DecodedRequests", "decode_groups", "decode_requests", "view"]

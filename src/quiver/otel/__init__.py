@@ -20,14 +20,26 @@ file                    purpose
 ======================  ==========================================================================
 """
 
-try:
+from typing import TYPE_CHECKING
+
+from quiver.lazy_names import lazy_names
+
+if TYPE_CHECKING:
     from quiver.exporters.settings import ExporterSettings
     from quiver.otel.exporters import QuiverLogExporter, QuiverMetricExporter, QuiverSpanExporter
     from quiver.otel.forwarder import Forwarder
     from quiver.otel.shared_store import OTEL_SETTINGS
-except ModuleNotFoundError as missing:
-    missing.add_note('quiver.otel needs an extra; run: pip install "arrow-quiver[otel]"')
-    raise
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.exporters.settings": "ExporterSettings",
+            "quiver.otel.exporters": "QuiverLogExporter QuiverMetricExporter QuiverSpanExporter",
+            "quiver.otel.forwarder": "Forwarder",
+            "quiver.otel.shared_store": "OTEL_SETTINGS",
+        },
+        extra="otel",
+    )
 
 __all__ = [
     "OTEL_SETTINGS",

@@ -32,11 +32,27 @@ file or room         purpose, in the order in which data passes
 ===================  =======================================================================
 """
 
-from quiver.qwp.drainers import DrainerEvent
-from quiver.qwp.sender import Sender
-from quiver.qwp.session import Category, Policy, SenderError
-from quiver.qwp.settings import SenderSettings
-from quiver.qwp.values import Char, DateMillis, Geohash, Long256, TimestampMicros, TimestampNanos
+from typing import TYPE_CHECKING
+
+from quiver.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from quiver.qwp.drainers import DrainerEvent
+    from quiver.qwp.sender import Sender
+    from quiver.qwp.session import Category, Policy, SenderError
+    from quiver.qwp.settings import SenderSettings
+    from quiver.qwp.values import Char, DateMillis, Geohash, Long256, TimestampMicros, TimestampNanos
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.qwp.drainers": "DrainerEvent",
+            "quiver.qwp.sender": "Sender",
+            "quiver.qwp.session": "Category Policy SenderError",
+            "quiver.qwp.settings": "SenderSettings",
+            "quiver.qwp.values": "Char DateMillis Geohash Long256 TimestampMicros TimestampNanos",
+        },
+    )
 
 __all__ = [
     "Category",

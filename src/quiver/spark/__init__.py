@@ -10,7 +10,7 @@ Spark reads what a store holds, as one of its subscribers, processes it, exports
 ===========================  ======================================================================
 file                         purpose
 ===========================  ======================================================================
-`session.py`, `java.py`      a session that works on a fresh machine
+`spark_session.py`           a session that works on a fresh machine
 `bundle_query.py`            how every exporter's query is started and stopped
 `option_values.py`           values of options, read in one place                           (pure)
 `options.py`                 the options of a load, with their table                        (pure)
@@ -71,11 +71,9 @@ Importing this package starts no JVM::
     logs = spark.readStream.format("quiver").option("path", "buffer/").option("subscriber", "mine") …
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-# At once: the module of the same name would otherwise take the function's place.
-from quiver.spark.session import session
+from quiver.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from quiver.spark.bundle_query import stop_query
@@ -84,7 +82,22 @@ if TYPE_CHECKING:
     from quiver.spark.exporter_parquet import ParquetExporter, run_exporter
     from quiver.spark.formats import register
     from quiver.spark.source import QuiverDataSource
+    from quiver.spark.spark_session import session
     from quiver.spark.table_options import create_table
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.spark.bundle_query": "stop_query",
+            "quiver.spark.bundles": "map_bundles",
+            "quiver.spark.export_query": "start_export",
+            "quiver.spark.exporter_parquet": "ParquetExporter run_exporter",
+            "quiver.spark.formats": "register",
+            "quiver.spark.source": "QuiverDataSource",
+            "quiver.spark.spark_session": "session",
+            "quiver.spark.table_options": "create_table",
+        },
+    )
 
 __all__ = [
     "ParquetExporter",
@@ -97,22 +110,3 @@ __all__ = [
     "start_export",
     "stop_query",
 ]
-
-_PLACES = {
-    "ParquetExporter": "exporter_parquet",
-    "QuiverDataSource": "source",
-    "create_table": "table_options",
-    "map_bundles": "bundles",
-    "register": "formats",
-    "run_exporter": "exporter_parquet",
-    "start_export": "export_query",
-    "stop_query": "bundle_query",
-}
-"""Loaded when asked for: whoever only checks a pipeline file need not have pyspark."""
-
-
-def __getattr__(name: str) -> Any:
-    place = _PLACES.get(name)
-    if place is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{place}"), name)

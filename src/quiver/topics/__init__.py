@@ -40,13 +40,28 @@ file                 what it holds
 ===================  =============================================================================
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from quiver.topics.format.message import Message
-from quiver.topics.log import TopicLog
-from quiver.topics.producer import Producer
-from quiver.topics.reader import TopicReader
-from quiver.topics.settings import TopicSettings
-from quiver.topics.store import TopicStore
+from quiver.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from quiver.topics.format.message import Message
+    from quiver.topics.log import TopicLog
+    from quiver.topics.producer import Producer
+    from quiver.topics.reader import TopicReader
+    from quiver.topics.settings import TopicSettings
+    from quiver.topics.store import TopicStore
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "quiver.topics.format.message": "Message",
+            "quiver.topics.log": "TopicLog",
+            "quiver.topics.producer": "Producer",
+            "quiver.topics.reader": "TopicReader",
+            "quiver.topics.settings": "TopicSettings",
+            "quiver.topics.store": "TopicStore",
+        },
+    )
 
 __all__ = ["Message", "Producer", "TopicLog", "TopicReader", "TopicSettings", "TopicStore"]

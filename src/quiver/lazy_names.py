@@ -1,0 +1,54 @@
+"""
+Names of a package that are imported when they are first used.
+
+A package that imports its own modules holds its import lock meanwhile. A second thread that imports one of those
+modules holds the module's lock and waits for the package's, and the two deadlock. So each `__init__` of this library
+imports nothing: type checkers see its names below ``TYPE_CHECKING``, and the interpreter asks `lazy_names`.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str], *, extra: str | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """
+    Return `__getattr__` and `__dir__` of *package*.
+
+    Args:
+        package: its name.
+        modules: a module of it → the names that it has, separated by blanks; ``open_path=open`` is called `open` here.
+            Other names are those of submodules.
+        extra: what brings the packages that the modules need; named when one of them is missing.
+    """
+    places: dict[str, tuple[str, str]] = {}
+    for module, names in modules.items():
+        for name in names.split():
+            inside, _, outside = name.partition("=")
+            places[outside or inside] = (module, inside)
+
+    def find(name: str) -> Any:
+        if name in places:
+            module, inside = places[name]
+            try:
+                found = getattr(import_module(module), inside)
+            except ModuleNotFoundError as missing:
+                if extra is not None:
+                    missing.add_note(f'{package} needs an extra; run: pip install "arrow-quiver[{extra}]"')
+                raise
+            setattr(sys.modules[package], name, found)
+            return found
+        if not name.startswith("_"):
+            try:
+                return import_module(f"{package}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{package}.{name}":
+                    raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find, lambda: sorted({*vars(sys.modules[package]), *places})
