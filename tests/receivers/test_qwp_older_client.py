@@ -22,7 +22,18 @@ import json, sys, warnings
 warnings.simplefilter("ignore")
 from questdb.ingress import Sender, TimestampNanos
 import pandas as pd
-conf, rows, frame, copies = json.loads(sys.argv[1])
+conf, rows, frame, copies, pooled = json.loads(sys.argv[1])
+if pooled:
+    import questdb
+    with questdb.connect(conf) as database:
+        with database.sender() as sender:
+            for n in range(rows):
+                sender.row("t", columns={"v": n}, at=TimestampNanos(10 + n))
+        try:
+            database.query("SELECT 1").to_pandas()
+        except questdb.QuestDBError as error:
+            assert "answers no queries" in str(error), error
+    sys.exit(0)
 others = [Sender.from_conf(conf) for _ in range(copies - 1)]
 for other in others:
     other.establish()
@@ -50,8 +61,8 @@ def client(tmp_path_factory):
     if subprocess.run(pip, capture_output=True, check=False, timeout=120).returncode:
         pytest.skip("client 5.0 cannot be installed here")
 
-    def run(conf, rows=0, frame=0, copies=1):
-        command = [sys.executable, "-c", PROGRAM, json.dumps([conf, rows, frame, copies])]
+    def run(conf, rows=0, frame=0, copies=1, pooled=False):
+        command = [sys.executable, "-c", PROGRAM, json.dumps([conf, rows, frame, copies, pooled])]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=60, env={"PYTHONPATH": str(target)}
         )
@@ -102,6 +113,14 @@ def test_what_it_sends_again_is_stored_once(client, receiver, tmp_path):
     client(f"ws::addr=127.0.0.1:{receiver.port};{slot}")
 
     assert values(receiver) == list(range(30))
+
+
+def test_it_may_pool_its_connections(client, receiver, tmp_path):
+    """As its newer version may."""
+    for more in ("", f"sf_dir={tmp_path}/sf;sender_id=a;"):
+        client(f"ws::addr=127.0.0.1:{receiver.port};{more}", rows=10, pooled=True)
+
+    assert values(receiver) == sorted([*range(10)] * 2)
 
 
 def test_it_drains_our_slot(client, receiver, tmp_path):

@@ -84,6 +84,35 @@ def test_the_official_client_needs_no_change(store, tmp_path):
     assert sorted(row["n"] for table, row in found if table == "frame") == list(range(1000))
 
 
+def test_the_official_client_may_pool_its_connections(store, tmp_path):
+    """It connects for queries before it sends a row. Queries are refused in words, and rows go on."""
+    questdb = pytest.importorskip("questdb")
+    pandas = pytest.importorskip("pandas")
+    with receiving(store) as receiver:
+        address = f"ws::addr=127.0.0.1:{receiver.port};"
+        for conf in (address, f"{address}sf_dir={tmp_path}/sf;sender_id=a;"):
+            with questdb.connect(conf) as database:
+                with database.sender() as sender:
+                    sender.row("t", columns={"v": 1}, at=questdb.TimestampNanos(1))
+                with pytest.raises(questdb.QuestDBError, match="answers no queries"):
+                    database.query("SELECT 1").to_pandas()
+                frame = pandas.DataFrame({"v": [2, 3], "at": pandas.date_range("2025", periods=2, freq="s")})
+                database.dataframe(frame, table_name="t", at="at")
+    assert sorted(row["v"] for _, row in rows_of(store)) == [1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x10\0", message(1), b"QWP1"], ids=["empty", "short", "rows", "header"])
+def test_what_is_no_query_ends_a_connection_for_queries(store, data):
+    """Rows are not taken there."""
+    with receiving(store) as receiver, client(receiver, "/read/v1") as connection:
+        assert connection.recv(10).startswith(b"QWP1")
+        connection.send(data)
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(10)
+    assert closed.value.rcvd.code == 1002
+    assert not rows_of(store)
+
+
 def test_one_ok_is_for_all_messages_before_it(store):
     """A sequence from 0; each table with the number of its newest bundle."""
     with receiving(store) as receiver, client(receiver) as connection:

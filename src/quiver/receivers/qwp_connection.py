@@ -19,15 +19,28 @@ from websockets.http11 import Request, Response
 from websockets.protocol import CLOSED, CLOSING, OPEN
 from websockets.server import ServerProtocol
 
+from quiver.primitives.scan import Frame as Decoded
 from quiver.qwp.wire.message import MESSAGE_VERSION
-from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, encode_durable_ack, encode_ok, encode_refusal
+from quiver.qwp.wire.queries import decode_query, encode_query_error, encode_server_info
+from quiver.qwp.wire.responses import (
+    DurableAck,
+    Ok,
+    Refusal,
+    Status,
+    encode_durable_ack,
+    encode_ok,
+    encode_refusal,
+)
 from quiver.receivers.qwp_intake import Progress, QwpClient, QwpIntake
 from quiver.receivers.qwp_replay import sender_key
 from quiver.receivers.qwp_settings import QwpSettings
 
-__all__ = ["WRITE_PATHS", "Host", "QwpConnection"]
+__all__ = ["QUERY_PATH", "WRITE_PATHS", "Host", "QwpConnection"]
 
 WRITE_PATHS = frozenset({"/write/v4", "/api/v4/write"})
+QUERY_PATH = "/read/v1"
+_NODE = "quiver"
+_NO_QUERIES = "this is a receiver of Quiver: it stores rows and answers no queries; read the store instead"
 _log = logging.getLogger("quiver.receiver.qwp")
 _log.setLevel(logging.ERROR)  # what strangers send is counted, not told
 _TURN_MESSAGES_MAX = 64
@@ -199,8 +212,10 @@ class QwpConnection(asyncio.Protocol):
                 self._answer(event)
             elif isinstance(event, Frame):
                 self._frame(event)
-        if websocket.close_rcvd is not None and websocket.close_rcvd_then_sent is False and self._client is not None:
-            self._client.knows_all()  # it answers our goodbye, and has heard what came before
+        if websocket.close_rcvd is not None:
+            self._said_goodbye = True  # whatever becomes of the socket, which many close without waiting for an answer
+            if websocket.close_rcvd_then_sent is False and self._client is not None:
+                self._client.knows_all()  # it answers our goodbye, and has heard what came before
         self._write()
 
     def _write(self) -> None:
@@ -224,12 +239,13 @@ class QwpConnection(asyncio.Protocol):
     def _answer(self, request: Request) -> None:
         websocket = self._websocket
         host = self._host
+        path = request.path.partition("?")[0]
         response: Response
         if not host.let_in(request.headers.get_all("Authorization")):
             response = websocket.reject(HTTPStatus.UNAUTHORIZED, "the authorization header is missing or unknown\n")
             response.headers["WWW-Authenticate"] = host.challenge
             host.intake.observer.count("quiver.receiver.unauthorized_total", protocol="qwp")
-        elif request.path.partition("?")[0] not in WRITE_PATHS:
+        elif path not in {*WRITE_PATHS, QUERY_PATH}:
             response = websocket.reject(HTTPStatus.NOT_FOUND, f"QWP is spoken at {' and '.join(sorted(WRITE_PATHS))}\n")
         elif host.is_stopping or not host.intake.is_available:
             response = websocket.reject(HTTPStatus.SERVICE_UNAVAILABLE, "the store takes nothing now\n")
@@ -237,13 +253,16 @@ class QwpConnection(asyncio.Protocol):
         else:
             response = websocket.accept(request)
         if response.status_code == 101:
-            self._welcome(request, response)
+            response.headers["X-QWP-Version"] = str(MESSAGE_VERSION)
+            if path != QUERY_PATH:
+                self._welcome(request, response)
         websocket.send_response(response)
         if response.status_code == 101:
             host.opened(self)
+            if path == QUERY_PATH:
+                websocket.send_binary(encode_server_info(host.intake.clock.now_ns(), _NODE))
 
     def _welcome(self, request: Request, response: Response) -> None:
-        response.headers["X-QWP-Version"] = str(MESSAGE_VERSION)
         response.headers["X-QWP-Max-Batch-Size"] = str(self._settings.max_request_bytes)
         asked = request.headers.get_all("X-QWP-Request-Durable-Ack")
         self._is_durable = any(value.strip().lower() == "true" for value in asked)
@@ -259,6 +278,8 @@ class QwpConnection(asyncio.Protocol):
             self._fail(_UNSUPPORTED, "messages are binary")
         elif frame.opcode is Opcode.CONT or (frame.opcode is Opcode.BINARY and not frame.fin):
             self._fail(_PROTOCOL_ERROR, "a message is one frame")
+        elif frame.opcode is Opcode.BINARY and self._client is None:
+            self._refuse_query(bytes(frame.data))
         elif frame.opcode is Opcode.BINARY:
             self._message(bytes(frame.data))
         elif frame.opcode is Opcode.PONG and self._client is not None:
@@ -276,6 +297,17 @@ class QwpConnection(asyncio.Protocol):
         if self._is_backlogged and self.transport is not None:
             self.transport.pause_reading()
         self._go_on()
+
+    def _refuse_query(self, data: bytes) -> None:
+        """
+        Answer a message on a connection for queries. Clients that pool both kinds of connection send no row without it.
+        """
+        self._message_at = self._heard
+        answer = decode_query(memoryview(data))
+        if not isinstance(answer, Decoded):
+            self._fail(_PROTOCOL_ERROR, "not a query")
+        elif answer.value is not None and self._websocket.state is OPEN:
+            self._websocket.send_binary(encode_query_error(answer.value, Status.PARSE_ERROR, _NO_QUERIES))
 
     def _count_partial(self, size: int) -> None:
         """

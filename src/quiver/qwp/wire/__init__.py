@@ -13,5 +13,6 @@ file                 purpose
 `decoder.py`         a message, read
 `decoded.py`         what was read: as Python values, as Arrow
 `responses.py`       what the server answers: OK, durable, refused
+`queries.py`         how a server that answers no queries says so
 ===================  =======================================================================
 """
