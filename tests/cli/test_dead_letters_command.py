@@ -4,6 +4,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -141,3 +142,51 @@ def test_subscribers_says_who_halted(directory, call):
     (one,) = json.loads(call("subscribers", directory, "--json").output)
     assert (one["halted"], one["next_retry_s"], one["last_failure"]) == (True, None, "HTTP 400: no")
     assert "halted" in call("subscribers", directory).output
+
+
+def flip_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("where", ["segment", "log"])
+def test_damaged_letters_are_reported(directory, call, where):
+    """By every command that looks at them, with exit code 1, until they are repaired; then the copy is named."""
+    store = Path(directory) / "dead-letter" / "out"
+    if where == "segment":
+        (damaged,) = store.glob("segments/*.qseg")
+    else:
+        with DeadLetters(directory, "out", background=False) as letters:
+            letters.add(BundleRef(3, 0), bundle_of(b"late"), reason="HTTP 410")
+            damaged = Path(shutil.copytree(store, store.with_name("copy"))) / "wal" / "quiver.wal"
+        shutil.rmtree(store)
+        store.with_name("copy").rename(store)
+        damaged = store / "wal" / "quiver.wal"
+        damaged.write_bytes(damaged.read_bytes().rstrip(b"\0"))
+    flip_a_byte(damaged)
+    listed = call("dead-letters", directory)
+    assert (listed.exit_code, str(damaged) in listed.output.replace("\n", "")) == (1, True)
+    assert "none" not in listed.output
+    told = [one for one in json.loads(call("dead-letters", directory, "--json").output) if "damaged" in one]
+    assert [(one["exporter"], one["path"]) for one in told] == [("out", str(damaged))]
+    assert call("dead-letters", directory, "show", "out").exit_code == 1
+
+    verified = json.loads(call("verify", directory, "--json").output)
+    assert verified["damaged"]
+    assert str(damaged) in [one["path"] for one in verified["findings"]]
+    assert call("repair", directory).exit_code == 0
+    assert call("verify", directory).exit_code == 0
+    listed = call("dead-letters", directory)
+    assert listed.exit_code == 0
+    assert f"set aside as damaged: {store}/quarantine/" in listed.output
+
+
+def test_letters_whose_progress_is_damaged_are_all_shown(directory, call):
+    """Which were dropped is not known any more, so none is hidden."""
+    call("dead-letters", directory, "drop", "out", "2:1")
+    flip_a_byte(Path(directory) / "dead-letter" / "out" / "quiver.sub.letters")
+    listed = call("dead-letters", directory, "--json")
+    assert listed.exit_code == 1
+    assert sum("bundle" in one for one in json.loads(listed.output)) == 3

@@ -14,6 +14,8 @@ import pytest
 from quiver import Bundle, Damaged, Settings, Store, WrongUse
 from quiver import open as open_store
 from quiver.primitives.scan import Frame
+from quiver.spark.sink_options import SinkOptions
+from quiver.spark.sink_stage import commit_batch, stage
 from quiver.store.check import check_store
 from quiver.store.format.names import parse_segment_name
 from quiver.store.format.progress import decode_progress
@@ -46,6 +48,7 @@ class Work:
     """
 
     def __init__(self, files: CrashFileSystem, settings: Settings = SETTINGS) -> None:
+        self.files = files
         self.store = opened(files, SOURCE, settings)
         self.subscribers = {name: self.store.register(name, start="earliest") for name in NAMES}
         self.accepted = 0
@@ -118,6 +121,7 @@ def check_restored(files: CrashFileSystem, root: str, promised: int, acked: dict
     report = check_store(files, root)
     assert not report.damaged, f"{label}: {report.findings}"
     with opened(files, root) as store:
+        store.maintain()
         store.flush()
         for name in NAMES:
             got = delivered(store, name)
@@ -178,6 +182,51 @@ def test_beside_a_writer_nothing_is_missing(every: int) -> None:
             work.store.close()
             moved += work.accepted - promised
     assert moved > 0 or every == 7
+
+
+class SinkWork(Work):
+    """
+    A Spark sink commits batches meanwhile, which the store imports with its maintenance.
+    """
+
+    def step(self) -> None:
+        if self._random.random() < 0.3:
+            self._commit()
+        else:
+            super().step()
+
+    def _commit(self) -> None:
+        files: Any = self.files
+        rows = [{30: pa.record_batch({"n": pa.array([self.accepted], pa.int32())})}]
+        place: dict[str, Any] = {"writer": "query", "batch": self.accepted}
+        options = SinkOptions(path=SOURCE, slot=30)
+        staged = stage(files, SOURCE, rows, partition=0, attempt="a", options=options, clock=ManualClock(), **place)
+        commit_batch(files, SOURCE, staged=[staged], clock=ManualClock(), **place)
+        self.accepted += 1
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_beside_a_store_that_imports_batches_nothing_is_missing(every: int) -> None:
+    """A committed batch is in the copy as it was staged, or as the segment it became: once, and never in neither."""
+    staged_copies = 0
+    for steps in (8, 40, 90):
+        for first in range(2):
+            files = CrashFileSystem()
+            work = SinkWork(files)
+            for _ in range(steps + first):
+                work.step()
+            promised = work.accepted
+            label = f"every {every}, from {first}, after {steps}"
+            done = snapshot(Between(files, work, every=every, first=first), SOURCE, COPY, now_ns=1)
+            assert done.notes == [], label
+            listed, problems = check_snapshot(files, COPY)
+            assert problems == [], label
+            staged_copies += sum("incoming/" in file.path and file.path.endswith(".qseg") for file in listed.files)
+            acked = {name: set(numbers) for name, numbers in work.acked.items()}
+            restore(files, COPY, BACK, identity=IDENTITY)
+            check_restored(files, BACK, promised, acked, label)
+            work.store.close()
+    assert staged_copies or every < 5
 
 
 class Once(Between):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -21,11 +22,23 @@ if TYPE_CHECKING:
     from quiver.bundle import Bundle, BundleRef
     from quiver.delivery.dead_letters import DeadLetter
     from quiver.delivery.policy import Outcome
+    from quiver.errors import Damaged
 
 __all__ = ["dead_letters"]
 
 _Found = list[tuple[str, str, "DeadLetter"]]
 _Deliver = Callable[[str, "DeadLetter"], "Outcome"]
+
+
+@dataclass(slots=True)
+class _Look:
+    """
+    What was found: letters, what of them is damaged, each with its store and exporter, and files set aside before.
+    """
+
+    letters: _Found = field(default_factory=list)
+    damage: list[tuple[str, str, Damaged]] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
 
 
 class Action(StrEnum):
@@ -64,12 +77,13 @@ def dead_letters(
     otherwise. A letter is the bundle as the exporter saw it; nobody else is sent it again.
     """
     refs = [_ref_of(text) for text in bundles or ()]
-    found = _find(str(directory), exporter, refs)
+    look = _find(str(directory), exporter, refs)
+    found = look.letters
     if action is Action.list:
-        _list(str(directory), found, as_json=as_json)
+        _list(str(directory), look, as_json=as_json)
     elif exporter is None:
         raise WrongUse(f"{action} whose? quiver dead-letters {directory} {action} EXPORTER [BUNDLE …]")
-    elif not found and not as_json:
+    elif not found and not look.damage and not as_json:
         typer.echo(f"{exporter} has no dead letters in {directory}")
     elif action is Action.show:
         _show(found, as_json=as_json)
@@ -78,6 +92,21 @@ def dead_letters(
     else:
         with _way_out(exporter, pipeline, assignments or [], endpoint) as deliver:
             _replay(found, deliver, as_json=as_json)
+    _tell_of_damage(look, is_told=as_json and action is Action.list)
+
+
+def _tell_of_damage(look: _Look, *, is_told: bool) -> None:
+    """
+    Say which files of dead letters are damaged, unless *is_told*, and exit with 1 if there are any.
+    """
+    for root, name, damage in () if is_told else look.damage:
+        typer.echo(
+            f"damaged: dead letters of {name}: {damage}; the letters in it are not shown; stop the pipeline, then: "
+            f"quiver repair {root}",
+            err=True,
+        )
+    if look.damage:
+        raise typer.Exit(1)
 
 
 def _ref_of(text: str) -> BundleRef:
@@ -89,39 +118,54 @@ def _ref_of(text: str) -> BundleRef:
     return BundleRef(int(segment), int(index))
 
 
-def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Found:
-    from quiver.delivery.dead_letters import exporters_with_letters, read_letters  # noqa: PLC0415
+def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
+    from quiver.delivery.dead_letters import exporters_with_letters, letters_root, read_letters  # noqa: PLC0415
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.format.names import check_subscriber_id  # noqa: PLC0415
+    from quiver.store.format.names import QUARANTINE_DIR, check_subscriber_id  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
 
     if exporter is not None:
         check_subscriber_id(exporter)
-    found = [
-        (root, name, letter)
-        for roots in (instance_roots(REAL_FILES, directory), *stores_beside(REAL_FILES, directory).values())
-        for root in roots
-        for name in exporters_with_letters(REAL_FILES, root)
-        if exporter in {None, name}
-        for letter in read_letters(REAL_FILES, root, name)
-        if not refs or letter.ref in refs
-    ]
-    missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in found)]
+    look = _Look()
+    for roots in (instance_roots(REAL_FILES, directory), *stores_beside(REAL_FILES, directory).values()):
+        for root in roots:
+            for name in exporters_with_letters(REAL_FILES, root):
+                if exporter not in {None, name}:
+                    continue
+                damage: list[Damaged] = []
+                letters = read_letters(REAL_FILES, root, name, problems=damage)
+                look.letters += [(root, name, letter) for letter in letters if not refs or letter.ref in refs]
+                look.damage += [(root, name, one) for one in damage]
+                aside = f"{letters_root(root, name)}/{QUARANTINE_DIR}"
+                if REAL_FILES.exists(aside):
+                    look.set_aside += [f"{aside}/{file}" for file in REAL_FILES.list_dir(aside)]
+    missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in look.letters)]
     if missing:
-        raise WrongUse(f"{exporter} has no letter {', '.join(missing)}")
-    return found
+        damaged = f"; {len(look.damage)} files of its letters are damaged" if look.damage else ""
+        raise WrongUse(f"{exporter} has no letter {', '.join(missing)}{damaged}")
+    return look
 
 
-def _list(directory: str, found: _Found, *, as_json: bool) -> None:
+def _list(directory: str, look: _Look, *, as_json: bool) -> None:
     from quiver.cli.paths import place_of  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     if as_json:
-        print_json([_as_dict(*one) for one in found])
+        damaged = [
+            {
+                "directory": root,
+                "exporter": name,
+                "path": damage.path,
+                "offset": damage.offset,
+                "damaged": damage.reason,
+            }
+            for root, name, damage in look.damage
+        ]
+        print_json([_as_dict(*one) for one in look.letters] + damaged)
         return
     now_ns = SYSTEM_CLOCK.now_ns()
-    several = any(root != directory for root, _, _ in found)
+    several = any(root != directory for root, _, _ in look.letters)
     rows = [
         ({"in": place_of(root, directory)} if several else {})
         | {
@@ -132,9 +176,12 @@ def _list(directory: str, found: _Found, *, as_json: bool) -> None:
             "size": human_bytes(letter.bundle.nbytes),
             "reason": letter.reason,
         }
-        for root, name, letter in found
+        for root, name, letter in look.letters
     ]
-    print_table(f"dead letters of {directory}", rows)
+    if rows or not look.damage:
+        print_table(f"dead letters of {directory}", rows)
+    for path in look.set_aside:
+        typer.echo(f"set aside as damaged: {path}")
 
 
 def _as_dict(root: str, exporter: str, letter: DeadLetter) -> dict[str, Any]:

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import typer
 
-__all__ = ["place_of", "refuse_empty_paths"]
+    from quiver.pipeline.graph import Pipeline
+
+__all__ = ["pipeline_given", "place_of", "refuse_empty_paths"]
 
 
 def refuse_empty_paths(app: typer.Typer) -> None:
@@ -43,6 +47,29 @@ def place_of(root: str, directory: str) -> str:
     if Path(directory).absolute() in one.parents or parse_core_directory(one.name) is None:
         return one.name
     return f"{one.parent.name}/{one.name}"
+
+
+def pipeline_given(
+    source: Path, assignments: Sequence[str] | None, run_dir: Path | None
+) -> tuple[Pipeline, Path] | None:
+    """
+    Return the pipeline of the file *source* and its run directory; None where *source* is no file.
+
+    Raises:
+        PipelineInvalid: the file is not a valid pipeline.
+        WrongUse: options of a pipeline were given without a pipeline file.
+    """
+    import os  # noqa: PLC0415 - here only: the library reads no environment
+
+    from quiver.pipeline.child import read_pipeline  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.run import default_run_dir  # noqa: PLC0415
+
+    if not source.is_file():
+        if assignments or run_dir is not None:
+            raise WrongUse(f"--set and --run-dir go with a pipeline file, and {source} is not a file")
+        return None
+    pipeline = read_pipeline(source, assignments or [], os.environ)
+    return pipeline, run_dir or default_run_dir(pipeline)
 
 
 def _refuse_empty(hint: Any) -> None:

@@ -25,19 +25,21 @@ def repair(
     """
     Mend a store as far as it can be, say what was given up, and keep a copy of every damaged byte.
 
-    Copies go to quarantine/ inside the store. Exits with 1 when something is damaged afterwards.
+    Its dead letters are mended, too. Copies go to quarantine/ inside the store. Exits with 1 when something is damaged
+    afterwards.
     """
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.check import refuse_snapshot  # noqa: PLC0415
+    from quiver.store.check import nested_stores, refuse_snapshot  # noqa: PLC0415
     from quiver.store.closed import require_closed  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
     from quiver.store.repair import repair as mend  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
     refuse_snapshot(REAL_FILES, str(directory))
-    require_closed(REAL_FILES, roots, owner="quiver repair")
+    nested = [letters for root in roots for letters in nested_stores(REAL_FILES, root)]
+    require_closed(REAL_FILES, [*roots, *nested], owner="quiver repair")
     reports: list[RepairReport] = []
     try:
         with Progress("mending") as progress:

@@ -1,5 +1,5 @@
 """
-`quiver verify DIR`.
+`quiver verify DIR|PIPELINE.yaml`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.cli.paths import pipeline_given
+from quiver.primitives.findings import Finding
 
 if TYPE_CHECKING:
     from quiver.store.check import StoreReport
@@ -18,36 +20,72 @@ __all__ = ["verify"]
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(help="A store's directory, or a snapshot.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A store's directory, a pipeline file, or a snapshot of either.")
+    ],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Fill {{NAME}} of the pipeline file.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", help="As given to `quiver run`.  [default: <store>.run]", show_default=False),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every file of a store to its last byte and list all that is wrong, with path and offset.
+    Read every file of a store, or of all stores of a pipeline, to its last byte and list all that is wrong.
 
-    Reads only; safe beside a live writer. Exits with 1 when something is damaged; a torn tail is not damage: the
-    next open cuts it off.
+    Dead letters and the buffers that a pipeline keeps beside the directory are read as well; of a pipeline file also
+    the checkpoints of its exporters on Spark. Reads only; safe beside a live writer. Exits with 1 when something is
+    damaged; a torn tail is not damage: the next open cuts it off.
     """
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import check_store  # noqa: PLC0415
-    from quiver.store.instances import instance_roots  # noqa: PLC0415
 
+    roots, others = _to_read(source, assignments, run_dir)
     with Progress("reading") as progress:
-        roots = instance_roots(REAL_FILES, str(directory))
         reports = [check_store(REAL_FILES, root, on_progress=progress) for root in roots]
-        missed = _against_list(directory)
+        missed = _against_list(source)
+    reports[0].findings += others
     damaged = bool(missed) or any(report.damaged for report in reports)
     if as_json:
-        print_json(_as_dict(directory, reports, missed, damaged=damaged))
+        print_json(_as_dict(source, reports, missed, damaged=damaged))
     else:
         findings = [finding.as_dict() for report in reports for finding in report.findings]
         if findings:
             print_table("findings", findings)
         for line in missed:
             typer.echo(f"not as it was copied: {line}")
-        typer.echo(_sentence(directory, reports, missed))
+        typer.echo(_sentence(source, reports, missed))
     if damaged:
         raise typer.Exit(1)
+
+
+def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) -> tuple[list[str], list[Finding]]:
+    """
+    Return the directories of the stores to read, and what there is to say of anything else.
+    """
+    from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
+    from quiver.store.instances import instance_roots  # noqa: PLC0415
+    from quiver.store.snapshot import snapshot_roots  # noqa: PLC0415
+
+    given = pipeline_given(source, assignments, run_dir)
+    if given is not None:
+        from quiver.pipeline.backup import check_checkpoints, pipeline_roots  # noqa: PLC0415
+
+        return pipeline_roots(REAL_FILES, given[0]), check_checkpoints(REAL_FILES, *given)
+    if REAL_FILES.exists(f"{source}/{SNAPSHOT_LIST}"):
+        return snapshot_roots(REAL_FILES, str(source)), []
+    own = instance_roots(REAL_FILES, str(source))
+    try:
+        beside = stores_beside(REAL_FILES, source)
+    except OSError as error:
+        reason = f"whether a pipeline keeps buffers beside {source} cannot be seen: {error.strerror}"
+        return own, [Finding(str(error.filename), 0, "not reached", reason)]
+    return own + [root for roots in beside.values() for root in roots], []
 
 
 def _against_list(directory: Path) -> list[str]:
@@ -75,7 +113,8 @@ def _as_dict(directory: Path, reports: list[StoreReport], missed: list[str], *, 
     cores = [report.as_dict() for report in reports]
     if len(cores) == 1 and not missed:
         return cores[0]
-    sums = {key: sum(core[key] for core in cores) for key in ("files", "bytes_read", "segment_bundles", "log_entries")}
+    counts = ("files", "bytes_read", "segment_bundles", "log_entries", "dead_letters")
+    sums = {key: sum(core[key] for core in cores) for key in counts}
     findings = [finding for core in cores for finding in core["findings"]]
     found = {"directory": str(directory), **sums, "damaged": damaged, "findings": findings}
     return found | {"not_as_copied": missed, "cores": cores}
@@ -87,5 +126,8 @@ def _sentence(directory: Path, reports: list[StoreReport], missed: list[str]) ->
     verdict = f"{bad} damaged" if bad else "nothing is damaged"
     sealed = sum(report.segment_bundles for report in reports)
     logged = sum(report.log_entries for report in reports)
-    inside = f"{sealed:,} bundles in segments, {logged:,} in the log"
+    letters = sum(report.dead_letters for report in reports)
+    inside = f"{sealed:,} bundles in segments, {logged:,} in the log" + (
+        f", {letters:,} dead letters" if letters else ""
+    )
     return f"{directory}: {files} files, {total:,} bytes read; {inside}; {verdict}"

@@ -26,7 +26,7 @@ import pyarrow as pa
 from quiver.bundle import OTAP, SLOT_MAX, Adapter, Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Delivered, Outcome
-from quiver.errors import BundleInvalid, BundleUnavailable, DirectoryInUse
+from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DirectoryInUse
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
@@ -258,17 +258,32 @@ def exporters_with_letters(fs: FileSystem, root: str) -> list[str]:
     return sorted(name for name in names if fs.exists(f"{directory}/{name}/{SEGMENTS_DIR}"))
 
 
-def read_letters(fs: FileSystem, root: str, subscriber_id: str, *, adapter: Adapter = OTAP) -> list[DeadLetter]:
+def read_letters(
+    fs: FileSystem,
+    root: str,
+    subscriber_id: str,
+    *,
+    adapter: Adapter = OTAP,
+    problems: list[Damaged] | None = None,
+) -> list[DeadLetter]:
     """
     Return the letters of an exporter that were neither replayed nor dropped, the oldest first, each once.
 
-    Takes no lock: it works beside the exporter. What is damaged is passed over.
+    Takes no lock: it works beside the exporter.
+
+    Args:
+        fs: the file system.
+        root: the store that the bundles came from.
+        subscriber_id: the exporter.
+        adapter: the slot table.
+        problems: where damage is reported; letters in damaged segments are not among those returned.
 
     Raises:
         WrongUse: not a valid subscriber id.
         OSError: they cannot be read.
     """
-    return _each_once(_all_letters(fs, letters_root(root, subscriber_id), adapter))
+    path = letters_root(root, subscriber_id)
+    return _each_once(_all_letters(fs, path, adapter, [] if problems is None else problems))
 
 
 def count_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
@@ -285,12 +300,17 @@ def count_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         return 0
     infos, logged = sealed_and_logged(fs, path)
-    state = _state_of_letters(fs, path)
+    state = _state_of_letters(fs, path, [])
     return logged + sum(state.unresolved(SegmentRef.of(info)).bit_count() for info in infos)
 
 
-def _state_of_letters(fs: FileSystem, path: str) -> SubscriberState:
-    progress = load_progress(fs, path, LETTERS) if LETTERS in find_subscribers(fs, path) else None
+def _state_of_letters(fs: FileSystem, path: str, problems: list[Damaged]) -> SubscriberState:
+    try:
+        progress = load_progress(fs, path, LETTERS) if LETTERS in find_subscribers(fs, path) else None
+    except Damaged as damage:
+        # Which letters were replayed or dropped is not known: all of them are shown.
+        problems.append(damage)
+        progress = None
     return SubscriberState() if progress is None else SubscriberState.from_progress(progress)
 
 
@@ -301,11 +321,16 @@ def _each_once(found: Iterable[_Found]) -> list[DeadLetter]:
     return list(known.values())
 
 
-def _all_letters(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[_Found]:
+def _all_letters(
+    fs: FileSystem, path: str, adapter: Adapter, problems: list[Damaged] | None = None
+) -> Iterator[_Found]:
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         return
-    state = _state_of_letters(fs, path)
-    for place, bundle in StoreReader(path, fs=fs, adapter=adapter).bundles():
+    reader = StoreReader(path, fs=fs, adapter=adapter)
+    if problems is not None:
+        reader.problems = problems
+    state = _state_of_letters(fs, path, reader.problems)
+    for place, bundle in reader.bundles():
         if state.is_resolved(place):
             continue
         letter = _letter_of(bundle, adapter)

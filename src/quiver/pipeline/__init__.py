@@ -26,6 +26,7 @@ In the order a file passes:
 | `export` | the child that owns the Spark driver |
 | `queries` | in it: which queries there are, and how each is started |
 | `counts` | what it counts, told where the first ingest process tells its metrics |
+| `backup` | all that a pipeline keeps, copied and restored as one unit by a command |
 | `replay` | an exporter of a file, made by a command: for its dead letters |
 
 `words` says sizes and times as people do. `beside` names what lies beside a store. `extras` says what to install when a

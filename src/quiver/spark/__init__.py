@@ -15,6 +15,7 @@ file                         purpose
 `option_values.py`           values of options, read in one place                           (pure)
 `options.py`                 the options of a load, with their table                        (pure)
 `offsets.py`                 positions, and how checkpoints hold them                       (pure)
+`checkpoints.py`             a query's checkpoint: copied beside it, restored, checked
 `partitions.py`              limits of a batch; bundles → tasks                             (pure)
 `cast.py`                    any Arrow type → one Spark takes                               (pure)
 `segments.py`                the sealed segments, seen from beside the store

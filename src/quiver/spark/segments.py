@@ -20,8 +20,14 @@ from quiver.primitives.files import FileSystem
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.partitions import SegmentSummary
 from quiver.store.cold_files import COLD_INODE
+from quiver.store.floor_file import read_floor
 from quiver.store.format.cores import core_directory, parse_core_directory
-from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, parse_segment_name, segment_name
+from quiver.store.format.names import (
+    QUARANTINE_DIR,
+    SEGMENTS_DIR,
+    parse_segment_name,
+    segment_name,
+)
 from quiver.store.format.segment_file import StreamEntry
 from quiver.store.segment.listing import list_segments
 from quiver.store.segment.reader import SegmentReader
@@ -320,6 +326,42 @@ class SegmentList:
             raise DataLoss(path, 0, reason)
         _log.warning("quiver.spark.segments_missing path=%s count=%d reason=%s", path, len(gone), reason)
         self._seen.difference_update(gone)
+
+    def check_reached(self, position: Position) -> None:
+        """
+        Refuse a position that the store has not come to: what it gives out next would count as read.
+
+        A store that was restored from a copy may be behind what was read before. Nothing is refused where no file says
+        which numbers were given out: another engine writes none.
+
+        Raises:
+            DataLoss: naming how far the store has come.
+        """
+        end = self.end(Position(0, 0))
+        if position <= end:
+            return
+        floor = read_floor(self._files, self._root).value
+        reached = max(floor, *(number + 1 for number in self._quarantined()), end.segment)
+        if floor and position > Position(reached, 0):
+            raise DataLoss(
+                self._root,
+                0,
+                f"the checkpoint is ahead of the store: it asks for {position}, and the store has come to {reached}; "
+                "the store is an older copy of the one that was read; start with a new checkpoint",
+            )
+
+    def is_between_copies(self, position: Position, reached: Position) -> bool:
+        """
+        Say whether no segment of this store ever was between *position* and *reached*: it was restored from a copy, and
+        goes on above all numbers that the original can have used.
+        """
+        skipped = read_floor(self._files, self._root).skipped
+        return (
+            skipped is not None
+            and Position(skipped.start, 0) <= position
+            and position.segment < skipped.stop
+            and reached <= Position(skipped.stop, 0)
+        )
 
     def forget_before(self, position: Position) -> None:
         """

@@ -232,11 +232,14 @@ class Subscription:
     def _parse(self, offset: Mapping[str, Any]) -> Position:
         parsed = StreamOffset.from_json(offset)
         parsed.check_store(self.store, self._options.path)
+        self._segments.check_reached(parsed.position)
         return parsed.position
 
     def _not_below_acked(self, position: Position) -> Position:
         if position >= self._acked:
             return position
+        if self._segments.is_between_copies(position, self._acked):
+            return self._acked
         reason = (
             f"the checkpoint is behind the subscriber: it asks for {position}, but {self._options.subscriber} has "
             f"confirmed everything before {self._acked}, or lost it to a policy; that may be deleted; "

@@ -21,6 +21,7 @@ file or room               purpose
 `cleanup.py`               what leaves the disk and why
 `drops.py`                 the drop ledger: what policy gave up, durable before it goes
 `capacity.py`              what a size cap is held against
+`floor_file.py`            which segment numbers were given out
 `side_files.py`            what else lies in the directory; a reserve for a full disk
 `adoption.py`              what Spark sinks committed becomes segments of the store
 `background.py`            the two threads
@@ -64,7 +65,8 @@ Beside an open store, from the files alone:
 `digests.py`               times and schemas of each segment, before one is read
 `check.py`                 every file checked to its last byte, and against the others
 `roster.py`                who subscribes, how each stands, and what an operator may change
-`snapshot.py`              a consistent copy beside the writer, and back
+`snapshot.py`              consistent copies of stores beside their writers, and back
+`snapshot_copy.py`         one store of such a copy, file by file
 `export.py`                batches to Parquet, Arrow or JSON lines
 `doctor.py`                the disk below, measured and put in words
 =========================  ========================================================================
@@ -74,6 +76,7 @@ On a store that nobody has open:
 =========================  ========================================================================
 `closed.py`                makes sure of that
 `repair.py` `salvage.py`   what can be mended is; a copy is kept; what is gone is said
+`repair_report.py`         what a repair did
 `migrate.py`               another format profile or slot table
 `written_by.py`            which profile and slot table a directory was written with
 =========================  ========================================================================

@@ -7,6 +7,7 @@ mapping alive by itself, also when its segment is closed or deleted here.
 
 from __future__ import annotations
 
+import posixpath
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +16,10 @@ import pyarrow as pa
 
 from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailable, Damaged
-from quiver.primitives.atomic import remove_durably, replace_file
+from quiver.primitives.atomic import remove_durably
 from quiver.primitives.files import FileSystem
+from quiver.store.floor_file import raise_floor
 from quiver.store.format.cores import EVICTED
-from quiver.store.format.floor import encode_floor
-from quiver.store.format.names import SEGMENT_FLOOR
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.verified import VerifiedSegments
@@ -255,7 +255,7 @@ class Catalog:
         with self._lock:
             highest = max(self._segments, default=-1)
         if floor > highest:
-            replace_file(self._files, f"{self._directory}/{SEGMENT_FLOOR}", encode_floor(floor))
+            raise_floor(self._files, posixpath.dirname(self._directory), floor)
 
     def delete(self, seqs: Iterable[int]) -> int:
         """

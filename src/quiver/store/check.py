@@ -28,12 +28,12 @@ from quiver.store.format.names import (
     COLD_LIST,
     COLD_MARK,
     CURSOR_NAME,
+    DEAD_LETTER_DIR,
     DROP_LEDGER,
     QUARANTINE_DIR,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
     STORE_ID,
-    STORE_LOCK,
     WAL_DIR,
     parse_progress_name,
     parse_retry_set_name,
@@ -43,13 +43,14 @@ from quiver.store.format.progress import decode_progress
 from quiver.store.format.retry_set import decode_retry_set
 from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
+from quiver.store.instances import is_store
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.missing import find_missing
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
 from quiver.store.wal.scan import WalFileScan
 from quiver.store.written_by import as_written
 
-__all__ = ["SMALL_FILE_BYTES_MAX", "StoreReport", "check_store", "refuse_snapshot", "require_store"]
+__all__ = ["SMALL_FILE_BYTES_MAX", "StoreReport", "check_store", "nested_stores", "refuse_snapshot", "require_store"]
 
 SMALL_FILE_BYTES_MAX = 256 * 1024 * 1024
 
@@ -64,7 +65,9 @@ POSITION_OFFSET = 30
 @dataclass(slots=True)
 class StoreReport:
     """
-    What was read and what was found. A bundle may be in both: the log forgets by the file.
+    What was read and what was found. A bundle may be counted in segments and in the log: the log forgets whole files.
+
+    Files and findings include those of the dead letters, which are stores of their own; `dead_letters` counts theirs.
     """
 
     root: str
@@ -72,6 +75,7 @@ class StoreReport:
     bytes_read: int = 0
     segment_bundles: int = 0
     log_entries: int = 0
+    dead_letters: int = 0
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -91,6 +95,7 @@ class StoreReport:
             "bytes_read": self.bytes_read,
             "segment_bundles": self.segment_bundles,
             "log_entries": self.log_entries,
+            "dead_letters": self.dead_letters,
             "damaged": self.damaged,
             "findings": [finding.as_dict() for finding in self.findings],
         }
@@ -105,7 +110,7 @@ def require_store(fs: FileSystem, root: str) -> None:
     """
     if not fs.exists(root):
         raise WrongUse(f"{root}: there is no such directory")
-    if not any(fs.exists(f"{root}/{name}") for name in (WAL_DIR, SEGMENTS_DIR, STORE_LOCK)):
+    if not is_store(fs, root):
         raise WrongUse(f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/")
 
 
@@ -158,7 +163,28 @@ def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None]
                 _check_small(fs, report, f"{root}/{INCOMING_DIR}/{writer}/{name}", decode_commit)
     _check_missing(fs, report)
     _note_leftovers(fs, report)
+    for letters in nested_stores(fs, root):
+        _add_nested(report, check_store(fs, letters, on_progress=on_progress))
     return report
+
+
+def nested_stores(fs: FileSystem, root: str) -> list[str]:
+    """
+    Return the directories of the stores inside the store at *root*: the dead letters of each exporter.
+    """
+    directory = f"{root}/{DEAD_LETTER_DIR}"
+    try:
+        found = [f"{directory}/{name}" for name in _names(fs, directory)]
+        return [path for path in found if is_store(fs, path)]
+    except NotADirectoryError:
+        return []
+
+
+def _add_nested(report: StoreReport, nested: StoreReport) -> None:
+    report.files += nested.files
+    report.bytes_read += nested.bytes_read
+    report.dead_letters += nested.segment_bundles + nested.log_entries
+    report.findings += nested.findings
 
 
 def _names(fs: FileSystem, directory: str) -> list[str]:

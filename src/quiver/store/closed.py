@@ -12,20 +12,16 @@ from typing import Any
 
 from quiver.clock import Clock
 from quiver.observe import InMemoryObserver
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import hold
-from quiver.primitives.scan import Frame
 from quiver.settings import Settings
 from quiver.store.format.cores import EVICT_LOCK, parse_core_directory
-from quiver.store.format.floor import decode_floor, encode_floor
-from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR, STORE_LOCK
+from quiver.store.format.names import STORE_LOCK
 from quiver.store.opening import open_store
 from quiver.store.written_by import written_by
 
-__all__ = ["drain", "held_closed", "raise_floor", "require_closed"]
+__all__ = ["drain", "held_closed", "require_closed"]
 
-_FLOOR_BYTES_MAX = 64 * 1024
 _NEVER_S = 1e9
 """A grace that does not end meanwhile: what works on files deletes no data."""
 
@@ -67,22 +63,6 @@ def require_closed(fs: FileSystem, roots: Sequence[str], *, owner: str) -> None:
     for root in roots:
         with held_closed(fs, root, owner=owner):
             pass
-
-
-def raise_floor(fs: FileSystem, root: str, floor: int) -> None:
-    """
-    Make sure that no new segment gets a number below *floor*. Durable on return.
-
-    Raises:
-        OSError: it could not be read or written.
-    """
-    path = f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
-    known = 0
-    if fs.exists(path):
-        answer = decode_floor(memoryview(fs.read_all(path, size_max=_FLOOR_BYTES_MAX)))
-        known = answer.value if isinstance(answer, Frame) else 0
-    if floor > known:
-        replace_file(fs, path, encode_floor(floor))
 
 
 def drain(fs: FileSystem, root: str, *, clock: Clock) -> None:

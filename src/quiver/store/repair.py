@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH, BundleRef
@@ -30,8 +29,9 @@ from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import NO_FILE_REASONS, Finding
 from quiver.primitives.lock import hold
 from quiver.primitives.scan import Answer, Damage, Frame
-from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
-from quiver.store.closed import drain, held_closed, raise_floor
+from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, nested_stores, refuse_snapshot, require_store
+from quiver.store.closed import drain, held_closed
+from quiver.store.floor_file import raise_floor
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
@@ -39,6 +39,7 @@ from quiver.store.format.floor import decode_floor, encode_floor
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
     CURSOR_NAME,
+    DEAD_LETTER_DIR,
     DROP_LEDGER,
     QUARANTINE_DIR,
     SEGMENT_FLOOR,
@@ -60,6 +61,7 @@ from quiver.store.format.retry_set import (
     encode_retry_set,
 )
 from quiver.store.format.wal_file import WAL_HEADER, WAL_HEADER_BYTES, WAL_MAGIC, WAL_VERSION, decode_wal_header
+from quiver.store.repair_report import Mend, RepairReport
 from quiver.store.salvage import DamagedSegment, entries_of, examine, export_streams, is_whole, rewrite
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.subscribers.missing import find_missing, give_up
@@ -77,57 +79,6 @@ from quiver.store.wal.scan import WalFileScan, scan_wal_file
 from quiver.store.written_by import written_by
 
 __all__ = ["Mend", "RepairReport", "repair"]
-
-
-@dataclass(frozen=True, slots=True)
-class Mend:
-    """
-    One thing that was not as it should be.
-
-    Attributes:
-        path: where.
-        problem: what was wrong.
-        mended: what was done about it (with `dry_run`: would be).
-        gave_up: what is lost, for whom; None when nothing is.
-        copy: where the damaged bytes are kept; None when there were none worth it.
-    """
-
-    path: str
-    problem: str
-    mended: str
-    gave_up: str | None = None
-    copy: str | None = None
-
-
-@dataclass(slots=True)
-class RepairReport:
-    """
-    What was mended, and what `quiver verify` still finds afterwards.
-    """
-
-    root: str
-    dry_run: bool
-    mends: list[Mend] = field(default_factory=list)
-    left: list[Finding] = field(default_factory=list)
-
-    @property
-    def damaged(self) -> bool:
-        """
-        Say whether something is still damaged.
-        """
-        return any(finding.damaged for finding in self.left)
-
-    def as_dict(self) -> dict[str, Any]:
-        """
-        Return all of it as plain values.
-        """
-        return {
-            "directory": self.root,
-            "dry_run": self.dry_run,
-            "mends": [asdict(mend) for mend in self.mends],
-            "damaged": self.damaged,
-            "left": [finding.as_dict() for finding in self.left],
-        }
 
 
 def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) -> RepairReport:
@@ -149,8 +100,11 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
     require_store(fs, root)
     refuse_snapshot(fs, root)
     report = RepairReport(root, dry_run)
+    for letters in nested_stores(fs, root):
+        # Stores of their own. Their findings are not those of this one.
+        report.mends += repair(fs, letters, clock=clock, dry_run=dry_run).mends
     with held_closed(fs, root, owner="quiver repair"):
-        before = check_store(fs, root).findings
+        before = _findings(fs, root)
         for finding in before:
             if finding.reason in NO_FILE_REASONS:
                 raise WrongUse(f"{finding.path}: {finding.reason}; then repair again")
@@ -162,6 +116,10 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
         drain(fs, root, clock=clock)
     report.left = check_store(fs, root).findings
     return report
+
+
+def _findings(fs: FileSystem, root: str) -> list[Finding]:
+    return [one for one in check_store(fs, root).findings if not one.path.startswith(f"{root}/{DEAD_LETTER_DIR}/")]
 
 
 def _by_opening(before: list[Finding], mends: list[Mend]) -> list[Mend]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from quiver.errors import Damaged, SettingsInvalid, SubscriberUnknown, WrongUse
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import holder_of, is_held
-from quiver.primitives.scan import Frame
 from quiver.settings import Profile
 from quiver.store.cold_files import read_cold_list
 from quiver.store.cold_register import info_of
-from quiver.store.format.floor import decode_floor
-from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR, parse_segment_name, subscriber_lock_name
+from quiver.store.floor_file import read_floor
+from quiver.store.format.names import SEGMENTS_DIR, parse_segment_name, subscriber_lock_name
 from quiver.store.format.progress import Progress, progress_checksum
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
@@ -34,8 +33,6 @@ from quiver.store.subscribers.progress_store import (
 from quiver.store.subscribers.state import SegmentRef, Segments, Start, SubscriberState, start_segment
 
 __all__ = ["Rewound", "SealedSegments", "Standing", "drop", "find_segments", "rewind", "standings"]
-
-_FLOOR_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +235,7 @@ def rewind(fs: FileSystem, root: str, subscriber: str, to: Start) -> Rewound:
         infos = find_segments(fs, root).infos
         refs = [SegmentRef(info.seq, info.bundle_count, info.ingested_max_ns) for info in infos]
         state = SubscriberState.from_progress(progress)
-        next_seq = max(_floor(fs, root), state.named_max + 1)
+        next_seq = max(read_floor(fs, root).value, state.named_max + 1)
         first = start_segment(to, Segments(refs, next_seq=next_seq))
         before = sum(_pending(state, info) for info in infos)
         entries = {seq: entry for seq, entry in progress.entries.items() if seq < first}
@@ -263,12 +260,3 @@ def _require(fs: FileSystem, root: str, subscriber: str) -> None:
 def _profile(fs: FileSystem, root: str, subscriber: str) -> Profile:
     data = fs.read_all(progress_path(root, subscriber), size_max=PROGRESS_BYTES_MAX)
     return "otap" if progress_checksum(memoryview(data)) == "crc32" else "spec"
-
-
-def _floor(fs: FileSystem, root: str) -> int:
-    try:
-        data = fs.read_all(f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", size_max=_FLOOR_BYTES_MAX)
-    except FileNotFoundError:
-        return 0
-    answer = decode_floor(memoryview(data))
-    return answer.value if isinstance(answer, Frame) else 0

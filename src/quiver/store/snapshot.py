@@ -1,59 +1,44 @@
 """
-A whole store copied beside its live writer, and brought back: what `quiver snapshot` and `quiver restore` do.
+Stores copied beside their live writers, and brought back: what `quiver snapshot` and `quiver restore` do.
 
 What was accepted before `snapshot` was called is in the copy, or had been resolved by every subscriber by the time
-the copy was finished. The writer goes on meanwhile, so files are taken in this order::
+the copy was finished. `snapshot_copy.py` has the order in which the files of one store are taken.
 
-    1  the log: the active file up to its last whole entry, then the retired ones
-    2  the cursor                 it stays below what 1 has, or all below it is sealed
-    3  segments                   all that the cursor covers are there, or deleted: then everybody had them
-    4  the drop ledgers           what is not in 3 because a policy gave it up is in them, or in 5
-    5  progress                   says resolved of all that was deleted before 3 came to it
-    6  the floor                  above every number that 3 and 5 speak of
+Several stores that feed each other are one unit. They are copied in the order of the flow, each after those that write
+into it: whatever a copy says was passed on is in the copies that follow. A snapshot looks like this::
 
-A bundle sealed between 1 and 3 is in both; sequence numbers tell recovery so. Progress may speak of a segment that
-was sealed after 3: such a claim is taken back, since its bundles are in 1 and get another number.
+    quiver.snapshot              the list of all files, with their checksums
+    wal/ segments/ …             the store whose directory was named
+    beside/<ending>/…            the stores that a pipeline keeps beside it: `<directory>.<ending>`
+    buffers/<name>/…             of a whole pipeline: each of its buffers
+    checkpoints/<exporter>/…     of a whole pipeline: the Spark checkpoint of each exporter on Spark
 
-The copy is made under another name and gets its own last: what bears the name is whole. Sealed segments and retired
-log files never change, so they are linked where the file system can, and a snapshot costs no room at first.
+The copy is made under another name and gets its own last: a directory that has the name is complete. Sealed segments
+and retired log files never change, so they are linked where the file system can do that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, WrongUse
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.checksum import crc32
+from quiver.primitives.atomic import replace_file
 from quiver.primitives.copying import checksum_of, copy_file, link_or_copy
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Frame
-from quiver.settings import Profile
-from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store
-from quiver.store.cold_files import ColdFiles
-from quiver.store.format.cores import EVICTED
-from quiver.store.format.cursor import decode_cursor, encode_cursor
-from quiver.store.format.floor import decode_floor, encode_floor
+from quiver.store.check import check_store
+from quiver.store.floor_file import read_floor, skip_numbers
 from quiver.store.format.names import (
-    AUDIT_PREVIOUS,
-    AUDIT_TRAIL,
-    CURSOR_NAME,
-    DROP_LEDGER,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
     STORE_ID,
-    WAL_ACTIVE,
-    WAL_DIR,
     parse_segment_name,
     parse_wal_rotated_name,
-    progress_name,
-    retry_set_name,
 )
-from quiver.store.format.progress import Progress, decode_progress, encode_progress, progress_checksum
 from quiver.store.format.snapshot_list import (
     SNAPSHOT_LIST,
     SNAPSHOT_LIST_BYTES_MAX,
@@ -64,61 +49,116 @@ from quiver.store.format.snapshot_list import (
 )
 from quiver.store.instances import instance_roots
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.subscribers.missing import without_missing
-from quiver.store.subscribers.progress_store import find_subscribers
-from quiver.store.subscribers.state import SubscriberState
-from quiver.store.wal.replay import FILE_BYTES_MAX
-from quiver.store.wal.scan import WalFileScan, scan_wal_file
+from quiver.store.snapshot_copy import Copied, StoreCopy
 
-__all__ = ["Copied", "check_snapshot", "restore", "snapshot"]
+__all__ = [
+    "BESIDE_DIR",
+    "BUFFERS_DIR",
+    "CHECKPOINTS_DIR",
+    "Copied",
+    "CopyPositions",
+    "Part",
+    "check_snapshot",
+    "places_in",
+    "restore",
+    "restore_parts",
+    "snapshot",
+    "snapshot_parts",
+    "snapshot_roots",
+]
+
+BESIDE_DIR = "beside"
+BUFFERS_DIR = "buffers"
+CHECKPOINTS_DIR = "checkpoints"
 
 PARTIAL_SUFFIX = ".partial"
-"""A directory of this name is a copy that was not finished; the next one takes it over."""
+"""A directory of this name is a copy that was not finished; the next one to the same name replaces it."""
 
-_ATTEMPTS = 3
-"""What looks like damage in the active file may be a write seen half done: it is read again this often."""
+_FLOOR_STEP = 2**32
+"""How far the numbers move on where the clock cannot say: a segment for each millisecond of seven weeks."""
+
+CopyPositions = Callable[[FileSystem, str], Iterable[SnapshotFile]]
+"""Copies positions that consumers keep outside of the store into the directory given; returns what it copied, relative
+to that."""
 
 
-@dataclass(slots=True)
-class Copied:
+@dataclass(frozen=True, slots=True)
+class Part:
     """
-    What a snapshot, or a restored store, consists of.
+    One store of a snapshot, with its cores.
+
+    Attributes:
+        path: the store's directory.
+        below: where it goes in the snapshot; empty: its root.
+        positions: place in the snapshot → copies the positions that consumers of the store keep outside of it.
     """
 
     path: str
-    files: int = 0
-    size_bytes: int = 0
-    linked_bytes: int = 0
-    notes: list[str] = field(default_factory=list)
-    """What was damaged already and was copied as it is."""
+    below: str = ""
+    positions: Mapping[str, CopyPositions] | None = None
 
 
-def snapshot(fs: FileSystem, root: str, target: str, *, now_ns: int) -> Copied:
+def snapshot(fs: FileSystem, root: str, target: str, *, now_ns: int, beside: Mapping[str, str] | None = None) -> Copied:
     """
-    Copy the store at *root*, or all its cores, to the new directory *target*. Durable and whole on return.
+    Copy the store at *root*, or all its cores, to the new directory *target*. Durable and complete on return.
+
+    Args:
+        fs: the file system.
+        root: the store's directory.
+        target: must not exist.
+        now_ns: the time.
+        beside: ending → directory of each store that a pipeline keeps beside *root*.
 
     Raises:
         WrongUse: *root* is no store, or *target* exists or lies within it.
         OSError: the disk refused; there is no *target*.
     """
-    roots = instance_roots(fs, root)
-    partial = _begin(fs, root, target)
+    others = {ending: Part(path, f"{BESIDE_DIR}/{ending}") for ending, path in (beside or {}).items()}
+    # An intake feeds the store, and the store feeds the rest.
+    before = [part for ending, part in others.items() if ending.startswith("intake")]
+    after = [part for part in others.values() if part not in before]
+    return snapshot_parts(fs, [*before, Part(root), *after], target, now_ns=now_ns)
+
+
+def snapshot_parts(fs: FileSystem, parts: Sequence[Part], target: str, *, now_ns: int) -> Copied:
+    """
+    Copy *parts*, in the order of the flow, to the new directory *target*. Durable and complete on return.
+
+    Raises:
+        WrongUse: a part is no store, or *target* exists or lies within one.
+        OSError: the disk refused; there is no *target*.
+    """
+    roots = [instance_roots(fs, part.path) for part in parts]
+    partial = _begin(fs, [part.path for part in parts], target)
     done = Copied(target)
     files: list[SnapshotFile] = []
-    for one in roots:
-        below = posixpath.relpath(one, root)
-        copy = _Copy(fs, one, partial if below == "." else f"{partial}/{below}", done)
-        copy.run()
-        files += [
-            SnapshotFile(f"{below}/{file.path}" if below != "." else file.path, file.size_bytes, file.crc32)
-            for file in copy.files
-        ]
-    listed = Snapshot(now_ns, _identity(fs, roots[0]), tuple(files))
-    replace_file(fs, f"{partial}/{SNAPSHOT_LIST}", encode_snapshot_list(listed))
+    identity = ""
+    for part, cores in zip(parts, roots, strict=True):
+        copies = []
+        for root in cores:
+            core = posixpath.relpath(root, part.path)
+            below = "/".join(name for name in (part.below, "" if core == "." else core) if name)
+            copies.append((below, StoreCopy(fs, root, f"{partial}/{below}".rstrip("/"), done)))
+        for _, copy in copies:
+            copy.copy_store()
+        for below, copy_positions in (part.positions or {}).items():
+            files += _moved(below, copy_positions(fs, f"{partial}/{below}"))
+        for below, copy in copies:
+            copy.copy_undelivered()
+            files += _moved(below, copy.files)
+        if not part.below or not identity:
+            identity = _identity(fs, cores[0])
+    replace_file(fs, f"{partial}/{SNAPSHOT_LIST}", encode_snapshot_list(Snapshot(now_ns, identity, tuple(files))))
     _finish(fs, partial, target)
     done.files = len(files)
     done.size_bytes = sum(file.size_bytes for file in files)
     return done
+
+
+def _moved(below: str, files: Iterable[SnapshotFile]) -> list[SnapshotFile]:
+    if not below:
+        return list(files)
+    return [SnapshotFile(f"{below}/{file.path}", file.size_bytes, file.crc32) for file in files]
 
 
 def check_snapshot(fs: FileSystem, source: str) -> tuple[Snapshot, list[Damaged]]:
@@ -130,27 +170,79 @@ def check_snapshot(fs: FileSystem, source: str) -> tuple[Snapshot, list[Damaged]
         Damaged: its list is not what was written.
         OSError: a file cannot be read.
     """
+    listed = _listed(fs, source)
+    problems: list[Damaged] = []
+    for file in listed.files:
+        try:
+            _check_file(fs, f"{source}/{file.path}", file)
+        except Damaged as damage:
+            problems.append(damage)
+    return listed, problems
+
+
+def _listed(fs: FileSystem, source: str) -> Snapshot:
     path = f"{source}/{SNAPSHOT_LIST}"
     try:
         data = fs.read_all(path, size_max=SNAPSHOT_LIST_BYTES_MAX)
     except FileNotFoundError:
         raise WrongUse(f"{source} is not a finished snapshot: it has no {SNAPSHOT_LIST}") from None
     answer = decode_snapshot_list(memoryview(data))
-    if not isinstance(answer, Frame):
-        offset, reason = getattr(answer, "offset", len(data)), getattr(answer, "reason", "the list is cut short")
-        raise Damaged(path, offset, reason)
-    problems: list[Damaged] = []
-    for file in answer.value.files:
-        try:
-            _check_file(fs, f"{source}/{file.path}", file)
-        except Damaged as damage:
-            problems.append(damage)
-    return answer.value, problems
+    if isinstance(answer, Frame):
+        return answer.value
+    offset, reason = getattr(answer, "offset", len(data)), getattr(answer, "reason", "the list is cut short")
+    raise Damaged(path, offset, reason)
 
 
-def restore(fs: FileSystem, source: str, target: str, *, identity: str | None, damaged_too: bool = False) -> Copied:
+def places_in(fs: FileSystem, source: str) -> list[str]:
     """
-    Make the new directory *target* from the snapshot at *source*. Durable, checked and whole on return.
+    Return the places of the snapshot at *source*: the empty one, if a store lies in its root, and each directory of
+    `beside/`, `buffers/` and `checkpoints/`.
+
+    Raises:
+        WrongUse: there is no finished snapshot.
+        Damaged: its list is not what was written.
+    """
+    return list(dict.fromkeys(_place_of(file.path) for file in _listed(fs, source).files))
+
+
+def _place_of(path: str) -> str:
+    parts = path.split("/")
+    return "/".join(parts[:2]) if len(parts) > 2 and parts[0] in {BESIDE_DIR, BUFFERS_DIR, CHECKPOINTS_DIR} else ""
+
+
+def snapshot_roots(fs: FileSystem, source: str) -> list[str]:
+    """
+    Return the directories of all stores and cores in the snapshot at *source*. Its list is not needed.
+
+    Raises:
+        WrongUse: there is none.
+    """
+    places = [f"{below}/{name}" for below in (BESIDE_DIR, BUFFERS_DIR) for name in _names(fs, f"{source}/{below}")]
+    found = []
+    for place in places:
+        found += instance_roots(fs, f"{source}/{place}")
+    if found and not fs.exists(f"{source}/{SEGMENTS_DIR}"):
+        return found
+    return instance_roots(fs, source) + found
+
+
+def _names(fs: FileSystem, directory: str) -> list[str]:
+    return fs.list_dir(directory) if fs.exists(directory) else []
+
+
+def restore(
+    fs: FileSystem,
+    source: str,
+    target: str,
+    *,
+    identity: str | None,
+    damaged_too: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Copied:
+    """
+    Make the new directory *target* from the snapshot at *source*. Durable, checked and complete on return.
+
+    What lay beside the store comes beside *target*.
 
     Args:
         fs: the file system.
@@ -158,46 +250,134 @@ def restore(fs: FileSystem, source: str, target: str, *, identity: str | None, d
         target: must not exist.
         identity: a UUID that the restored store is known by, or of which each core gets one of its own; None: as the
             one that the snapshot was taken of. Two stores with one identity mislead Spark's checkpoints: keep it only
-            when the other is gone and nothing read it since.
+            when the other is gone. Segment numbers then go on above all that the other can have used.
         damaged_too: restore also when files are damaged or missing, as they are; the store sets them aside when it
             is opened.
+        clock: says which numbers those are.
 
     Raises:
-        WrongUse: no finished snapshot, or *target* exists.
+        WrongUse: no finished snapshot, or that of a pipeline, or *target* exists.
         Damaged: a file of the snapshot is not what was copied. There is no *target*.
         OSError: the disk refused; there is no *target*.
+    """
+    places = places_in(fs, source)
+    if places and "" not in places:
+        raise WrongUse(f"{source} is the snapshot of a pipeline: quiver restore {source} PIPELINE.yaml")
+    target = posixpath.normpath(target)
+    targets = {place: f"{target}.{posixpath.basename(place)}" if place else target for place in places}
+    return restore_parts(
+        fs,
+        source,
+        targets or {"": target},
+        identity=identity,
+        damaged_too=damaged_too,
+        clock=clock,
+        moves_on=identity is None,
+    )
+
+
+def restore_parts(
+    fs: FileSystem,
+    source: str,
+    targets: Mapping[str, str],
+    *,
+    identity: str | None,
+    damaged_too: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+    moves_on: bool = True,
+    positions: Callable[[str, str, Mapping[str, str]], None] | None = None,
+) -> Copied:
+    """
+    Make the new directories *targets* from the snapshot at *source*. Durable, checked and complete on return.
+
+    Args:
+        fs: the file system.
+        source: what `snapshot_parts` made.
+        targets: place in the snapshot → new directory. The first gets its name last. Places that are not named stay
+            where they are.
+        identity: as for `restore`.
+        damaged_too: as for `restore`.
+        clock: as for `restore`.
+        moves_on: let segment numbers go on above all that the other store can have used.
+        positions: called for each place of `checkpoints/`, with its name, the directory that it was copied to, and
+            old identity → new one of all stores.
+
+    Raises:
+        WrongUse, Damaged, OSError: as `restore`.
     """
     listed, problems = check_snapshot(fs, source)
     if problems and not damaged_too:
         raise problems[0]
-    partial = _begin(fs, source, target)
-    done = Copied(target, len(listed.files), sum(file.size_bytes for file in listed.files))
+    partials = {place: _begin(fs, [source], target) for place, target in targets.items()}
+    done = Copied(next(iter(targets.values())))
     done.notes += [str(problem) for problem in problems]
-    roots: dict[str, None] = {}
+    copied = _copy_back(fs, source, listed, partials, done)
+    identities: dict[str, str] = {}
+    for place, partial in partials.items():
+        for path in copied[place]:
+            if posixpath.basename(path) == STORE_ID:
+                root = posixpath.dirname(path)
+                old = _identity(fs, root)
+                identities[old] = old if identity is None else _new_identity(identity, place, partial, root)
+                if identity is not None:
+                    replace_file(fs, path, f"{identities[old]}\n".encode())
+            elif posixpath.basename(path) == SEGMENT_FLOOR and moves_on:
+                root = posixpath.dirname(posixpath.dirname(path))
+                skip_numbers(fs, root, _beyond(read_floor(fs, root).value, clock))
+    for place, partial in partials.items():
+        if not place.startswith(f"{CHECKPOINTS_DIR}/"):
+            for root in instance_roots(fs, partial):
+                done.notes += [
+                    f"{finding.path}: {finding.reason}" for finding in check_store(fs, root).findings if finding.damaged
+                ]
+        elif positions is not None:
+            positions(posixpath.basename(place), partial, identities)
+    for place in reversed(list(targets)):
+        _finish(fs, partials[place], targets[place])
+    return done
+
+
+def _copy_back(
+    fs: FileSystem, source: str, listed: Snapshot, partials: Mapping[str, str], done: Copied
+) -> dict[str, list[str]]:
+    """
+    Copy the files of each place; return their new paths.
+    """
+    copied: dict[str, list[str]] = {place: [] for place in partials}
     for file in listed.files:
-        if not fs.exists(f"{source}/{file.path}"):
+        place = _place_of(file.path)
+        path = f"{source}/{file.path}"
+        if place not in partials or not fs.exists(path):
             continue
-        into = f"{partial}/{file.path}"
-        name = posixpath.basename(into)
-        if name == STORE_ID:
-            roots.setdefault(posixpath.dirname(into))
+        into = f"{partials[place]}/{file.path[len(place) :].lstrip('/')}"
         fs.make_dirs(posixpath.dirname(into))
-        if _never_changes(name):
-            linked = link_or_copy(fs, f"{source}/{file.path}", into, mode=0o440)
+        if _never_changes(posixpath.basename(into)):
+            linked = link_or_copy(fs, path, into, mode=0o440)
             done.linked_bytes += file.size_bytes if linked else 0
         else:
-            copy_file(fs, f"{source}/{file.path}", into)
-    for root in roots if identity is not None else ():
-        # Cores have the same places in them: whoever exports several at once tells their bundles apart by this.
-        below = posixpath.relpath(root, partial)
-        own = identity if below == "." else str(uuid.uuid5(uuid.UUID(identity), below))
-        replace_file(fs, f"{root}/{STORE_ID}", f"{own}\n".encode())
-    for root in instance_roots(fs, partial):
-        done.notes += [
-            f"{finding.path}: {finding.reason}" for finding in check_store(fs, root).findings if finding.damaged
-        ]
-    _finish(fs, partial, target)
-    return done
+            copy_file(fs, path, into)
+        done.files += 1
+        done.size_bytes += file.size_bytes
+        copied[place].append(into)
+    return copied
+
+
+def _new_identity(identity: str, place: str, partial: str, root: str) -> str:
+    # Cores have the same places in them: whoever exports several at once tells their bundles apart by this.
+    below = posixpath.relpath(root, partial)
+    names = [name for name in (place, "" if below == "." else below) if name]
+    return str(uuid.uuid5(uuid.UUID(identity), "/".join(names))) if names else identity
+
+
+def _beyond(floor: int, clock: Clock) -> int:
+    """
+    Return a segment number above every one that the store can have given out since its snapshot had *floor*, and above
+    those of every store that was restored from that snapshot before.
+
+    One number for each microsecond since 1970. Where the clock has not come that far, it is not set.
+    """
+    now_us = clock.now_ns() // 1_000
+    return now_us if now_us > floor else floor + _FLOOR_STEP
 
 
 def _check_file(fs: FileSystem, path: str, file: SnapshotFile) -> None:
@@ -227,7 +407,7 @@ def _identity(fs: FileSystem, root: str) -> str:
         return ""
 
 
-def _begin(fs: FileSystem, source: str, target: str) -> str:
+def _begin(fs: FileSystem, sources: Iterable[str], target: str) -> str:
     """
     Return the empty directory in which *target* is made.
     """
@@ -235,13 +415,29 @@ def _begin(fs: FileSystem, source: str, target: str) -> str:
         # Killed between its rename and its sync, an earlier call left a name that loss of power would take back.
         fs.sync_dir(posixpath.dirname(target) or ".")
         raise WrongUse(f"{target} exists; name a new directory")
-    if f"{posixpath.normpath(target)}/".startswith(f"{posixpath.normpath(source)}/"):
-        raise WrongUse(f"{target} lies within {source}; name a directory beside it")
+    for source in sources:
+        if f"{posixpath.normpath(target)}/".startswith(f"{posixpath.normpath(source)}/"):
+            raise WrongUse(f"{target} lies within {source}; name a directory beside it")
     partial = target + PARTIAL_SUFFIX
-    for path in list(_files_below(fs, partial)) if fs.exists(partial) else ():
-        remove_durably(fs, [path])
+    if fs.exists(partial):
+        _remove_below(fs, partial)
     fs.make_dirs(partial)
     return partial
+
+
+def _remove_below(fs: FileSystem, directory: str) -> None:
+    """
+    Remove what a copy that was cut off left in *directory*; an empty directory would pass for a store.
+    """
+    for name in fs.list_dir(directory):
+        path = f"{directory}/{name}"
+        try:
+            _remove_below(fs, path)
+        except NotADirectoryError:
+            fs.remove(path)
+        else:
+            fs.remove_dir(path)
+    fs.sync_dir(directory)
 
 
 def _files_below(fs: FileSystem, directory: str) -> Iterator[str]:
@@ -263,198 +459,3 @@ def _finish(fs: FileSystem, partial: str, target: str) -> None:
         fs.sync_dir(directory)
     fs.rename(partial, target)
     fs.sync_dir(posixpath.dirname(target) or ".")
-
-
-class _Copy:
-    """
-    One instance on its way: see the module's own text for the order and why.
-    """
-
-    def __init__(self, fs: FileSystem, root: str, into: str, done: Copied) -> None:
-        self._fs = fs
-        self._cold = ColdFiles(fs)
-        self._root = root
-        self._into = into
-        self._done = done
-        self.files: list[SnapshotFile] = []
-        self._next_seq: int | None = None
-        """Above every segment that step 3 saw; None when it saw none."""
-        self._floor = 0
-        self._end = 0
-        """The log position behind everything that was copied."""
-
-    def run(self) -> None:
-        for directory in (WAL_DIR, SEGMENTS_DIR):
-            self._fs.make_dirs(f"{self._into}/{directory}")
-        self._log()
-        cursor = self._cursor()
-        self._segments()
-        if cursor is not None:
-            # Not beyond what is here: it may have passed segments that are deleted by now.
-            self._write(f"{WAL_DIR}/{CURSOR_NAME}", encode_cursor(min(cursor, self._end)))
-        for name in (DROP_LEDGER, EVICTED, AUDIT_TRAIL, AUDIT_PREVIOUS):
-            self._small(name)
-        for subscriber in find_subscribers(self._fs, self._root):
-            self._progress(progress_name(subscriber))
-            # After the progress: whatever that leaves out for it stands here, or is delivered by now.
-            self._small(retry_set_name(subscriber))
-        self._write_floor()
-        self._small(STORE_ID)
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return self._fs.read_all(f"{self._root}/{name}", size_max=SMALL_FILE_BYTES_MAX)
-        except FileNotFoundError:
-            return None
-
-    def _write(self, name: str, data: bytes) -> None:
-        replace_file(self._fs, f"{self._into}/{name}", data)
-        self.files.append(SnapshotFile(name, len(data), crc32(data)))
-
-    def _small(self, name: str) -> None:
-        data = self._read(name)
-        if data is not None:
-            self._write(name, data)
-
-    # 1.
-
-    def _log(self) -> None:
-        active = self._active()
-        starts: list[int] = []
-        directory = f"{self._root}/{WAL_DIR}"
-        for name in self._fs.list_dir(directory) if self._fs.exists(directory) else []:
-            if parse_wal_rotated_name(name) is None:
-                continue
-            path, into = f"{directory}/{name}", f"{self._into}/{WAL_DIR}/{name}"
-            try:
-                linked = link_or_copy(self._fs, path, into)
-            except FileNotFoundError:
-                continue  # purged meanwhile: segments hold all of it
-            size, crc = checksum_of(self._fs, into)
-            self._done.linked_bytes += size if linked else 0
-            self.files.append(SnapshotFile(f"{WAL_DIR}/{name}", size, crc))
-            scan = self._scan(into)
-            self._note(scan)
-            if scan.header is not None and scan.header_sound:
-                starts.append(scan.header.position_start)
-                self._end = max(self._end, scan.position_end)
-        if active is None:
-            return
-        data, scan = active
-        if scan.header is None or (scan.header_sound and any(start >= scan.header.position_start for start in starts)):
-            return  # empty; or retired since it was read: it is among the others, or gone because it is not needed
-        self._note(scan)
-        self._end = max(self._end, scan.position_end)
-        self._write(f"{WAL_DIR}/{WAL_ACTIVE}", data[: scan.tail_offset])
-
-    def _active(self) -> tuple[bytes, WalFileScan] | None:
-        best: tuple[bytes, WalFileScan] | None = None
-        path = f"{self._root}/{WAL_DIR}/{WAL_ACTIVE}"
-        for _ in range(_ATTEMPTS):
-            try:
-                data = self._fs.read_all(path, size_max=FILE_BYTES_MAX)
-            except FileNotFoundError:
-                continue  # between the two renames of a rotation
-            scan = scan_wal_file(memoryview(data), path)
-            if best is None or len(scan.damage) < len(best[1].damage):
-                best = data, scan
-            if not scan.damage:
-                break
-        return best
-
-    def _scan(self, path: str) -> WalFileScan:
-        return scan_wal_file(memoryview(self._fs.read_all(path, size_max=FILE_BYTES_MAX)), path)
-
-    def _note(self, scan: WalFileScan) -> None:
-        self._done.notes += [f"{damage.path} at byte {damage.offset}: {damage.reason}" for damage in scan.damage]
-
-    # 2. and 3.
-
-    def _cursor(self) -> int | None:
-        data = self._read(f"{WAL_DIR}/{CURSOR_NAME}")
-        answer = None if data is None else decode_cursor(memoryview(data))
-        return answer.value if isinstance(answer, Frame) else None
-
-    def _segments(self) -> None:
-        directory = f"{self._root}/{SEGMENTS_DIR}"
-        names = self._cold.list_dir(directory) if self._fs.exists(directory) else []
-        seqs = {name: seq for name in names if (seq := parse_segment_name(name)) is not None}
-        if seqs:
-            self._next_seq = self._floor = max(seqs.values()) + 1
-        for name in seqs:
-            path = f"{self._into}/{SEGMENTS_DIR}/{name}"
-            try:
-                linked = link_or_copy(self._fs, f"{directory}/{name}", path, mode=0o440)
-            except FileNotFoundError:
-                # Finished by everybody, or given up by policy: step 4 or 5 says so. Or only the object tier has it.
-                if not self._from_tier(directory, name, path):
-                    continue
-                linked = False
-            size = self._fs.stat(path).size_bytes
-            self._done.linked_bytes += size if linked else 0
-            try:
-                reader = SegmentReader.open(self._fs, path)
-                self._end = max(self._end, reader.info.wal_position_end or 0)
-                reader.close()
-            except Damaged as damage:
-                # Nothing of it could be restored, and the snapshot would be refused for it.
-                known = Damaged(f"{directory}/{name}", damage.offset, damage.reason)  # where the operator finds it
-                self._done.notes.append(f"left out: {known}")
-                self._fs.remove(path)
-                continue
-            self.files.append(SnapshotFile(f"{SEGMENTS_DIR}/{name}", size, None))
-
-    def _from_tier(self, directory: str, name: str, path: str) -> bool:
-        """
-        Copy a segment that only the object tier has: a snapshot stands alone. False when it is gone there, too.
-        """
-        try:
-            data = self._cold.map_read(f"{directory}/{name}").view()
-        except FileNotFoundError:
-            return False
-        except Damaged as damage:
-            self._done.notes.append(f"left out: {damage}")
-            return False
-        replace_file(self._fs, path, data, mode=0o440)
-        return True
-
-    # 5. and 6.
-
-    def _progress(self, name: str) -> None:
-        data = self._read(name)
-        if data is None:
-            return
-        view = memoryview(data)
-        answer = decode_progress(view)
-        if not isinstance(answer, Frame):
-            self._done.notes.append(f"{self._root}/{name} is damaged")
-            self._write(name, data)
-            return
-        progress = answer.value
-        self._floor = max(self._floor, SubscriberState.from_progress(progress).named_max + 1)
-        taken_back = without_missing(self._fs, self._into, _within(progress, self._next_seq))
-        if taken_back != progress:
-            profile: Profile = "otap" if progress_checksum(view) == "crc32" else "spec"
-            data = encode_progress(taken_back, profile=profile)
-        self._write(name, data)
-
-    def _write_floor(self) -> None:
-        name = f"{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
-        data = self._read(name)
-        answer = None if data is None else decode_floor(memoryview(data))
-        if isinstance(answer, Frame):
-            self._floor = max(self._floor, answer.value)
-        with contextlib.suppress(FileNotFoundError):
-            found = (parse_segment_name(one) for one in self._cold.list_dir(f"{self._root}/{SEGMENTS_DIR}"))
-            self._floor = max([self._floor, *(seq + 1 for seq in found if seq is not None)])
-        self._write(name, encode_floor(self._floor))
-
-
-def _within(progress: Progress, next_seq: int | None) -> Progress:
-    """
-    Return *progress* without what it says of segments from *next_seq* on.
-    """
-    if next_seq is None:
-        return progress
-    entries = {seq: entry for seq, entry in progress.entries.items() if seq < next_seq}
-    return Progress(min(progress.oldest_incomplete, next_seq), entries)

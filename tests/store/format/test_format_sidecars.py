@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.cursor import decode_cursor, encode_cursor
-from quiver.store.format.floor import decode_floor, encode_floor
+from quiver.store.format.floor import Floor, decode_floor, decode_floor_file, encode_floor
 
 CURSOR_0 = bytes.fromhex("5155495645520054010018000000000000000000b77c3664")
 CURSOR_1234567 = bytes.fromhex("51554956455200540100180087d61200000000009b65c5bb")
 FLOOR_42 = bytes.fromhex("5155495645520046010018002a00000000000000b811dbd8")
+FLOOR_RESTORED = bytes.fromhex("51554956455200460200280000401e18240a06002a0000000000000000401e18240a0600673d7991")
 KINDS = [(encode_cursor, decode_cursor, b"QUIVER\0T"), (encode_floor, decode_floor, b"QUIVER\0F")]
 
 
@@ -88,3 +89,29 @@ def test_any_bytes(data, size):
     for _, decode, magic in KINDS:
         decode(memoryview(data))
         assert not isinstance(decode(memoryview(magic[:size] + data)), Frame)
+
+
+def test_golden_of_a_restored_store():
+    """The numbers that were skipped come back; who asks for the floor alone gets that."""
+    assert encode_floor(1_700_000_000_000_000, skipped=range(42, 1_700_000_000_000_000)) == FLOOR_RESTORED
+    view = memoryview(FLOOR_RESTORED)
+    assert decode_floor_file(view) == Frame(Floor(1_700_000_000_000_000, range(42, 1_700_000_000_000_000)), 40)
+    assert decode_floor(view) == Frame(1_700_000_000_000_000, 40)
+    assert decode_floor_file(memoryview(FLOOR_42)) == Frame(Floor(42), 24)
+
+
+def test_a_restored_floor_mistreated():
+    """Cut anywhere it wants more, junk behind is left, and no flipped bit comes through."""
+    feeding.assert_prefixes_want_more(FLOOR_RESTORED, decode_floor_file)
+    feeding.assert_junk_is_left(
+        FLOOR_RESTORED, decode_floor_file, Floor(1_700_000_000_000_000, range(42, 1_700_000_000_000_000))
+    )
+    feeding.assert_flips_are_seen(FLOOR_RESTORED, decode_floor_file)
+
+
+@pytest.mark.parametrize("skipped", [range(9, 7), range(3, 11)])
+def test_skipped_numbers_lie_below_the_floor(skipped):
+    """And they end where they begin, or later."""
+    answer = decode_floor_file(memoryview(encode_floor(10, skipped=skipped)))
+    assert isinstance(answer, Damage)
+    assert answer.offset == 20

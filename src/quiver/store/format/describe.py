@@ -14,7 +14,7 @@ from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore, is_zero
 from quiver.store.format.cursor import CURSOR_MAGIC, decode_cursor
 from quiver.store.format.describe_side import SIDE_DESCRIBERS, side_kind_by_head, side_kind_by_name
-from quiver.store.format.floor import FLOOR_MAGIC, decode_floor
+from quiver.store.format.floor import FLOOR_MAGIC, decode_floor_file
 from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.format.names import (
     CURSOR_NAME,
@@ -185,7 +185,13 @@ def _describe_cursor(to: Description, view: memoryview, _rows_max: int) -> None:
 
 
 def _describe_floor(to: Description, view: memoryview, _rows_max: int) -> None:
-    _describe_sidecar(to, view, "segment_floor", decode_floor(view))
+    answer = decode_floor_file(view)
+    _describe_sidecar(
+        to, view, "segment_floor", Frame(answer.value.value, answer.end) if isinstance(answer, Frame) else answer
+    )
+    if isinstance(answer, Frame) and answer.value.skipped is not None:
+        to.fields["skipped_first"] = answer.value.skipped.start
+        to.fields["skipped_end"] = answer.value.skipped.stop
 
 
 def _describe_sidecar(to: Description, view: memoryview, name: str, answer: Answer[int]) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "SnapshotFile",
     "decode_snapshot_list",
     "encode_snapshot_list",
+    "is_listable",
 ]
 
 SNAPSHOT_LIST = "quiver.snapshot"
@@ -68,6 +69,13 @@ class Snapshot:
     taken_at_ns: int
     store: str
     files: tuple[SnapshotFile, ...]
+
+
+def is_listable(path: str) -> bool:
+    """
+    Say whether the list may name *path*: it is relative and leads to a place below the snapshot.
+    """
+    return all(_PART.fullmatch(part) for part in path.split("/"))
 
 
 def encode_snapshot_list(snapshot: Snapshot) -> bytes:
@@ -123,7 +131,7 @@ def _file(one: object) -> SnapshotFile | None:
     if crc is not None and not (isinstance(crc, int) and _is_count(crc)):
         return None
     # It comes from a file that may have been anywhere: nothing may be written outside the target.
-    if not all(_PART.fullmatch(part) for part in path.split("/")):
+    if not is_listable(path):
         return None
     return SnapshotFile(path, size, crc)
 

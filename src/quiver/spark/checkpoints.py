@@ -1,0 +1,172 @@
+r"""
+The checkpoint of a streaming query over a store, as files: copied beside the query, restored, and checked. No Spark.
+
+::
+
+    metadata       {"id": "…"}                                 the query's id
+    offsets/<n>    v1 \n {…} \n one offset a source \n         the end of batch n, written before it runs
+    commits/<n>    v1 \n {…}                                   batch n is done
+
+Spark writes each file under a temporary name and renames it, so whatever has its name is complete. It goes on with the
+batch after the last commit, or runs that one again if its end is known. Its checksums, in hidden files, are optional
+and are not copied.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.checksum import crc32
+from quiver.primitives.files import FileSystem
+from quiver.primitives.findings import Finding
+from quiver.spark.offsets import CoresOffset, StreamOffset
+from quiver.spark.segments import SegmentList, store_identity, store_roots
+from quiver.store.cold_files import ColdFiles
+from quiver.store.format.snapshot_list import SnapshotFile, is_listable
+
+__all__ = ["check_checkpoint", "copy_checkpoint", "restore_checkpoint"]
+
+_METADATA = "metadata"
+_OFFSETS = "offsets"
+_COMMITS = "commits"
+_BATCHES_KEPT = 2
+"""Spark reads the last batch and the one before it."""
+_FILE_BYTES_MAX = 16 * 1024 * 1024
+
+
+def copy_checkpoint(fs: FileSystem, source: str, into: str) -> list[SnapshotFile]:
+    """
+    Copy what the query needs of the checkpoint *source* into the directory *into*, beside the running query.
+
+    Returns:
+        What was copied, relative to *into*; nothing where there is no checkpoint yet.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    copied: list[SnapshotFile] = []
+
+    def copy(name: str) -> None:
+        try:
+            data = fs.read_all(f"{source}/{name}", size_max=_FILE_BYTES_MAX)
+        except FileNotFoundError:
+            return  # an old one, which Spark removed
+        fs.make_dirs(posixpath.dirname(f"{into}/{name}"))
+        replace_file(fs, f"{into}/{name}", data)
+        copied.append(SnapshotFile(name, len(data), crc32(data)))
+
+    # The commits first: a batch is planned only after the one before it was committed.
+    done = _batches(fs, f"{source}/{_COMMITS}")
+    for batch in done[-_BATCHES_KEPT:]:
+        copy(f"{_COMMITS}/{batch}")
+    last = done[-1] if done else -1
+    for batch in _batches(fs, f"{source}/{_OFFSETS}"):
+        if last - _BATCHES_KEPT < batch <= last + 1:
+            copy(f"{_OFFSETS}/{batch}")
+    for name in _others(fs, source, ""):
+        copy(name)
+    return copied
+
+
+def restore_checkpoint(fs: FileSystem, directory: str, *, query_id: str, identities: Mapping[str, str]) -> None:
+    """
+    Make the copy in *directory* the checkpoint of a new query over restored stores. Durable on return.
+
+    The query gets another id. Sinks know batches by query and number, and the old query may have given the numbers
+    that come next to other batches after the copy was made: those sinks would take the new ones for repetitions.
+
+    Args:
+        fs: the file system.
+        directory: what `copy_checkpoint` made.
+        query_id: a UUID that no other query has.
+        identities: identity of a store when the copy was made → its identity now.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    metadata = f"{directory}/{_METADATA}"
+    if fs.exists(metadata):
+        replace_file(fs, metadata, json.dumps({"id": query_id}).encode())
+    for batch in _batches(fs, f"{directory}/{_OFFSETS}"):
+        path = f"{directory}/{_OFFSETS}/{batch}"
+        text = fs.read_all(path, size_max=_FILE_BYTES_MAX).decode("utf-8", "surrogateescape")
+        for old, new in identities.items():
+            if old:
+                text = text.replace(f'"{old}"', f'"{new}"')
+        replace_file(fs, path, text.encode("utf-8", "surrogateescape"))
+
+
+def check_checkpoint(fs: FileSystem, directory: str, store: str) -> list[Finding]:
+    """
+    Hold the last batch of the checkpoint in *directory* against the store at *store*; return what is wrong.
+
+    Raises:
+        WrongUse: there is no store.
+        OSError: a file cannot be read.
+    """
+    batches = _batches(fs, f"{directory}/{_OFFSETS}")
+    if not batches:
+        return []
+    path = f"{directory}/{_OFFSETS}/{batches[-1]}"
+    roots = store_roots(fs, store)
+    try:
+        data = fs.read_all(path, size_max=_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return []  # beside a query that is being deleted
+    try:
+        offsets = _offsets(data, {core: store_identity(fs, root) for core, root in roots.items() if core is not None})
+        for core, offset in offsets.items():
+            if core not in roots:
+                continue  # all of that core was delivered, and it is removed
+            offset.check_store(store_identity(fs, roots[core]), roots[core])
+            segments = SegmentList(ColdFiles(fs), roots[core], slots=None, fail_on_data_loss=False)
+            segments.check_reached(offset.position)
+    except (WrongUse, Damaged, DataLoss, ValueError) as problem:
+        return [Finding(path, 0, "damaged", str(problem))]
+    return []
+
+
+def _offsets(data: bytes, identities: Mapping[int, str]) -> Mapping[int, StreamOffset] | Mapping[None, StreamOffset]:
+    """
+    Return the positions in the file of a batch, by core; of a store without cores by None.
+    """
+    lines = data.decode().splitlines()
+    if len(lines) != 3 or lines[0] != "v1":
+        raise ValueError("not the offsets of one batch of a query over a store")
+    value: Any = json.loads(lines[2])
+    if not identities:
+        return {None: StreamOffset.from_json(value)}
+    return CoresOffset.from_json(value, identities).cores
+
+
+def _batches(fs: FileSystem, directory: str) -> list[int]:
+    try:
+        names = fs.list_dir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+
+
+def _others(fs: FileSystem, source: str, below: str) -> Iterator[str]:
+    """
+    Yield every file that belongs to no batch, relative to *source*.
+    """
+    try:
+        names = fs.list_dir(f"{source}/{below}".rstrip("/"))
+    except FileNotFoundError:
+        return
+    for name in names:
+        path = f"{below}/{name}" if below else name
+        if path in {_OFFSETS, _COMMITS} or not is_listable(path):
+            continue
+        try:
+            fs.list_dir(f"{source}/{path}")
+        except NotADirectoryError:
+            yield path
+        else:
+            yield from _others(fs, source, path)

@@ -1,0 +1,59 @@
+"""
+The file that says which segment numbers were given out: read and raised, never lowered.
+"""
+
+from __future__ import annotations
+
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.store.format.floor import Floor, decode_floor_file, encode_floor
+from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR
+
+__all__ = ["FLOOR_BYTES_MAX", "raise_floor", "read_floor", "skip_numbers"]
+
+FLOOR_BYTES_MAX = 64 * 1024
+
+
+def read_floor(fs: FileSystem, root: str) -> Floor:
+    """
+    Return what the file of the store at *root* says; a floor of 0 where there is none, or a damaged one.
+
+    Raises:
+        OSError: it could not be read.
+    """
+    try:
+        data = fs.read_all(f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", size_max=FLOOR_BYTES_MAX)
+    except FileNotFoundError:
+        return Floor(0)
+    answer = decode_floor_file(memoryview(data))
+    return answer.value if isinstance(answer, Frame) else Floor(0)
+
+
+def raise_floor(fs: FileSystem, root: str, floor: int) -> None:
+    """
+    Make sure that no new segment gets a number below *floor*. Durable on return.
+
+    Raises:
+        OSError: it could not be read or written.
+    """
+    known = read_floor(fs, root)
+    if floor > known.value:
+        _write(fs, root, Floor(floor, known.skipped))
+
+
+def skip_numbers(fs: FileSystem, root: str, floor: int) -> None:
+    """
+    Let the next segment get number *floor* and remember that none below it, from where the store was, exists here.
+
+    Raises:
+        OSError: it could not be read or written.
+    """
+    known = read_floor(fs, root)
+    if floor > known.value:
+        _write(fs, root, Floor(floor, range(known.value, floor)))
+
+
+def _write(fs: FileSystem, root: str, floor: Floor) -> None:
+    data = encode_floor(floor.value, skipped=floor.skipped)
+    replace_file(fs, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", data)

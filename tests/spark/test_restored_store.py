@@ -1,0 +1,142 @@
+"""
+A checkpoint that is newer than the copy its store was restored from: nothing new is skipped. No Spark here.
+"""
+
+import shutil
+
+import pyarrow as pa
+import pytest
+
+import quiver
+from quiver.errors import DataLoss
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.options import parse_options
+from quiver.spark.segments import SegmentList
+from quiver.spark.subscription import Subscription
+from quiver.store.floor_file import read_floor
+from quiver.store.snapshot import restore, snapshot
+from quiver.testing.clock import ManualClock
+
+NOW_NS = 1_800_000_000_000_000_000
+SETTINGS = quiver.Settings(delete_grace_s=0.0)
+
+
+def fill(root, first, count):
+    """One segment for each number."""
+    with quiver.open(root, SETTINGS, background=False) as store:
+        store.register("exp", start="earliest")
+        for n in range(first, first + count):
+            store.ingest(quiver.Bundle({30: pa.record_batch({"n": pa.array([n], pa.int64())})}))
+            store.flush()
+        store.maintain()
+
+
+class Query:
+    """The source side of a streaming query; its checkpoint outlives its processes."""
+
+    def __init__(self, root):
+        self.root = str(root)
+        self.checkpoint = None
+
+    def run(self, **options):
+        """Take what there is, commit it, and end; return the segments that were read."""
+        parsed = parse_options({"path": self.root, "slot": "30", "subscriber": "exp", **options})
+        segments = SegmentList(REAL_FILES, self.root, slots=None, fail_on_data_loss=parsed.fail_on_data_loss)
+        source = Subscription(REAL_FILES, parsed, segments, parallelism=1, clock=ManualClock())
+        try:
+            start = source.initial() if self.checkpoint is None else self.checkpoint
+            end = source.latest(start, unlimited=True)
+            read = [span.segment for spans in source.plan(start, end) for span in spans]
+            source.commit(end)
+        finally:
+            source.release()
+        self.checkpoint = end
+        return read
+
+
+def lost(tmp_path):
+    """Three segments are read and copied, five more are read, then the store is lost."""
+    root, copy = tmp_path / "buffer", tmp_path / "copy"
+    query = Query(root)
+    fill(root, 0, 3)
+    assert query.run() == [0, 1, 2]
+    snapshot(REAL_FILES, str(root), str(copy), now_ns=NOW_NS)
+    fill(root, 3, 5)
+    assert query.run() == [3, 4, 5, 6, 7]
+    shutil.rmtree(root)
+    return root, copy, query
+
+
+def test_new_bundles_are_not_skipped(tmp_path):
+    """The restored store goes on above all numbers of the lost one, and the query crosses the gap."""
+    root, copy, query = lost(tmp_path)
+    restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
+    assert query.run() == [], "nothing is new, and the gap is no loss"
+    fill(root, 100, 6)
+    first = NOW_NS // 1000
+    assert query.run() == list(range(first, first + 6))
+    fill(root, 200, 1)
+    assert query.run() == [first + 6]
+
+
+def test_a_copy_restored_twice_uses_other_numbers(tmp_path):
+    """What the first restored store gave out is not given out by the second."""
+    root, copy, query = lost(tmp_path)
+    clock = ManualClock(now_ns=NOW_NS)
+    restore(REAL_FILES, str(copy), str(root), identity=None, clock=clock)
+    fill(root, 100, 6)
+    assert len(query.run()) == 6
+    shutil.rmtree(root)
+    clock.advance(1.0)
+    restore(REAL_FILES, str(copy), str(root), identity=None, clock=clock)
+    fill(root, 100, 2)
+    assert len(query.run()) == 2
+
+
+def test_a_clock_that_was_never_set_moves_on_all_the_same(tmp_path):
+    """Far beyond what the copy had."""
+    root, copy, query = lost(tmp_path)
+    restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=0))
+    fill(root, 100, 2)
+    assert len(query.run()) == 2
+
+
+def test_a_store_copied_back_by_hand_is_noticed(tmp_path):
+    """Its numbers begin again below the checkpoint: the query fails instead of skipping them."""
+    root, copy, query = lost(tmp_path)
+    shutil.copytree(copy, root)
+    (root / "quiver.snapshot").unlink()
+    fill(root, 100, 2)
+    for options in ({}, {"failOnDataLoss": "false"}):
+        with pytest.raises(DataLoss, match="ahead of the store"):
+            query.run(**options)
+
+
+def test_a_checkpoint_older_than_the_copy_is_still_behind(tmp_path):
+    """The gap excuses only what lies in it."""
+    root, copy, query = lost(tmp_path)
+    query.checkpoint = query.checkpoint | {"seq": 1}
+    restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
+    fill(root, 100, 1)
+    with pytest.raises(DataLoss, match="behind the subscriber"):
+        query.run()
+
+
+def test_deleting_old_segments_does_not_lower_the_floor(tmp_path):
+    """The first segments to go are those of the copy, and their numbers are lower."""
+    root, copy, _ = lost(tmp_path)
+    restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
+    with quiver.open(root, SETTINGS, background=False) as store:
+        store.register("exp", start="earliest")
+        assert store.maintain().segments_deleted == 3
+    floor = read_floor(REAL_FILES, str(root))
+    assert (floor.value, floor.skipped) == (NOW_NS // 1000, range(3, NOW_NS // 1000))
+    fill(root, 100, 1)
+    assert read_floor(REAL_FILES, str(root)).skipped == range(3, NOW_NS // 1000)
+
+
+def test_a_new_identity_keeps_counting(tmp_path):
+    """Nothing outside knows its numbers."""
+    root, copy, _ = lost(tmp_path)
+    restore(REAL_FILES, str(copy), str(root), identity="33333333-3333-4333-8333-333333333333")
+    assert read_floor(REAL_FILES, str(root)).value == 3
