@@ -4,11 +4,15 @@ Tiers on a real S3 server: segments go there, are read there, come back, and are
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from aof_as_log import payloads, tiny
+from typer.testing import CliRunner
 
 from quiver.aof import AofManager, Reader, Retention, TierConfig
 from quiver.aof.files import LogFiles
+from quiver.cli.main import build_app
 from quiver.objects import ObjectLocation, open_objects
 from quiver.testing.clock import ManualClock
 from s3_server import S3Server
@@ -45,3 +49,33 @@ def test_a_bucket(tmp_path, s3_server: S3Server):
     objects = open_objects(ObjectLocation.from_url(root, options))
     assert len(list(objects.list_below(""))) == 1
     objects.close()
+
+
+def test_logs_that_are_restored(tmp_path, s3_server: S3Server):
+    """Two logs without their disk; then one of them without its manifest."""
+    root = s3_server.url()
+    options = [word for key, value in s3_server.options().items() for word in ("--option", f"{key}={value}")]
+    where = {"backend": "s3", "root": root, "options": s3_server.options()}
+    config = tiny(compression="zstd", tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=where))
+    streams = {}
+    with AofManager.open(str(tmp_path / "aof"), config, background=False, clock=ManualClock()) as manager:
+        for name in ("orders", "trades"):
+            log = manager.log(name)
+            for number in range(3):
+                log.append_records_with_timeout([b"%d.%d" % (number, part) * 500 for part in range(5)], 5)
+                log.force_rollover(timeout_s=5)
+            streams[name] = f"{log.stream_id:016x}"
+        for _ in range(2):
+            manager.maintain()
+        written = payloads(manager.log("orders"))
+    new = tmp_path / "new"
+    restore = ["aof", "restore", str(new), "--objects", root, *options]
+    for more in (["--stream", streams["orders"], "--log", "orders"], [], []):
+        result = CliRunner().invoke(build_app(), [*restore, *more])
+        assert result.exit_code == 0, result.output
+    orders = LogFiles(str(new / "orders"), objects=where)
+    assert [bytes(one.payload) for one in Reader(orders, 0)] == written
+    shutil.rmtree(new / "orders" / "manifest")
+    result = CliRunner().invoke(build_app(), restore)
+    assert result.exit_code == 0, result.output
+    assert [bytes(one.payload) for one in Reader(orders, 0)] == written

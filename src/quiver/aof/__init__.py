@@ -33,6 +33,7 @@ file               purpose
 `manifest.py`      what happened to them, in a log of its own
 `files.py`         a log read from beside it, by another process
 `check.py`         a log's directory told to people
+`restore.py`       logs made again from their objects, on another disk
 `upstream.py`      an operation log taken over, each entry once
 `snapshots.py`     what a log says of itself
 `status.py`        the same, told to those beside the process

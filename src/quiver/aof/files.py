@@ -22,6 +22,7 @@ from quiver.aof.format.names import (
     WARM,
     SegmentName,
     durability_name,
+    is_stream_name,
     parse_segment_name,
     stream_folder,
 )
@@ -464,7 +465,9 @@ def logs_below(files: FileSystem, root: str) -> dict[str, str]:
         names = files.list_dir(top)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise WrongUse(f"{top} holds no append-only log") from error
-    found = {name: f"{top}/{name}" for name in sorted(names) if is_log_directory(files, f"{top}/{name}")}
+    # A log that is being restored has a name that no log can have.
+    names = sorted(filter(is_stream_name, names))
+    found = {name: f"{top}/{name}" for name in names if is_log_directory(files, f"{top}/{name}")}
     if not found:
         raise WrongUse(f"{top} holds no append-only log")
     return found

@@ -1,6 +1,6 @@
 """
 `quiver aof dump|inspect|verify|tail|evict|hydrate`: append-only logs, looked at from beside whoever writes them. The
-commands that put them in order are in `aof_admin`.
+commands that put them in order are in `aof_admin`, and `restore` is in `aof_restore`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 
 from quiver.cli.aof_admin import add_admin_commands
 from quiver.cli.aof_logs import LogName, Logs, checked_logs, one_log
+from quiver.cli.aof_restore import restore
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.errors import WrongUse
@@ -297,5 +298,6 @@ _COMMANDS: dict[Callable[..., None], str] = {
     tail: "Print records, and wait for more.",
     evict: "Pack segments, and remove their files.",
     hydrate: "Bring the files of segments back.",
+    restore: "Make logs again from their objects.",
 }
 """In the order of the help, with what fits on a line of it."""

@@ -89,7 +89,7 @@ def test_magics(dotted):
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("aof-segment", 1), ("aof-manifest", 1), ("aof-warm", 1), ("aof-index", 1), ("aof-sink", 2)]
+    ("kind", "count"), [("aof-segment", 1), ("aof-manifest", 1), ("aof-warm", 2), ("aof-index", 1), ("aof-sink", 2)]
 )
 def test_limits(kind, count):
     """Each limit is the constant that is named beside it."""

@@ -16,7 +16,7 @@ low half. The checksum covers the payload alone; of a flipped bit in timestamp o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ __all__ = [
     "encode_record",
     "entries",
     "join_record_id",
+    "scan_pieces",
     "scan_records",
     "split_record_id",
 ]
@@ -161,4 +162,46 @@ def scan_records(view: memoryview, offset: int, limit: int) -> RecordScan:
         found.last_timestamp = entry.timestamp
         found.crc64 = crc64_nvme(entry.payload, found.crc64)
         found.end = entry.offset + RECORD_HEAD_BYTES + len(entry.payload)
+    return found
+
+
+def scan_pieces(pieces: Iterable[Buffer], offset: int, limit: int) -> RecordScan:
+    """
+    Walk over the records from *offset* to *limit* as `scan_records` does, whose bytes come piece by piece.
+
+    No more than a piece is in memory, however long a record is, or says that it is.
+    """
+    found = RecordScan(offset, offset)
+    head = bytearray()
+    left = checksum = timestamp = payload_crc = crc64 = 0
+    for piece in pieces:
+        rest = memoryview(piece)
+        while rest:
+            if not left:
+                taken = rest[: RECORD_HEAD_BYTES - len(head)]
+                head += taken
+                rest = rest[len(taken) :]
+                if len(head) < RECORD_HEAD_BYTES:
+                    continue
+                left, checksum, timestamp, _ = RECORD_HEAD.unpack(head)
+                end = found.end + RECORD_HEAD_BYTES + left
+                if not left or found.end + RECORD_HEAD_BYTES > limit:
+                    return found
+                if end > limit:
+                    found.damage = Damage(found.end, f"a record of {left} bytes would end {end - limit} bytes too late")
+                    return found
+                payload_crc, crc64 = 0, found.crc64
+            taken = rest[:left]
+            payload_crc, crc64 = crc64_nvme(taken, payload_crc), crc64_nvme(taken, crc64)
+            rest, left = rest[len(taken) :], left - len(taken)
+            if left:
+                continue
+            if fold64to32(payload_crc) != checksum:
+                length = end - found.end - RECORD_HEAD_BYTES
+                found.damage = Damage(found.end, f"checksum mismatch in a record of {length} bytes")
+                return found
+            found.record_count += 1
+            found.last_offset, found.last_timestamp = found.end, timestamp
+            found.crc64, found.end = crc64, end
+            head.clear()
     return found

@@ -25,6 +25,7 @@ from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 __all__ = [
     "FRAMES_MAX",
     "FRAME_BYTES",
+    "PACKED_BYTES_MAX",
     "SEEK_ENTRY",
     "SEEK_FOOTER",
     "SEEK_FOOTER_BYTES",
@@ -45,6 +46,8 @@ SEEK_ENTRY = struct.Struct("<II")
 SEEK_FOOTER = struct.Struct("<IBI")
 SEEK_FOOTER_BYTES = SEEK_FOOTER.size
 FRAMES_MAX = SEGMENT_BYTES_MAX // FRAME_BYTES + 2
+PACKED_BYTES_MAX = 2 * FRAME_BYTES
+"""Of one frame. What cannot be compressed becomes hardly longer; a table that says more is not what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def decode_seek_table(tail: memoryview, file_bytes: int) -> Answer[tuple[PackedF
     frames: list[PackedFrame] = []
     start = offset = 0
     for packed, plain in SEEK_ENTRY.iter_unpack(table[SEEK_HEAD.size : -SEEK_FOOTER_BYTES]):
-        if not 0 < plain <= FRAME_BYTES or not packed:
+        if not 0 < plain <= FRAME_BYTES or not 0 < packed <= PACKED_BYTES_MAX:
             return Damage(0, f"a frame of {plain} bytes in {packed}")
         frames.append(PackedFrame(start, packed, offset, plain))
         start += packed

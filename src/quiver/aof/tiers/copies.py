@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from quiver.aof.catalog import SealedSegment
-from quiver.aof.format.names import parse_warm_name, warm_name
+from quiver.aof.format.names import parse_object_key, parse_warm_name, warm_name
 from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
 from quiver.aof.tiers.packed import PackedSegment, pack
 from quiver.errors import Damaged, ObjectMissing, WrongUse
@@ -285,8 +285,9 @@ class Copies:
             Damaged: it is missing, or not what was uploaded.
             ObjectsUnavailable: try again.
         """
-        key = entry.remote.object_key if entry.remote else ""
+        return self._same(self._open_key(entry.remote.object_key if entry.remote else "", entry.warm_bytes), entry)
 
+    def _open_key(self, key: str, size: int) -> PackedSegment:
         def read_at(start: int, length: int) -> bytes:
             try:
                 data = self._objects.get_range(key, start, length)
@@ -296,7 +297,7 @@ class Copies:
                 raise Damaged(key, start, f"{len(data)} bytes came, not {length}")
             return data
 
-        return self._same(PackedSegment(key, entry.warm_bytes, read_at), entry)
+        return PackedSegment(key, size, read_at)
 
     def objects_below(self, folder: str) -> Iterator[ObjectInfo]:
         """
@@ -309,17 +310,17 @@ class Copies:
 
     def adopt_object(self, info: ObjectInfo, now_ms: int) -> TierEntry:
         """
-        Return the entry of an object that the manifest does not know. Its checksum stays unknown: nothing is fetched.
+        Return the entry of an object that the manifest does not know. Only its ends are read.
 
         Raises:
-            Damaged: it is not what `pack` made.
+            Damaged: it is missing, it is not what `pack` made, or it holds another segment than its key says.
             ObjectsUnavailable: try again.
         """
-
-        def read_at(start: int, length: int) -> bytes:
-            return self._objects.get_range(info.key, start, length)
-
-        packed = PackedSegment(info.key, info.size_bytes, read_at)
+        packed = self._open_key(info.key, info.size_bytes)
+        said = parse_object_key(info.key)
+        if said is None or said[1:] != (packed.header.segment_index, packed.footer.sealed_at):
+            what = f"segment {packed.header.segment_index}, sealed at {packed.footer.sealed_at}"
+            raise Damaged(info.key, 0, f"it holds {what}: another one than its key says")
         remote = RemoteCopy(info.key, info.etag, info.size_bytes, now_ms)
         name = warm_name(packed.header.segment_index, packed.header.base_offset, packed.footer.sealed_at)
         return TierEntry(

@@ -32,16 +32,13 @@ from quiver.aof.catalog import Catalog, SealedSegment
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig, TierConfig
 from quiver.aof.format.manifest_record import Event, ManifestRecord
-from quiver.aof.format.names import (
-    SEGMENTS,
-    WARM,
-    stream_folder,
-)
+from quiver.aof.format.names import SEGMENTS, WARM, stream_folder
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.index import SparseIndexes
 from quiver.aof.retention import Held, choose_leaving
 from quiver.aof.tiers.asked import Asked
 from quiver.aof.tiers.copies import Copies
+from quiver.aof.tiers.object_listing import ListedObjects
 from quiver.aof.tiers.packed import PackedSegment, records_problem, unpack_to
 from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
@@ -145,6 +142,7 @@ class Tiers:
         self._manifest = self._placement.manifest
         self._away = self._placement.away
         self._closed = False
+        self._below = below
         self._uploads = Uploads(
             self._placement, self._copies, catalog, self._tiers, self.counts, stream_id=stream_id, lock=self._lock,
             observer=observer, again=again, tried=self._tried, sound=self._sound,
@@ -534,16 +532,19 @@ class Tiers:
             record = ManifestRecord(Event.CUSTOM_EVENT, segment_id, 0, self._manifest.now_ms, (schema, blob))
             self._manifest.write([record])
 
-    def rewrite_manifest(self) -> None:
+    def rewrite_manifest(self) -> ListedObjects:
         """
-        Begin a new chunk of the manifest log with all there is to know, so that no older one is needed.
+        Take over objects that the manifest log does not know, and begin a new chunk of it with all there is to know, so
+        that no older one is needed. Return what was found of segments that had no copy.
 
         Raises:
-            OSError: the disk refused; the older ones count.
+            ObjectsUnavailable, AccessRefused, OSError: try again; the older chunks count.
         """
         with self._lock:
             self._require_open()
+            found = self._placement.find_objects(self._below)
             self._manifest.rotate()
+        return found
 
     def _require_open(self) -> None:
         if self._closed:

@@ -7,10 +7,11 @@ Where the bytes come from is the caller's: a file on the disk, or an object that
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from quiver.aof.format.record import scan_records
+from quiver.aof.format.record import RecordScan, scan_pieces, scan_records
 from quiver.aof.format.segment_file import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -31,7 +32,7 @@ from quiver.aof.format.warm_file import (
 )
 from quiver.errors import Damaged
 from quiver.primitives.checksum import crc64_nvme
-from quiver.primitives.files import FileSystem
+from quiver.primitives.files import Buffer, FileSystem
 from quiver.primitives.scan import Frame
 
 __all__ = ["PackedSegment", "ReadAt", "pack", "records_problem", "unpack_to"]
@@ -123,20 +124,55 @@ class PackedSegment:
         Raises:
             Damaged: a frame is not what was written.
         """
+        for batch in self._batches():
+            yield from self._unpack(batch)
+
+    def _batches(self) -> Iterator[list[PackedFrame]]:
+        """
+        Yield the frames of header and records, as many at a time as are read in one piece.
+        """
         batch: list[PackedFrame] = []
         for frame in self.frames[:-1]:
             if batch and frame.start + frame.packed_bytes - batch[0].start > _READ_BYTES:
-                yield from self._unpack(batch)
+                yield batch
                 batch = []
             batch.append(frame)
-        yield from self._unpack(batch)
+        yield batch
 
-    def _unpack(self, batch: list[PackedFrame]) -> Iterator[bytes]:
+    def _unpack(self, batch: list[PackedFrame], data: memoryview | None = None) -> Iterator[bytes]:
         start = batch[0].start
-        data = memoryview(self._read_at(start, batch[-1].start + batch[-1].packed_bytes - start))
+        if data is None:
+            data = memoryview(self._read_at(start, batch[-1].start + batch[-1].packed_bytes - start))
         for frame in batch:
             at = frame.start - start
             yield self._frame(frame, data[at : at + frame.packed_bytes])
+
+    def inspect(self) -> tuple[int, str | None]:
+        """
+        Read all of it once, some at a time. Return the CRC-64/NVME of all packed bytes, and what is wrong with its
+        records; when something is, the checksum is of no use.
+
+        Raises:
+            Damaged: a frame is not what was written.
+        """
+        crc64 = 0
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal crc64
+            for batch in self._batches():
+                start = batch[0].start
+                data = self._read_at(start, batch[-1].start + batch[-1].packed_bytes - start)
+                crc64 = crc64_nvme(data, crc64)
+                yield from self._unpack(batch, memoryview(data))
+
+        plain = pieces()
+        first = next(plain)
+        records: Iterator[Buffer] = itertools.chain([memoryview(first)[HEADER_BYTES:]], plain)
+        problem = _contradiction(scan_pieces(records, HEADER_BYTES, self.end), self.header, self.footer)
+        if problem is None:
+            start = self.frames[-1].start
+            crc64 = crc64_nvme(self._read_at(start, self.size_bytes - start), crc64)
+        return crc64, problem
 
     def read(self, start: int, end: int) -> bytes:
         """
@@ -173,7 +209,11 @@ def records_problem(view: memoryview, header: SegmentHeader, footer: SegmentFoot
     Say what of the records in *view* is not what the footer vouches for; None when all of it is.
     """
     end = footer.durable_bytes - header.base_offset
-    found = scan_records(view, HEADER_BYTES, min(end, len(view)))
+    return _contradiction(scan_records(view, HEADER_BYTES, min(end, len(view))), header, footer)
+
+
+def _contradiction(found: RecordScan, header: SegmentHeader, footer: SegmentFooter) -> str | None:
+    end = footer.durable_bytes - header.base_offset
     if found.damage is not None:
         return f"at {found.damage.offset}: {found.damage.reason}"
     if (found.end, found.record_count, found.checksum) != (end, footer.record_count, footer.checksum):

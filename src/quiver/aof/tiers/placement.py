@@ -14,16 +14,15 @@ from quiver.aof.format.names import (
     SEGMENTS,
     WARM,
     SegmentName,
-    object_folder,
-    parse_object_key,
     parse_warm_name,
 )
 from quiver.aof.format.tier_entry import Residency, TierEntry
 from quiver.aof.manifest import ManifestLog
 from quiver.aof.tiers.copies import Copies
-from quiver.aof.tiers.state import entry_record
+from quiver.aof.tiers.object_listing import ListedObjects, list_objects
+from quiver.aof.tiers.state import entry_record, key_record
 from quiver.clock import Clock
-from quiver.errors import Damaged, ObjectMissing
+from quiver.errors import Damaged
 from quiver.observe import Observer
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.files import FileSystem
@@ -89,26 +88,40 @@ class Placement:
             self.entries[segment_id] = replace(entry, has_warm=here)
         for name in self._copies.warm_names():
             self._settle_warm(name, below)
-        if below and self._copies.has_objects and (self.manifest.damaged or self.manifest.is_new):
-            self._find_objects(below)
+        if below and (self.manifest.damaged or self.manifest.is_new):
+            self.find_objects(below)
 
-    def _find_objects(self, below: int) -> None:
+    def find_objects(self, below: int) -> ListedObjects:
         """
         Take over objects that the manifest does not know, because it was lost or damaged.
+
+        Raises:
+            ObjectsUnavailable: nobody knows which there are; try again.
+            OSError: the disk refused.
         """
-        for info in self._copies.objects_below(object_folder(self._stream_id)):
-            parsed = parse_object_key(info.key)
-            if parsed is None or parsed[1] in self.entries or parsed[1] >= below:
-                continue
-            if self._catalog.get(parsed[1]) is None and info.key not in self.manifest.state.deletes:
-                try:
-                    entry = self._copies.adopt_object(info, self.manifest.now_ms)
-                except (Damaged, ObjectMissing) as error:
-                    self._tell_damaged(info.key, error)
-                    continue
+        deletes, uploads = self.manifest.state.deletes, self.manifest.state.uploads
+        if not self._copies.has_objects:
+            return ListedObjects()
+
+        def wanted(segment_id: int, key: str) -> bool:
+            if segment_id >= below or segment_id in self.entries or key in deletes:
+                return False
+            return self._catalog.get(segment_id) is None or uploads.get(segment_id) != key
+
+        now_ms = self.manifest.now_ms
+        found = list_objects(self._copies, self._stream_id, now_ms=now_ms, wanted=wanted)
+        for damaged in found.damaged:
+            self._tell_damaged(damaged.path, damaged)
+        for entry in found.entries.values():
+            if self._catalog.get(entry.segment_id) is None:
                 self._catalog.add(self._sealed(entry))
                 self.away.add(entry.segment_id)
                 self.note([], entry)
+            elif entry.remote is not None:
+                # The segment has its file. Its object goes with it, or is replaced when it is uploaded again.
+                key = entry.remote.object_key
+                self.manifest.write([key_record(Event.UPLOAD_STARTED, entry.segment_id, key, now_ms)])
+        return found
 
     def _settle_warm(self, name: str, below: int) -> None:
         parsed = parse_warm_name(name)
@@ -128,7 +141,7 @@ class Placement:
             self.away.add(entry.segment_id)
             self.note([], entry)
 
-    def _tell_damaged(self, path: str, error: Damaged | ObjectMissing) -> None:
+    def _tell_damaged(self, path: str, error: Damaged) -> None:
         self._observer.event("aof.tiers.damaged", level=logging.WARNING, path=path, problem=str(error))
 
     def _sealed(self, entry: TierEntry) -> SealedSegment:

@@ -1,0 +1,343 @@
+"""
+A log made again from its objects: on another disk, or where its manifest was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from aof_as_log import ROOT, payloads, segment_files, tiny
+from test_aof_tiers import COLD, damage, disk, fill, objects_in, open_tiered
+from typer.testing import CliRunner
+
+from quiver.aof import AofConfig, AofManager, Reader, Retention, TierConfig
+from quiver.aof.check import check_log_directory
+from quiver.aof.files import LogFiles, logs_below
+from quiver.aof.format.names import object_key, stream_folder
+from quiver.aof.restore import restore_log, streams_of, take_over_objects
+from quiver.cli.main import build_app
+from quiver.errors import Damaged, DirectoryInUse, RecordUnknown, WrongUse
+from quiver.objects import ObjectLocation
+from quiver.objects.directory import DirectoryObjects
+from quiver.observe import InMemoryObserver
+from quiver.testing.clock import ManualClock
+from quiver.testing.faultfs import FaultFileSystem
+from quiver.testing.faultobjects import FaultObjects
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+NEW = "/new"
+LOG = f"{NEW}/orders"
+LOCATION = ObjectLocation.from_url(f"file://{COLD}")
+
+
+def uploading(**changes):
+    """Everything is packed and uploaded, and what may leaves."""
+    return tiny(compression="zstd", tiers=TierConfig(objects=COLD, tier0_max_bytes=0, warm_max_bytes=0), **changes)
+
+
+def bucket(files):
+    return DirectoryObjects(files, COLD, clock=ManualClock())
+
+
+def uploaded(files, count=4):
+    """A log whose sealed segments are objects, closed; its number, and what its objects have: id → payload."""
+    with open_tiered(files, uploading()) as manager:
+        log = manager.log("orders")
+        written = fill(log, count)
+        for _ in range(2):
+            manager.maintain()
+        lost = log.append_record(b"never uploaded")
+        assert len(objects_in(files)) == count
+        return log.stream_id, written, lost
+
+
+def restored(files, stream_id, directory=LOG, **options):
+    return restore_log(
+        files, directory, bucket(files), stream_id, clock=ManualClock(), observer=InMemoryObserver(), **options
+    )
+
+
+def opened(files, config=None):
+    return AofManager.open(NEW, config or uploading(), files=files, clock=ManualClock(), background=False)
+
+
+def read(files, directory=LOG):
+    reader = Reader(LogFiles(directory, files=files, objects=COLD), 0)
+    return {record.record_id: bytes(record.payload) for record in reader}
+
+
+def test_another_disk_has_every_record():
+    """Under the same ids, for readers beside it and for programs; it is sound, and its objects are still its own."""
+    files = disk()
+    stream_id, written, _ = uploaded(files)
+    found = restored(files, stream_id)
+    assert found.is_whole
+    assert (len(found.segments), found.records) == (4, 12)
+    assert read(files) == written
+    checked = check_log_directory(files, "orders", LOG, read_records=True)
+    assert checked.sound
+    assert not checked.findings
+    assert checked.stream_id == stream_id
+    with opened(files) as manager:
+        log = manager.log("orders")
+        assert {record.record_id: bytes(record.payload) for record in log.open_reader()} == written
+        log.tiers.delete_oldest([0, 1])
+        manager.maintain()
+        assert not set(objects_in(files)) & {one.remote.object_key for one in found.segments[:2]}
+
+
+def test_no_id_comes_again():
+    """Not even of records that were never uploaded; also when it is opened and closed before anything is appended."""
+    files = disk()
+    stream_id, written, lost = uploaded(files)
+    restored(files, stream_id)
+    for _ in range(2):
+        with opened(files) as manager:
+            assert payloads(manager.log("orders")) == list(written.values())
+    with opened(files) as manager:
+        log = manager.log("orders")
+        with pytest.raises(RecordUnknown):
+            log.read_record(lost)
+        first = log.append_record(b"first")
+        assert first >> 32 > (lost >> 32) + 1000
+        log.append_record_with_timeout(b"a record that does not fit into the first segment" * 200, 5)
+        log.force_rollover(timeout_s=5)
+        manager.maintain()
+        assert len(payloads(log)) == len(written) + 2
+    checked = check_log_directory(files, "orders", LOG, read_records=True)
+    assert not checked.findings
+    assert checked.records == len(written) + 2
+    again = restored(files, stream_id, "/third/orders")
+    assert again.is_whole
+    assert read(files, "/third/orders")[first] == b"first"
+
+
+def test_every_step_may_be_the_last():
+    """A crash leaves no log, or all of it; what it leaves is no log to anybody, and the next call succeeds."""
+    files = disk()
+    stream_id, written, _ = uploaded(files)
+    moments = []
+    files.on_step = lambda _op, _path: moments.extend([files.clone_after_crash(1), files.clone_after_kill()])
+    restored(files, stream_id)
+    files.on_step = None
+    made = 0
+    for one in moments:
+        if one.exists(LOG):
+            made += 1
+        else:
+            if one.exists(NEW):
+                with pytest.raises(WrongUse, match="holds no append-only log"):
+                    logs_below(one, NEW)
+            restored(one, stream_id)
+        assert one.list_dir(NEW) == ["aof.lock", "orders"]
+        assert read(one) == written
+    assert 0 < made < len(moments)
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir"])
+def test_a_disk_that_refuses_leaves_nothing(operation):
+    """Whichever call it is; then it succeeds."""
+    inner = disk()
+    stream_id, written, _ = uploaded(inner)
+    files = FaultFileSystem(inner, path_part=".restoring")
+    for nth in range(1, 4):
+        files.fail_on(operation, nth)
+        try:
+            restored(files, stream_id)
+        except OSError:
+            assert not inner.exists(LOG)
+            assert ".orders.restoring" not in inner.list_dir(NEW)
+    files.heal()
+    if not inner.exists(LOG):
+        restored(files, stream_id)
+    assert read(inner) == written
+
+
+@pytest.mark.parametrize("which", [1, -1])
+def test_a_damaged_object_loses_its_own_records(which):
+    """It is named; every other segment is there, and the log goes on behind all of them."""
+    files = disk()
+    stream_id, written, lost = uploaded(files)
+    key = objects_in(files)[which]
+    damage(files, f"{COLD}/{key}", files.stat(f"{COLD}/{key}").size_bytes - 5)
+    found = restored(files, stream_id)
+    assert [one.path for one in found.damaged] == [key]
+    assert not found.is_whole
+    assert found.missing == ([(3, 6)] if which == 1 else [])
+    assert read(files) == {one: payload for one, payload in written.items() if one >> 32 != which % 4}
+    with opened(files) as manager:
+        assert manager.log("orders").append_record(b"on") >> 32 > lost >> 32
+
+
+def test_objects_that_are_not_what_their_names_say():
+    """Junk, a part of one, another segment, another's name, and two of one segment: none of it gets in the way."""
+    files = disk()
+    stream_id, written, _ = uploaded(files)
+    tier = bucket(files)
+    keys = objects_in(files)
+    first = tier.get(keys[0], size_max=1 << 20)
+    tier.put(object_key(stream_id, 7, 5), b"junk" * 100)
+    tier.put(object_key(stream_id, 8, 5), first[:-1])
+    tier.put(object_key(stream_id, 9, 5), first)  # segment 0 under another number
+    tier.put(object_key(stream_id, 10, 5), b"")
+    tier.put(f"{keys[0]}.bak", first)
+    tier.put(f"{stream_id:016x}/deeper/{keys[0]}", first)
+    tier.put(f"{stream_id + 1:016x}/notes.txt", b"x")
+    assert streams_of(tier) == [stream_id]
+    found = restored(files, stream_id)
+    assert [one.path for one in found.damaged] == [object_key(stream_id, one, 5) for one in (7, 8, 9, 10)]
+    assert "another one than its key says" in found.damaged[2].reason
+    assert found.next_segment_id > 10 + 1000
+    assert read(files) == written
+
+
+def test_nothing_that_can_be_read():
+    """Then there is no log, and the reason is that of its object."""
+    files = disk()
+    stream_id, _, _ = uploaded(files, 1)
+    (key,) = objects_in(files)
+    damage(files, f"{COLD}/{key}", files.stat(f"{COLD}/{key}").size_bytes - 5)
+    with pytest.raises(Damaged) as raised:
+        restored(files, stream_id)
+    assert raised.value.path == key
+    assert not files.exists(LOG)
+    with pytest.raises(WrongUse, match="is a segment of a log"):
+        restored(files, stream_id + 1)
+
+
+def test_what_is_in_the_way_is_refused():
+    """A directory that exists, and one that a program has open."""
+    files = disk()
+    stream_id, _, _ = uploaded(files)
+    restored(files, stream_id)
+    with pytest.raises(WrongUse, match="exists"):
+        restored(files, stream_id)
+    with opened(files) as manager:
+        with pytest.raises(DirectoryInUse):
+            restored(files, stream_id, f"{NEW}/another")
+        manager.log("orders")
+        with pytest.raises(DirectoryInUse):
+            taken_over(files, LOG)
+
+
+def taken_over(files, directory, **options):
+    return take_over_objects(
+        files, directory, bucket(files), location=LOCATION, clock=ManualClock(), observer=InMemoryObserver(), **options
+    )
+
+
+@pytest.mark.parametrize("how", ["lost", "damaged", "older"])
+def test_a_manifest_that_does_not_know_its_objects(how):
+    """Lost, damaged in its middle, or from a backup: all segments are found again, and nothing is appended twice."""
+    files = disk()
+    stream_id, written, lost = uploaded(files)
+    folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
+    chunks = [f"{folder}/{name}" for name in files.list_dir(folder)]
+    if how == "lost":
+        for path in chunks:
+            files.remove(path)
+    elif how == "damaged":
+        damage(files, chunks[-1], 600)
+    else:
+        older = disk()
+        uploaded(older, 2)
+        same = f"{ROOT}/orders/{stream_folder(LogFiles(f'{ROOT}/orders', files=older).stream_id())}"
+        data = older.read_all(f"{same}/{older.list_dir(same)[-1]}", size_max=1 << 20)
+        for path in chunks:
+            files.remove(path)
+        file = files.create(chunks[-1].rpartition("/")[0] + "/" + older.list_dir(same)[-1])
+        file.pwrite(data, 0)
+        file.close()
+    looked = taken_over(files, f"{ROOT}/orders", dry_run=True)
+    assert looked.segments
+    found = taken_over(files, f"{ROOT}/orders")
+    assert found.is_whole
+    assert read(files, f"{ROOT}/orders") == {**written, lost: b"never uploaded"}
+    assert taken_over(files, f"{ROOT}/orders").segments == []
+    assert len(segment_files(files)) == 2
+    with open_tiered(files, uploading(retention=Retention("size", max_total_bytes=1, action="expire"))) as manager:
+        manager.log("orders")
+        manager.maintain()
+        assert len(objects_in(files)) == 1  # those of segments that have their file left, too
+
+
+def test_a_log_without_segments_is_no_log_any_more():
+    """What it would append had ids that were given out: it is moved away and restored."""
+    files = disk()
+    uploaded(files)
+    for path in [*segment_files(files), f"{ROOT}/orders/segments/current.sealed"]:
+        files.remove(path)
+    with pytest.raises(WrongUse, match="move it away"):
+        taken_over(files, f"{ROOT}/orders")
+
+
+def test_an_object_store_that_fails():
+    """Nothing is made of half of it."""
+    for operation in ("list", "get_range"):
+        for nth in range(1, 5):
+            files = disk()
+            stream_id, written, _ = uploaded(files, 3)
+            faults = FaultObjects(bucket(files))
+            faults.fail_on(operation, nth)
+            arguments = {"clock": ManualClock(), "observer": InMemoryObserver()}
+            try:
+                restore_log(files, LOG, faults, stream_id, **arguments)
+            except Exception:
+                assert not files.exists(LOG)
+                restored(files, stream_id)
+            assert read(files) == written
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(build_app(), ["aof", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def two_logs(tmp_path):
+    """Two logs of a disk that is gone, with objects in one place; the name of each is its only payload."""
+    config = AofConfig(compression="zstd", tiers=TierConfig(objects=str(tmp_path / "cold")), preallocate_segments=0)
+    streams = {}
+    with AofManager.open(str(tmp_path / "aof"), config, background=False) as manager:
+        for name in ("orders", "trades"):
+            log = manager.log(name)
+            log.append_record(name.encode())
+            log.force_rollover(timeout_s=5)
+            streams[name] = f"{log.stream_id:016x}"
+        for _ in range(2):
+            manager.maintain()
+    shutil.rmtree(tmp_path / "aof")
+    return streams
+
+
+def test_the_command_restores_every_log(two_logs, tmp_path):
+    """Under its number, or under the name that it is given; with what it found in JSON."""
+    new, place = tmp_path / "new", ("--objects", tmp_path / "cold")
+    assert "choose one of" in run("restore", new, *place, "--log", "orders", code=2).stderr
+    assert not new.exists()
+    looked = json.loads(run("restore", new, *place, "--dry-run", "--json").stdout)
+    assert [one["stream"] for one in looked] == sorted(two_logs.values())
+    assert not new.exists()
+    (one,) = json.loads(run("restore", new, *place, "--stream", two_logs["orders"], "--log", "orders", "--json").stdout)
+    assert (one["segments"], one["records"], one["damaged"]) == (1, 1, [])
+    run("restore", new, *place)
+    assert sorted(path.name for path in new.iterdir()) == ["aof.lock", "orders", f"stream-{two_logs['trades']}"]
+    for name, log in (("orders", "orders"), ("trades", f"stream-{two_logs['trades']}")):
+        assert name in run("tail", new, "--log", log, *place).stdout
+    assert "sound" in run("verify", new).stdout
+
+
+def test_the_command_says_what_is_damaged(two_logs, tmp_path):
+    """And exits with 1."""
+    (path,) = (tmp_path / "cold" / two_logs["orders"]).iterdir()
+    path.write_bytes(b"junk")
+    result = run("restore", tmp_path / "new", "--objects", tmp_path / "cold", "--stream", two_logs["orders"], code=1)
+    assert path.name in result.stderr
+    assert "no object of" in run("restore", tmp_path / "new", "--objects", tmp_path, code=2).stderr
