@@ -260,6 +260,20 @@ METRICS: tuple[Metric, ...] = (
         "how",
     ),
     _counter(
+        "quiver.exporter.replayed_total",
+        "{bundle}",
+        "Dead letters that were tried again by themselves: delivered, failed, refused.",
+        "exporter",
+        "outcome",
+    ),
+    _counter(
+        "quiver.exporter.dead_letters_dropped_total",
+        "{bundle}",
+        "Dead letters that their size cap or their age dropped.",
+        "exporter",
+        "reason",
+    ),
+    _counter(
         "quiver.otel.dropped_items_total",
         "{item}",
         "Items that an exporter of the OpenTelemetry SDK could not keep.",

@@ -8,7 +8,7 @@ from typing import get_args
 
 from quiver.delivery.policy import OnExhausted, RetryPolicy
 from quiver.pipeline.child import read_pipeline
-from quiver.pipeline.exporter_config import RetryConfig
+from quiver.pipeline.exporter_config import DeadLettersConfig, RetryConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "delivery.md"
 
@@ -23,7 +23,8 @@ def test_the_page_is_a_pipeline_and_names_every_key(tmp_path):
     assert (name, policy.max_elapsed_s, policy.on_exhausted) == ("otlp_exporter", 21_600.0, "dead_letter")
 
     rows = re.findall(r"^\| `(\w+)` \| ?(?:`([\w.]+)`)? ?\|", text, re.MULTILINE)
-    assert {key for key, _ in rows if key in RetryConfig.model_fields} == set(RetryConfig.model_fields)
+    for config in (RetryConfig, DeadLettersConfig):
+        assert {key for key, _ in rows if key in config.model_fields} == set(config.model_fields)
     words = re.findall(r"^\| `(\w+)` \| (?:is kept|leaves|stays)", text, re.MULTILINE)
     assert sorted(words) == sorted(get_args(OnExhausted))
     default = RetryPolicy()

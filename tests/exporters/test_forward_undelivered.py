@@ -15,6 +15,7 @@ from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.once import send_once
+from quiver.exporters.parts import PartSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.size_limit import SizeLimit
 from quiver.observe import InMemoryObserver
@@ -242,7 +243,7 @@ def test_a_stop_is_no_attempt():
 )
 def test_sent_once_by_hand(bundle, answer, outcome):
     """One answer for a bundle, and no second try."""
-    assert str(send_once(FakeSender(lambda *_: answer), bundle, SizeLimit(4096))) == outcome
+    assert str(send_once(PartSender(FakeSender(lambda *_: answer), SizeLimit(4096)), bundle)) == outcome
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])

@@ -89,7 +89,7 @@ def test_every_status_is_understood(sender_to, status):
 
     retried = status in {401, 408, 429, 502, 503, 504}
     expected = Reply("retry" if retried else "refused", f"HTTP {status}", "because", 3.0 if retried else None)
-    assert reply == replace(expected, is_too_large=status == 413)
+    assert reply == replace(expected, is_too_large=status == 413, is_denied=status in {301, 401, 404})
     assert (len(far.got), far.connections) == (2, 1)
 
 

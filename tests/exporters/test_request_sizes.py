@@ -20,6 +20,7 @@ from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.once import send_once
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.otlp_http import OtlpHttpSender
+from quiver.exporters.parts import PartSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings, RequestSizes
 from quiver.exporters.size_limit import SizeLimit
@@ -253,7 +254,7 @@ def test_a_letter_is_replayed_in_parts():
     wanted = texts(100, 1000)
     sender = FakeSender(taking(30_000))
 
-    assert send_once(sender, otlp_bundle(logs(*wanted)), SizeLimit(MIB)) == Delivered()
+    assert send_once(PartSender(sender, SizeLimit(MIB)), otlp_bundle(logs(*wanted))) == Delivered()
     assert bodies(*(one for one in sent(sender) if len(one) <= 30_000)) == wanted
 
 

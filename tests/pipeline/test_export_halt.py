@@ -2,14 +2,18 @@
 A query that failed is started again; one that halted is not.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import DeliveryHalted
 from quiver.pipeline import export
 from quiver.pipeline.queries import RunningQuery
+
+LETTERS = partial(LetterPolicy, replay="manual")
 
 
 class Query:
@@ -28,6 +32,7 @@ class Query:
 class Sieve:
     def __init__(self, halted=None):
         self.halted = halted
+        self.failed = None
         self.closed = 0
 
     def close(self):
@@ -49,7 +54,7 @@ def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
         return started[-1]
 
     monkeypatch.setattr(export, "start_query", start_query)
-    config = SimpleNamespace(destination="lake/", policy=RetryPolicy)
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS)
     plan = SimpleNamespace(name="out", store_path="buffer", route=SimpleNamespace(config=config))
     one = export._Export(None, plan)
     for _ in range(3):
@@ -71,7 +76,7 @@ def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
 
     monkeypatch.setattr(export, "start_query", start_query)
     policy = RetryPolicy(initial_interval_s=7.0, max_interval_s=14.0, jitter=0.0)
-    config = SimpleNamespace(destination="lake/", policy=lambda: policy)
+    config = SimpleNamespace(destination="lake/", policy=lambda: policy, letters=LETTERS)
     one = export._Export(None, SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config)))
     while clock.now < 60:
         one.look()
@@ -85,7 +90,7 @@ def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
     sieve = Sieve(DeliveryHalted("out", "0:1", "5 attempts failed"))
     running = RunningQuery(Query(None), sieve)
     monkeypatch.setattr(export, "start_query", lambda _spark, _plan, _observer: running)
-    config = SimpleNamespace(destination="lake/", policy=RetryPolicy)
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS)
     one = export._Export(None, SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config)))
     for _ in range(3):
         one.look()

@@ -2,15 +2,18 @@
 An exporter that cannot start is tried again; the Spark process, and with it the others, goes on.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import WrongUse
 from quiver.pipeline import export
 from quiver.pipeline.queries import RunningQuery
 
+LETTERS = partial(LetterPolicy, replay="manual")
 POLICY = RetryPolicy(initial_interval_s=1.0, max_interval_s=30.0, multiplier=2.0, jitter=0.5)
 
 
@@ -33,10 +36,10 @@ def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
         tried.append(clock.now)
         if len(tried) < 4:
             raise problem
-        return RunningQuery(SimpleNamespace(isActive=True), SimpleNamespace(halted=None))
+        return RunningQuery(SimpleNamespace(isActive=True), SimpleNamespace(halted=None, failed=None))
 
     monkeypatch.setattr(export, "start_query", start_query)
-    route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY))
+    route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY, letters=LETTERS))
     one = export._Export(None, SimpleNamespace(name="out", store_path="buffer", route=route))
     while clock.now < 40:
         one.look()
@@ -64,10 +67,10 @@ def _many(monkeypatch, count):
 
     def start_query(_spark, plan, _observer):
         started[plan.name] = _Starting()
-        return RunningQuery(started[plan.name], SimpleNamespace(halted=None, close=lambda: None))
+        return RunningQuery(started[plan.name], SimpleNamespace(halted=None, failed=None, close=lambda: None))
 
     monkeypatch.setattr(export, "start_query", start_query)
-    route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY))
+    route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY, letters=LETTERS))
     plans = [SimpleNamespace(name=f"out{number}", store_path="buffer", route=route) for number in range(count)]
     return [export._Export(None, plan) for plan in plans], started, clock
 

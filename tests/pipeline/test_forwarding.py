@@ -3,6 +3,7 @@ The OTLP exporter of a pipeline: from the ingest process to a real receiver, thr
 """
 
 import contextlib
+import gzip
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from random import Random
 
@@ -23,6 +25,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 import quiver
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.dead_letters import count_letters
 from quiver.errors import PipelineInvalid, WrongUse
 from quiver.exporters.settings import ExporterSettings
 from quiver.observe import InMemoryObserver
@@ -32,6 +35,7 @@ from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.plugins import OtlpExporterConfig
 from quiver.primitives.backoff import Backoff
+from quiver.primitives.real_files import REAL_FILES
 from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
@@ -281,3 +285,43 @@ def test_a_certificate_that_is_not_there_cannot_be_helped_by_a_restart(tmp_path)
     pipeline = changed(GRPC, 'grpc_endpoint: "https://far:1"\n      tls: {ca_file: none.pem}')
     with quiver.open(tmp_path) as store, pytest.raises(WrongUse, match="otlp_exporter: tls.ca_file: .*none.pem"):
         Forwarding(pipeline, store, InMemoryObserver())
+
+
+def test_what_was_not_let_in_comes_back_when_it_is(tmp_path):
+    """With `denied: drop` a wrong token makes dead letters; the first request that is let in brings them back."""
+    tokens = {"right": False}
+
+    class Far(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(gzip.decompress(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if tokens["right"] else 401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_arguments):
+            pass
+
+    def ingest(number):
+        batch = pa.record_batch([pa.array([request(number)], pa.binary())], schema=OTLP_SCHEMA)
+        store.ingest(quiver.Bundle({60: batch}))
+        store.flush()
+
+    got = []
+    observer = InMemoryObserver()
+    with HTTPServer(("127.0.0.1", 0), Far) as server, quiver.open(tmp_path / "buffer") as store:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        config = f'http_endpoint: "http://127.0.0.1:{server.server_port}"\n      denied: drop'
+        with Forwarding(changed(GRPC, config), store, observer):
+            for number in range(3):
+                ingest(number)
+            wait_until(lambda: observer.total("quiver.exporter.given_up_total") == 3)
+            del got[:]
+            tokens["right"] = True
+            ingest(3)
+            wait_until(lambda: observer.total("quiver.exporter.replayed_total") == 3)
+        assert count_letters(REAL_FILES, store.path, "otlp_exporter") == 0
+        server.shutdown()
+        thread.join()
+
+    assert sorted(got) == sorted(map(request, range(4)))

@@ -33,6 +33,10 @@ RETRY = {
     "initial_retry_interval": "2s",
     "max_retry_interval": "50s",
     "retry_multiplier": 3,
+    "dead_letters.size_cap": "9MiB",
+    "dead_letters.size_cap_policy": "drop_oldest",
+    "dead_letters.max_age": "9d",
+    "dead_letters.replay": "manual",
 }
 """Each changes the policy by which an exporter tries again."""
 
@@ -277,7 +281,7 @@ def told(value):
         "stores": [(part.persistence.path, part.persistence.settings) for part in parts],
         "senders": [(name, config.settings(), config.sizes(), config.otap() if hasattr(config, "otap") else None)
                     for name, config in pipeline.forwarders],
-        "policies": [(name, config.policy()) for name, config in pipeline.exporters],
+        "policies": [(name, config.policy(), config.letters()) for name, config in pipeline.exporters],
         "queries": [(plan.name, plan.checkpoint, getattr(plan.route.config, "trigger", None), destination(plan))
                     for plan in plan_queries(pipeline, Path("run"))],
         "processors": [chain_of(route) for route in pipeline.routes.values()],

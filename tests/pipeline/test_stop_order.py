@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import urllib.request
+from functools import partial
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import quiver
 from lifeline import Lifeline as StubLifeline
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import AtCapacity
 from quiver.pipeline import child, export, lifeline
@@ -34,6 +36,7 @@ from quiver.spark.sink_stage import commit_batch, stage
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 
+LETTERS = partial(LetterPolicy, replay="manual")
 PIPELINE = """\
 nodes:
   otlp:
@@ -168,11 +171,11 @@ def exports(tmp_path, monkeypatch):
     open_gate.set()
     buffer = str(tmp_path / "buffer")
     queries = {"into": Query("into", said, gate), "behind": Query("behind", said, open_gate)}
-    sieve = SimpleNamespace(halted=None, close=lambda: None)
+    sieve = SimpleNamespace(halted=None, failed=None, close=lambda: None)
     monkeypatch.setattr(export, "start_query", lambda _spark, plan, _observer: RunningQuery(queries[plan.name], sieve))
 
     def plan(name, path, into, destination):
-        config = SimpleNamespace(destination=destination, policy=RetryPolicy)
+        config = SimpleNamespace(destination=destination, policy=RetryPolicy, letters=LETTERS)
         return SimpleNamespace(name=name, store_path=path, route=SimpleNamespace(config=config, into=into))
 
     # In the other order than that of the flow.
@@ -225,7 +228,7 @@ def test_a_query_with_rare_turns_has_one_more(tmp_path, monkeypatch):
     sieve = SimpleNamespace(halted=None, close=lambda: said.append("let go"))
     start = lambda _spark, _plan, _observer, once=False: RunningQuery(Rare(once), sieve)
     monkeypatch.setattr(export, "start_query", start)
-    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, trigger=300.0)
+    config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS, trigger=300.0)
     plan = SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config, into=None))
     one = export._Export(None, plan)
     one.look()

@@ -13,6 +13,10 @@ from quiver.bundle import BundleRef
 from quiver.cli.main import build_app
 from quiver.delivery.batches import read_stored
 from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.observe import InMemoryObserver
+from quiver.pipeline.child import read_pipeline
+from quiver.pipeline.queries import plan_queries
+from quiver.pipeline.replay import QueryReplay
 from quiver.primitives.real_files import REAL_FILES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -69,5 +73,32 @@ def test_it_is_exported_once_when_the_processor_is_mended(store, tmp_path):
         ref = BundleRef(0, 1)
         letters.add(ref, read_stored(REAL_FILES, store.root, ref), reason="killed before it was dropped")
     replay("nullif(time_unix_nano, 0)")
+    rows = [row["share"] for file in (out / "logs").glob("[!.]*") for row in pq.read_table(file).to_pylist()]
+    assert sorted(rows, key=str) == [2.0, None]
+
+
+@pytest.mark.usefixtures("spark")
+def test_letters_come_back_by_themselves_when_the_processor_is_mended(spark, store, tmp_path):
+    """With the processor as it was, a letter is tried once and stays; one that cannot be decoded waits for a person."""
+    seal_requests(store, logs_request([1]), logs_request([0, 3]), b"\xff")
+    with DeadLetters(store.root, "lake", background=False) as letters:
+        for index, is_refused in ((1, False), (2, True)):
+            ref = BundleRef(0, index)
+            bundle = read_stored(REAL_FILES, store.root, ref)
+            letters.add(ref, bundle, reason="5 attempts failed", is_refused=is_refused)
+    out = tmp_path / "out"
+
+    def replay(divisor):
+        path = tmp_path / "pipeline.yaml"
+        path.write_text(PIPELINE.format(root=store.root, out=out, divisor=divisor, first="share"))
+        (plan,) = plan_queries(read_pipeline(path, [], {}), tmp_path)
+        observer = InMemoryObserver()
+        QueryReplay(spark, plan, lambda: True, observer, background=False).look()
+        name = "quiver.exporter.replayed_total"
+        return {dict(kept)["outcome"]: count for (one, kept), count in observer.counts.items() if one == name}
+
+    assert replay("time_unix_nano") == {"refused": 1}
+    assert replay("nullif(time_unix_nano, 0)") == {"delivered": 1}
+    assert [letter.ref for letter in read_letters(REAL_FILES, store.root, "lake")] == [BundleRef(0, 2)]
     rows = [row["share"] for file in (out / "logs").glob("[!.]*") for row in pq.read_table(file).to_pylist()]
     assert sorted(rows, key=str) == [2.0, None]

@@ -269,6 +269,7 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
 
     from quiver.exporters.once import send_once  # noqa: PLC0415
     from quiver.exporters.otlp_grpc import OtlpGrpcSender  # noqa: PLC0415
+    from quiver.exporters.parts import PartSender  # noqa: PLC0415
     from quiver.exporters.settings import ExporterSettings, RequestSizes  # noqa: PLC0415
     from quiver.exporters.size_limit import SizeLimit  # noqa: PLC0415
     from quiver.pipeline.child import read_pipeline  # noqa: PLC0415
@@ -294,9 +295,9 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
             raise WrongUse(f"{pipeline} has no exporter {exporter}; there are: {known}")
         sender = sender_of(exporter, forwarders[exporter])
         sizes = forwarders[exporter].sizes()
-    limit = SizeLimit(sizes.request_bytes_max)
+    parts = PartSender(sender, SizeLimit(sizes.request_bytes_max))
     try:
-        yield lambda _root, letter: send_once(sender, letter.bundle, limit)
+        yield lambda _root, letter: send_once(parts, letter.bundle)
     finally:
         sender.close()
 

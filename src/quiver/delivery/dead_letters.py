@@ -15,6 +15,7 @@ once.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +27,12 @@ import pyarrow as pa
 from quiver.bundle import OTAP, SLOT_MAX, Adapter, Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Delivered, Outcome
-from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DirectoryInUse
+from quiver.errors import AtCapacity, BundleInvalid, BundleUnavailable, Damaged, DirectoryInUse
+from quiver.observe import Observer, Value
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
+from quiver.store.capacity import Capacity
 from quiver.store.format.names import DEAD_LETTER_DIR, SEGMENTS_DIR, check_subscriber_id
 from quiver.store.log_tail import sealed_and_logged
 from quiver.store.opening import open_store
@@ -57,18 +60,20 @@ __all__ = [
 LETTERS = "letters"
 """The one subscriber of such a store: what it has resolved was replayed or dropped by a person."""
 
-LETTER_SCHEMA = pa.schema(
-    [
-        pa.field("segment", pa.uint64(), nullable=False),
-        pa.field("index", pa.uint32(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("attempts", pa.uint32(), nullable=False),
-        pa.field("first_failed_at_ns", pa.int64(), nullable=False),
-        pa.field("given_up_at_ns", pa.int64(), nullable=False),
-        pa.field("ingested_at_ns", pa.int64(), nullable=True),
-    ],
-    metadata={"quiver.dead_letter": "1"},
+_FIELDS = (
+    pa.field("segment", pa.uint64(), nullable=False),
+    pa.field("index", pa.uint32(), nullable=False),
+    pa.field("reason", pa.string(), nullable=False),
+    pa.field("attempts", pa.uint32(), nullable=False),
+    pa.field("first_failed_at_ns", pa.int64(), nullable=False),
+    pa.field("given_up_at_ns", pa.int64(), nullable=False),
+    pa.field("ingested_at_ns", pa.int64(), nullable=True),
 )
+LETTER_SCHEMA = pa.schema(
+    [*_FIELDS, pa.field("is_refused", pa.bool_(), nullable=False)], metadata={"quiver.dead_letter": "2"}
+)
+_SCHEMAS = (LETTER_SCHEMA, pa.schema(_FIELDS, metadata={"quiver.dead_letter": "1"}))
+"""The first version did not say whether the data were refused."""
 
 REASON_CHARS_MAX = 2000
 
@@ -88,6 +93,8 @@ class DeadLetter:
         given_up_at_ns: when it came here.
         ingested_at_ns: when the original was ingested; None when that is not known.
         bundle: the original; empty when it could not be read any more.
+        is_refused: its data were refused, so that only a person knows whether to replay it. So is a letter of an
+            earlier version, which did not say.
     """
 
     ref: BundleRef
@@ -97,6 +104,7 @@ class DeadLetter:
     given_up_at_ns: int
     ingested_at_ns: int | None
     bundle: Bundle
+    is_refused: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,8 @@ class DeadLetters:
         clock: stamps letters.
         adapter: the slot table.
         background: run the store's threads; without them the caller drives `maintain`.
+        observer: takes the count of letters that the settings dropped.
+        capacity: the size cap, where the letters share one with others; that of the settings when None.
 
     Raises:
         WrongUse: not a valid subscriber id.
@@ -147,6 +157,8 @@ class DeadLetters:
         clock: Clock = SYSTEM_CLOCK,
         adapter: Adapter = OTAP,
         background: bool = True,
+        observer: Observer | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         self.path = letters_root(root, subscriber_id)
         self._settings = settings
@@ -154,12 +166,21 @@ class DeadLetters:
         self._clock = clock
         self._adapter = adapter
         self._background = background
+        self._observer = None if observer is None else _LetterObserver(observer, subscriber_id)
+        self._capacity = capacity
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._known: set[BundleRef] = set()
 
     def add(
-        self, ref: BundleRef, bundle: Bundle | None, *, reason: str, attempts: int = 1, first_failed_at_ns: int = 0
+        self,
+        ref: BundleRef,
+        bundle: Bundle | None,
+        *,
+        reason: str,
+        attempts: int = 1,
+        first_failed_at_ns: int = 0,
+        is_refused: bool = True,
     ) -> bool:
         """
         Keep a bundle that was given up; durable on return. False when it is here already.
@@ -170,9 +191,11 @@ class DeadLetters:
             reason: why it was given up.
             attempts: how many failed.
             first_failed_at_ns: when the first of them did; 0: just now.
+            is_refused: its data were refused: nobody but a person replays it.
 
         Raises:
-            BundleInvalid: it uses every slot there is.
+            BundleInvalid: it uses every slot there is, or is larger than the cap.
+            AtCapacity: the letters are at their cap. Nothing was kept.
             RetryLater: there is no room, or somebody else has the letters open. Nothing was kept.
             QuiverError: the store of letters failed.
             OSError: the disk refused.
@@ -190,15 +213,39 @@ class DeadLetters:
                 "first_failed_at_ns": first_failed_at_ns or now_ns,
                 "given_up_at_ns": now_ns,
                 "ingested_at_ns": None if bundle is None else bundle.ingested_at_ns,
+                "is_refused": is_refused,
             }
             slots = {} if bundle is None else dict(bundle.batches)
             free = next((slot for slot in range(SLOT_MAX, -1, -1) if slot not in slots), None)
             if free is None:
                 raise BundleInvalid(f"bundle {ref} uses all {SLOT_MAX + 1} slots: there is none left for the letter")
             slots[free] = pa.RecordBatch.from_pylist([row], schema=LETTER_SCHEMA)
-            store.ingest(Bundle(slots, adapter=self._adapter), durable=True)
+            try:
+                store.ingest(Bundle(slots, adapter=self._adapter), durable=True)
+            except AtCapacity as full:
+                what = full.what.replace("retention.size_cap", "dead_letters.size_cap")
+                raise AtCapacity(f"the dead letters in {self.path}: {what}") from full
             self._known.add(ref)
         return True
+
+    @contextlib.contextmanager
+    def opened_for_dropping(self) -> Iterator[LetterBox | None]:
+        """
+        Open the letters for dropping, as `open_letters` does, in the process that adds them; None when there are none.
+
+        Raises:
+            DirectoryInUse: a command has them open for dropping, or another process for adding.
+            QuiverError: the store of letters failed.
+            OSError: the disk refused.
+        """
+        if not self._files.exists(f"{self.path}/{SEGMENTS_DIR}"):
+            yield None
+            return
+        with self._lock:
+            # What was logged last has no place of its own before it is sealed.
+            self._opened().flush()
+        with _box(self._files, self.path, self._adapter) as box:
+            yield box
 
     def _opened(self) -> Store:
         if self._store is None:
@@ -207,8 +254,10 @@ class DeadLetters:
                 self._settings,
                 files=self._files,
                 clock=self._clock,
+                observer=self._observer,
                 adapter=self._adapter,
                 background=self._background,
+                capacity=self._capacity,
             )
             try:
                 # A store without subscribers may delete what nobody waits for.
@@ -244,6 +293,31 @@ class DeadLetters:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _LetterObserver:
+    """
+    Of what a store of letters counts, the letters that its cap or their age dropped; all of its events.
+    """
+
+    def __init__(self, observer: Observer, exporter: str) -> None:
+        self._observer = observer
+        self._exporter = exporter
+
+    def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
+        if name == "quiver.subscriber.dropped_bundles_total":
+            reason = attributes.get("reason")
+            self._observer.count(
+                "quiver.exporter.dead_letters_dropped_total", amount, exporter=self._exporter, reason=reason
+            )
+
+    def record(self, name: str, value: float, **attributes: Value) -> None:
+        """
+        Take nothing: its latencies would be taken for those of the buffer.
+        """
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
+        self._observer.event(name, level=level, **attributes)
 
 
 # ── for people, beside the exporter ──────────────────────────────────────────────────────────────────
@@ -341,7 +415,7 @@ def _all_letters(
 def _letter_of(bundle: Bundle, adapter: Adapter) -> DeadLetter | None:
     slots = dict(bundle.batches)
     for slot in reversed(bundle.slots):
-        if slots[slot].schema.equals(LETTER_SCHEMA, check_metadata=True):
+        if any(slots[slot].schema.equals(schema, check_metadata=True) for schema in _SCHEMAS):
             (row,) = slots.pop(slot).to_pylist()
             ref = BundleRef(row.pop("segment"), row.pop("index"))
             original = Bundle.of_read(slots, row["ingested_at_ns"], adapter)
@@ -365,6 +439,12 @@ class LetterBox:
         Return the letters that there were when it was opened, the oldest first, each once.
         """
         return _each_once(self._found)
+
+    def sealed_letters(self) -> list[DeadLetter]:
+        """
+        Return those of them that can be dropped: the others are still being written.
+        """
+        return _each_once(one for one in self._found if one.place.index < self._counts.get(one.place.segment, 0))
 
     def drop(self, refs: Collection[BundleRef] | None = None) -> int:
         """
@@ -414,7 +494,12 @@ def open_letters(
             # What was logged last has no place of its own before it is sealed.
             store.flush()
             opened.callback(store.maintain)
-        file = opened.enter_context(SubscriberFile(fs, path, LETTERS))
+        yield opened.enter_context(_box(fs, path, adapter))
+
+
+@contextlib.contextmanager
+def _box(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[LetterBox]:
+    with SubscriberFile(fs, path, LETTERS) as file:
         found = list(_all_letters(fs, path, adapter))
         counts = {info.seq: info.bundle_count for info in find_segments(fs, path).infos}
         file.know([SegmentRef(seq, count) for seq, count in sorted(counts.items())])

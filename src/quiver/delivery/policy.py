@@ -82,10 +82,12 @@ class Permanent:
     Attributes:
         reason: a short name for counting, such as ``HTTP 400``.
         message: what was said, for people.
+        is_of_data: it is the data that are refused, not who sent them or where to: they would be refused again.
     """
 
     reason: str
     message: str = ""
+    is_of_data: bool = True
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}" if self.message else self.reason

@@ -142,7 +142,14 @@ class Undelivered:
             known = self.retries.get(ref)
             first_ns = 0 if known is None else known.first_failed_at_ns
             try:
-                self._letters.add(ref, content(), reason=verdict.reason, attempts=attempts, first_failed_at_ns=first_ns)
+                self._letters.add(
+                    ref,
+                    content(),
+                    reason=verdict.reason,
+                    attempts=attempts,
+                    first_failed_at_ns=first_ns,
+                    is_refused=isinstance(outcome, Permanent) and outcome.is_of_data,
+                )
             except (QuiverError, OSError) as error:
                 self._tell("quiver.exporter.trouble", "dead letter", ref, str(error), level=logging.ERROR)
                 return str(error)

@@ -19,6 +19,7 @@ file                    purpose
 `ports.py`              where bundles come from, where requests go: two protocols
 `pace.py`               is one bundle sick, or is the far side down?            (pure)
 `once.py`               one bundle, by hand: no retry
+`forward_state.py`      what a forwarder tells of itself
 `forward.py`            take, send, acknowledge or defer: threads that drain a subscriber
 ======================  ==========================================================================
 """

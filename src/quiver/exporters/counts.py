@@ -57,6 +57,7 @@ class ExporterCounts:
             self._count("divided", signal, reply.reason)
             self._report("quiver.exporter.divided", reply.reason, signal=signal, message=reply.message)
         else:
+            self._requests["denied"] += reply.is_denied
             self.refused(signal, reply.reason, reply.message)
 
     def refused(self, signal: str, reason: str, message: str) -> None:

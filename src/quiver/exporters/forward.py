@@ -21,13 +21,12 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from quiver.bundle import Bundle
+from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.delivery.policy import Again, GiveUp, Permanent, RetryPolicy, Transient
+from quiver.delivery.policy import Again, GiveUp, Outcome, Permanent, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import (
     AtCapacity,
@@ -41,6 +40,8 @@ from quiver.errors import (
 )
 from quiver.exporters.attempts import AttemptTable
 from quiver.exporters.counts import ExporterCounts
+from quiver.exporters.forward_state import ForwardState
+from quiver.exporters.once import send_once
 from quiver.exporters.pace import Pace
 from quiver.exporters.parts import ALL_RECORDS, PartSender
 from quiver.exporters.ports import ForwardedHandle, Sender, Source
@@ -72,30 +73,6 @@ TROUBLE_S = 1.0
 
 SOON_S = 0.05
 """A bundle whose time has not come, by so little, is tried all the same: two clocks were rounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardState:
-    """
-    What a forwarder is at, at one moment.
-
-    Attributes:
-        confirmed: requests that the far side has.
-        refused: requests that it will never take.
-        retrying: bundles that were tried and are not resolved, those being sent included.
-        in_flight: bundles being sent.
-        is_down: whether the far side counts as down.
-        problem: the last failure, for people; empty when the last attempt succeeded.
-        halted: why nothing is sent any more, until somebody has looked after it; empty otherwise.
-    """
-
-    confirmed: int
-    refused: int
-    retrying: int
-    in_flight: int
-    is_down: bool
-    problem: str
-    halted: str = ""
 
 
 class BundleForwarder:
@@ -260,7 +237,15 @@ class BundleForwarder:
                 self._pace.is_down,
                 self._problem,
                 self._halted,
+                self._counts.requests("denied"),
             )
+
+    def send_again(self, ref: BundleRef, bundle: Bundle) -> Outcome:
+        """
+        Send once, in the calling thread, a bundle that was given up; return what became of it. It carries the batch ids
+        that it had.
+        """
+        return send_once(self._parts, bundle, f"{self._origin}/{ref}" if self._origin else "")
 
     # ── one thread ───────────────────────────────────────────────────────────────────────────────────
 

@@ -8,17 +8,20 @@ from quiver.bundle import Bundle
 from quiver.delivery.policy import Delivered, Outcome, Permanent, Transient
 from quiver.errors import BundleInvalid, Damaged
 from quiver.exporters.parts import PartSender, RequestProgress
-from quiver.exporters.ports import Sender
 from quiver.exporters.requests import requests_of
-from quiver.exporters.size_limit import SizeLimit
 
 __all__ = ["send_once"]
 
 
-def send_once(sender: Sender, bundle: Bundle, limit: SizeLimit) -> Outcome:
+def send_once(parts: PartSender, bundle: Bundle, batch_id: str = "") -> Outcome:
     """
-    Send every request of *bundle*, divided where *limit* or the receiver ask for it; return what became of it. The
-    first that is not confirmed ends it.
+    Send every request of *bundle*, in as many parts as it takes; return what became of it. The first that is not
+    confirmed ends it.
+
+    Args:
+        parts: where to.
+        bundle: what to send.
+        batch_id: with a slash and the number of a request after it, the batch id of that.
     """
     try:
         requests = requests_of(bundle)
@@ -26,10 +29,9 @@ def send_once(sender: Sender, bundle: Bundle, limit: SizeLimit) -> Outcome:
         return Permanent(type(error).__name__, str(error))
     if not requests:
         return Permanent("EMPTY", "there is nothing in it to send")
-    parts = PartSender(sender, limit)
-    for signal, request in requests:
+    for number, (signal, request) in enumerate(requests):
         progress = RequestProgress()
-        later = parts.send(signal, request, progress)
+        later = parts.send(signal, request, progress, f"{batch_id}/{number}" if batch_id else "")
         if later is not None:
             return Transient(later.reason, later.message, later.retry_after_s)
         if progress.why is not None:

@@ -75,6 +75,7 @@ class Reply:
         retry_after_s: how long it wants to be left alone; None when it did not say.
         rejected_items: records, spans or points that it did not take of a confirmed request.
         left_out: what a confirmed request was sent without → how often it was there.
+        is_denied: it was refused for who sent it, or where to.
         is_too_large: it was refused for its size; a smaller one may be taken.
         limit_bytes: the size that the far side says it takes.
     """
@@ -85,6 +86,7 @@ class Reply:
     retry_after_s: float | None = None
     rejected_items: int = 0
     left_out: Mapping[str, int] = a_field(default_factory=dict, hash=False)
+    is_denied: bool = False
     is_too_large: bool = False
     limit_bytes: int | None = None
 
@@ -123,12 +125,12 @@ def grpc_reply(code: int, message: str, details: bytes | None, *, denied: Denied
     # Without a time it says that no waiting helps: whatever is exhausted, a smaller request needs less of it.
     if (is_exhausted and after_s is None) or (name in _GRPC_SIZED and _TOO_LARGE.search(message)):
         return Reply("refused", name, _clean(message), is_too_large=True, limit_bytes=_limit_bytes(message))
-    retried = (
-        name in _GRPC_RETRIED
-        or is_exhausted
-        or (denied != "drop" and name in _GRPC_CREDENTIALS)
-        or (denied == "retry" and name in _GRPC_ADDRESS)
-    )
+    if name in _GRPC_CREDENTIALS or name in _GRPC_ADDRESS:
+        retried = denied == "retry" or (denied == "credentials" and name in _GRPC_CREDENTIALS)
+        return Reply(
+            "retry" if retried else "refused", name, _clean(message), after_s if retried else None, is_denied=True
+        )
+    retried = name in _GRPC_RETRIED or is_exhausted
     return Reply("retry" if retried else "refused", name, _clean(message), after_s if retried else None)
 
 
@@ -151,14 +153,13 @@ def http_reply(
     text = body[:MESSAGE_CHARS_MAX].decode("utf-8", "replace")
     if status == 413 or (status == 400 and _TOO_LARGE.search(text)):
         return Reply("refused", reason, message, is_too_large=True, limit_bytes=_limit_bytes(text))
-    retried = (
-        status < 200
-        or status in _HTTP_RETRIED
-        or (denied != "drop" and status in _HTTP_CREDENTIALS)
-        or (denied == "retry" and status in _HTTP_ADDRESS)
-    )
+    is_denied = status in _HTTP_CREDENTIALS or status in _HTTP_ADDRESS
+    if is_denied:
+        retried = denied == "retry" or (denied == "credentials" and status in _HTTP_CREDENTIALS)
+    else:
+        retried = status < 200 or status in _HTTP_RETRIED
     after_s = _retry_after_s(retry_after, now_ns=now_ns) if retried else None
-    return Reply("retry" if retried else "refused", reason, message, after_s)
+    return Reply("retry" if retried else "refused", reason, message, after_s, is_denied=is_denied)
 
 
 def _limit_bytes(message: str) -> int | None:

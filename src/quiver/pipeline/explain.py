@@ -233,7 +233,18 @@ def _exporter(buffer: Buffer, route: Route) -> dict[str, Any]:
         "runs_in": "spark" if route.is_query else "ingest",
         "sends": route.config.sends,
         "retry": _retry(buffer, route),
+        "dead_letters": _letters(route),
     }
+
+
+def _letters(route: Route) -> str | None:
+    if route.config.policy().on_exhausted != "dead_letter":
+        return None
+    letters = route.config.letters()
+    full = "the oldest goes" if letters.size_cap_policy == "drop_oldest" else "bundles stay in the buffer"
+    age = "" if letters.max_age_s is None else f"for {duration_words(letters.max_age_s)}, "
+    by = "when the exporter works again" if letters.replay == "auto" else "by a person"
+    return f"{age}up to {size_words(letters.size_cap_bytes)}, then {full}; replayed {by}"
 
 
 def _retry(buffer: Buffer, route: Route) -> str:

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DeliveryHalted, QuiverError, WrongUse
+from quiver.observe import InMemoryObserver
 from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
 from quiver.pipeline.counts import CountsWritten
 from quiver.pipeline.queries import QueryPlan, RunningQuery, plan_queries, spark_settings, start_query
+from quiver.pipeline.replay import QueryReplay
 from quiver.primitives.real_files import REAL_FILES
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class _Export:
         self._start_at = SYSTEM_CLOCK.monotonic()
         self._is_halted = False
         self._is_up = False
+        self._replay: QueryReplay | None = None
         self.is_drained = threading.Event()
         self.before: list[_Export] = []
         """Those that write into the buffer that this one reads."""
@@ -139,7 +142,29 @@ class _Export:
         self._running = start_query(self._spark, self._plan, self._observer)
         self._is_up = False
         self._started_at = now
+        self._replay_letters()
         _log.info("%s runs: %s → %s", self.name, self._plan.store_path, self._plan.route.config.destination)
+
+    def _replay_letters(self) -> None:
+        config = self._plan.route.config
+        is_wanted = config.policy().on_exhausted == "dead_letter" and config.letters().replay == "auto"
+        if is_wanted and self._replay is None:
+            observer = self._observer or InMemoryObserver()
+            try:
+                self._replay = QueryReplay(self._spark, self._plan, self._works, observer)
+            except Exception as problem:  # noqa: BLE001 - the edge: the query runs, and must not be started once more
+                _log.error("%s replays no dead letters: %s", self.name, _in_short(problem))
+
+    def _works(self) -> bool:
+        """
+        Say whether the query runs, and is not about to fail or to begin.
+        """
+        running = self._running
+        return running is not None and self._is_up and not self._is_halted and running.query.isActive
+
+    def _stop_replay(self) -> None:
+        if self._replay is not None:
+            self._replay.stop()
 
     def leads_to(self, other: _Export) -> bool:
         """
@@ -153,6 +178,7 @@ class _Export:
         Return when all that was sealed by now is written, and all that others write into its buffer meanwhile, or the
         query has failed, or at about *deadline*.
         """
+        self._stop_replay()
         try:
             for one in self.before:
                 one.is_drained.wait(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
@@ -180,6 +206,7 @@ class _Export:
         """
         from quiver.spark.bundle_query import stop_query  # noqa: PLC0415 - an extra
 
+        self._stop_replay()
         if self._running is not None:
             try:
                 stop_query(self._running.query, timeout_s=timeout_s)

@@ -10,16 +10,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from quiver.delivery.letter_policy import LetterPolicy, Replay
 from quiver.delivery.policy import OnExhausted, RetryPolicy
 from quiver.errors import SettingsInvalid
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
 from quiver.pipeline.config_values import Config, Duration, Size, settings_config
 from quiver.pipeline.words import duration_words, size_words
-from quiver.settings import MIB
+from quiver.settings import MIB, SizeCapPolicy
 from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
 
 __all__ = [
     "ConsoleExporterConfig",
+    "DeadLettersConfig",
     "ExporterConfig",
     "FileExporterConfig",
     "OtapExporterConfig",
@@ -58,6 +60,25 @@ class RetryConfig(Config):
     on_exhausted: OnExhausted | None = None
 
 
+class DeadLettersConfig(Config):
+    """
+    `dead_letters`, of any exporter whose `retry.on_exhausted` is `dead_letter`.
+
+    Attributes:
+        size_cap: the most that its dead letters take on the disk, of all cores together.
+        size_cap_policy: at the cap, `backpressure` keeps a bundle in the buffer until there is room for its letter,
+            `drop_oldest` drops the oldest letters.
+        max_age: an older letter is dropped; none is when not given.
+        replay: `auto` delivers letters again once the exporter works again, except those whose data were refused;
+            `manual` leaves all of them to a person.
+    """
+
+    size_cap: Size | None = None
+    size_cap_policy: SizeCapPolicy | None = None
+    max_age: Duration | None = None
+    replay: Replay | None = None
+
+
 _IN_RETRY = {
     "initial_retry_interval": "initial_interval",
     "max_retry_interval": "max_interval",
@@ -80,12 +101,14 @@ class ExporterConfig(Config):
 
     Attributes:
         retry: see `RetryConfig`.
+        dead_letters: see `DeadLettersConfig`.
         initial_retry_interval: `retry.initial_interval`.
         max_retry_interval: `retry.max_interval`.
         retry_multiplier: `retry.multiplier`.
     """
 
     retry: RetryConfig = RetryConfig()
+    dead_letters: DeadLettersConfig = DeadLettersConfig()
     initial_retry_interval: Duration | None = None
     max_retry_interval: Duration | None = None
     retry_multiplier: float | None = None
@@ -98,9 +121,14 @@ class ExporterConfig(Config):
             if getattr(self, flat) is not None and getattr(self.retry, key) is not None:
                 raise ValueError(f"{flat} and retry.{key} both say the same; keep one")
         try:
-            self.policy()
+            policy = self.policy()
+            self.letters()
         except SettingsInvalid as error:
             raise ValueError(str(error).removeprefix("retry: ")) from error
+        given = [key for key, value in self.dead_letters if value is not None]
+        if given and policy.on_exhausted != "dead_letter":
+            how = policy.on_exhausted
+            raise ValueError(f"dead_letters.{given[0]} has no effect with retry.on_exhausted: {how}; leave it out")
 
     def policy(self) -> RetryPolicy:
         """
@@ -127,6 +155,21 @@ class ExporterConfig(Config):
             "on_exhausted": self.retry.on_exhausted,
         }
         return RetryPolicy(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+    def letters(self) -> LetterPolicy:
+        """
+        Return how much room its dead letters have, how long they stay, and who replays them.
+
+        Raises:
+            SettingsInvalid: out of range.
+        """
+        given = {
+            "size_cap_bytes": self.dead_letters.size_cap,
+            "size_cap_policy": self.dead_letters.size_cap_policy,
+            "max_age_s": self.dead_letters.max_age,
+            "replay": self.dead_letters.replay,
+        }
+        return LetterPolicy(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
 
     @property
     def destination(self) -> str:

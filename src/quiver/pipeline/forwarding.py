@@ -3,18 +3,21 @@ The exporters that need no Spark: they run in threads of the ingest process, bes
 
 They only pass requests on as they are stored, so that a process of their own would be one more copy of each, and one
 more thing that can die alone. The far side cannot hold up the store: what it does not take stays on the disk. Attempts
-and the times of the next ones stand in the exporter's retry set, what it gives up goes to its dead letters.
+and the times of the next ones stand in the exporter's retry set, what it gives up goes to its dead letters. These are
+delivered again once it works again, unless their data were refused.
 """
 
 from __future__ import annotations
 
 import logging
+from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.delivery.dead_letters import DeadLetters
-from quiver.delivery.policy import RetryPolicy
+from quiver.delivery.dead_letters import DeadLetter, DeadLetters
+from quiver.delivery.letter_replay import LetterReplay
+from quiver.delivery.policy import Outcome, RetryPolicy
 from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import SettingsInvalid, StoreFailed, WrongUse
@@ -25,6 +28,7 @@ from quiver.pipeline.graph import Pipeline
 from quiver.pipeline.plugins import OtapExporterConfig, OtlpExporterConfig
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
+from quiver.primitives.worker import Worker
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import STORE_ID
 from quiver.store.store import Store
@@ -36,7 +40,90 @@ __all__ = ["Forwarding", "sender_of"]
 
 _ID_BYTES_MAX = 200
 
+REPLAY_LOOK_S = 1.0
+STOP_S = 2.0
+
 _log = logging.getLogger("quiver.pipeline")
+
+
+class _Exporter:
+    """
+    One exporter: its forwarder, and what replays its dead letters once it works again.
+
+    Args:
+        name: of the node.
+        config: how it sends.
+        store: what it reads.
+        observer: takes counts and events.
+        stores: so many cores share the cap of its letters.
+    """
+
+    def __init__(self, name: str, config: OtlpExporterConfig, store: Store, observer: Observer, stores: int) -> None:
+        self.told = f"{name} → {config.destination}"
+        policy, letters_policy = config.policy(), config.letters()
+        letters = None
+        if policy.on_exhausted == "dead_letter":
+            settings = letters_policy.settings(stores)
+            letters = DeadLetters(store.path, name, settings=settings, adapter=store.adapter, observer=observer)
+        self.forwarder = BundleForwarder(
+            store.register(name, start="earliest"),
+            sender_of(name, config),
+            origin=_identity(store),
+            sizes=config.sizes(),
+            in_flight_max=config.settings().in_flight_max,
+            undelivered=_undelivered(name, policy, letters, store, observer),
+            observer=observer,
+        )
+        self._confirmed = self._denied = 0
+        self._was_failing = False
+        self._replay: LetterReplay | None = None
+        if letters is not None and letters_policy.replay == "auto":
+            random = Random()  # noqa: S311 - jitter, not a secret
+            self._replay = LetterReplay(
+                name, letters, self._send_again, random=random, clock=SYSTEM_CLOCK, observer=observer
+            )
+        self._worker = Worker(
+            f"quiver-replay {name}",
+            self._look,
+            every=REPLAY_LOOK_S,
+            on_death=lambda died: _log.error("%s replays no more dead letters: %s", name, died),
+            clock=SYSTEM_CLOCK,
+            observer=observer,
+        )
+
+    def start(self) -> None:
+        """
+        Begin to send.
+        """
+        self.forwarder.start()
+        if self._replay is not None:
+            self._worker.start()
+
+    def stop(self, timeout_s: float) -> int:
+        """
+        Send what can be sent in *timeout_s* seconds, and end; return how many bundles are left.
+        """
+        self._worker.stop(0.0)  # a request on its way ends with the forwarder's
+        left = self.forwarder.stop(timeout_s)
+        self._worker.join(STOP_S)
+        return left
+
+    def _look(self) -> None:
+        if self._replay is None:
+            return
+        state = self.forwarder.state()
+        is_failing = bool(state.problem) or state.is_down or state.denied > self._denied
+        if self._was_failing and not is_failing and state.confirmed > self._confirmed:
+            self._replay.works_again()
+        self._confirmed, self._denied, self._was_failing = state.confirmed, state.denied, is_failing
+        self._replay.run(self._may_replay)
+
+    def _may_replay(self) -> bool:
+        state = self.forwarder.state()
+        return not (state.is_down or state.problem or state.halted or self._worker.is_stopping)
+
+    def _send_again(self, letter: DeadLetter) -> Outcome:
+        return self.forwarder.send_again(letter.ref, letter.bundle)
 
 
 class Forwarding:
@@ -47,6 +134,7 @@ class Forwarding:
         pipeline: its exporters are registered with *store* already.
         store: open, until after this is left.
         observer: takes counts and events.
+        stores: so many cores share the caps of dead letters.
 
     Attributes:
         drain_s: the few seconds.
@@ -55,23 +143,21 @@ class Forwarding:
         WrongUse: a certificate cannot be read.
     """
 
-    def __init__(self, pipeline: Pipeline, store: Store, observer: Observer) -> None:
+    def __init__(self, pipeline: Pipeline, store: Store, observer: Observer, *, stores: int = 1) -> None:
         self.drain_s = DRAIN_S
-        self._names: list[str] = []
-        self._forwarders: list[BundleForwarder] = []
+        self._exporters: list[_Exporter] = []
         try:
             for name, config in pipeline.forwarders:
-                self._forwarders.append(_forwarder(name, config, store, observer))
-                self._names.append(f"{name} → {config.destination}")
+                self._exporters.append(_Exporter(name, config, store, observer, stores))
         except BaseException:
             self._break_off()
             raise
 
     def __enter__(self) -> Self:
         try:
-            for name, forwarder in zip(self._names, self._forwarders, strict=True):
-                forwarder.start()
-                _log.info("%s runs", name)
+            for one in self._exporters:
+                one.start()
+                _log.info("%s runs", one.told)
         except BaseException:
             self._break_off()
             raise
@@ -84,37 +170,25 @@ class Forwarding:
         Raises:
             StoreFailed: one has; start the process again.
         """
-        for forwarder in self._forwarders:
-            if forwarder.died is not None:
-                raise StoreFailed(f"an exporter failed: {forwarder.died}")
+        for one in self._exporters:
+            if one.forwarder.died is not None:
+                raise StoreFailed(f"an exporter failed: {one.forwarder.died}")
 
     def _break_off(self) -> None:
         # Whoever tries again needs their retry sets, which one at a time may hold.
-        for forwarder in self._forwarders:
-            forwarder.stop(0.0)
+        for one in self._exporters:
+            one.stop(0.0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         deadline = SYSTEM_CLOCK.monotonic() + (self.drain_s if kind is None else 0.0)
-        for name, forwarder in zip(self._names, self._forwarders, strict=True):
-            left = forwarder.stop(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
+        for one in self._exporters:
+            left = one.stop(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
             if left:
-                state = forwarder.state()
+                state = one.forwarder.state()
                 problem = state.halted or state.problem
-                _log.warning("%s: %d bundles stay in the store%s", name, left, f": {problem}" if problem else "")
-
-
-def _forwarder(name: str, config: OtlpExporterConfig, store: Store, observer: Observer) -> BundleForwarder:
-    return BundleForwarder(
-        store.register(name, start="earliest"),
-        sender_of(name, config),
-        origin=_identity(store),
-        sizes=config.sizes(),
-        in_flight_max=config.settings().in_flight_max,
-        undelivered=_undelivered(name, config.policy(), store, observer),
-        observer=observer,
-    )
+                _log.warning("%s: %d bundles stay in the store%s", one.told, left, f": {problem}" if problem else "")
 
 
 def _identity(store: Store) -> str:
@@ -128,8 +202,9 @@ def _identity(store: Store) -> str:
     return answer.value if isinstance(answer, Frame) else ""
 
 
-def _undelivered(name: str, policy: RetryPolicy, store: Store, observer: Observer) -> Undelivered:
-    letters = DeadLetters(store.path, name, adapter=store.adapter) if policy.on_exhausted == "dead_letter" else None
+def _undelivered(
+    name: str, policy: RetryPolicy, letters: DeadLetters | None, store: Store, observer: Observer
+) -> Undelivered:
     retries = RetrySet.open(REAL_FILES, store.path, name)
     return Undelivered(name, policy, retries=retries, letters=letters, observer=observer)
 

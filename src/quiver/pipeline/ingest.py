@@ -67,7 +67,9 @@ class _Station:
                 self.sending[store.path].require_alive()
                 continue
             try:
-                self.sending[store.path] = Forwarding(self.part, store, self.observer).__enter__()
+                cores = self.store.core_count if isinstance(self.store, ShardedStore) else 1
+                forwarding = Forwarding(self.part, store, self.observer, stores=cores)
+                self.sending[store.path] = forwarding.__enter__()
             except StoreClosed:
                 if store in self._open_stores():
                     raise

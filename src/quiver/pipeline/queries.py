@@ -7,6 +7,7 @@ Where each keeps its notes is settled here, so that a restart finds them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from quiver.delivery.dead_letters import DeadLetters
     from quiver.observe import Observer
     from quiver.spark.held import BundleExport
     from quiver.spark.poison import PoisonSieve
@@ -49,6 +51,7 @@ class QueryPlan:
         checkpoint: where Spark keeps its notes.
         route: what it does.
         may_lose: whether policy may drop what it has not read, in which case it goes on without that.
+        stores: the directory of each core's store, or that of the only one.
     """
 
     name: str
@@ -58,6 +61,16 @@ class QueryPlan:
     checkpoint: str
     route: Route
     may_lose: bool
+    stores: tuple[str, ...]
+
+    def letters(self, root: str, subscriber: str, *, observer: Observer | None = None) -> DeadLetters:
+        """
+        Return the dead letters of the query in the store at *root*.
+        """
+        from quiver.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - brings the engine
+
+        settings = self.route.config.letters().settings(len(self.stores))
+        return DeadLetters(root, subscriber, settings=settings, observer=observer)
 
 
 def plan_queries(pipeline: Pipeline, run_dir: Path, *, cores: int | None = None) -> list[QueryPlan]:
@@ -81,7 +94,8 @@ def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None) -> Que
         registrations += [f"{store}/{STORE_ID}" for store in _stores(into, cores)]
     # Whoever allows the store to drop what is not exported yet does not want the export to stop for it.
     may_lose = settings.size_cap_policy == "drop_oldest" or settings.max_age_s is not None
-    return QueryPlan(route.name, route.name, store_path, tuple(registrations), checkpoint, route, may_lose)
+    stores = tuple(_stores(store_path, cores))
+    return QueryPlan(route.name, route.name, store_path, tuple(registrations), checkpoint, route, may_lose, stores)
 
 
 def _stores(path: str, cores: int | None) -> list[str]:
@@ -145,7 +159,6 @@ def start_query(
         DirectoryInUse: an earlier query of this plan was not closed.
         OSError: a directory cannot be made.
     """
-    from quiver.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - brings the engine
     from quiver.spark.bundle_query import start_bundle_query  # noqa: PLC0415 - an extra
     from quiver.spark.poison import PoisonSieve  # noqa: PLC0415
 
@@ -157,7 +170,7 @@ def start_query(
         export_of(plan),
         plan.subscriber,
         config.policy(),
-        letters=DeadLetters,
+        letters=partial(plan.letters, observer=observer),
         fail_on_data_loss=not plan.may_lose,
         store_path=plan.store_path,
         spark=spark,

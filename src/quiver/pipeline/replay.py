@@ -11,26 +11,41 @@ whether it was exported is not exported twice where that can be.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.delivery.dead_letters import DeadLetter
+from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.dead_letters import DeadLetter, DeadLetters
+from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Delivered, Outcome, Permanent, Transient
-from quiver.errors import WrongUse
+from quiver.errors import QuiverError, WrongUse
 from quiver.pipeline.graph import Pipeline
-from quiver.pipeline.queries import export_of, plan_queries, spark_settings
+from quiver.pipeline.queries import QueryPlan, export_of, plan_queries, spark_settings
 from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.worker import Worker
 from quiver.store.opening import open_store
 from quiver.store.roster import find_segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
-__all__ = ["LetterExport"]
+    from quiver.observe import Observer
+    from quiver.spark.held import BundleExport
+
+__all__ = ["LetterExport", "QueryReplay"]
+
+LOOK_S = 1.0
+
+_log = logging.getLogger("quiver.pipeline")
 
 _HOLDER = "replay"
 """The subscriber of the store for a moment: without one it might free what it holds."""
@@ -70,20 +85,7 @@ class LetterExport:
         """
         Export one letter of the store at *root*; say what became of it.
         """
-        from quiver.spark.held import names_apart, told, undecodable  # noqa: PLC0415 - an extra
-
-        if not letter.bundle.slots:
-            return Permanent("EMPTY", "the bundle could not be read when it was given up")
-        reason = undecodable(letter.bundle)
-        if reason is not None:
-            return Permanent("UNDECODABLE", reason)
-        (name,) = names_apart(self._name, [(root, letter.ref)])
-        with tempfile.TemporaryDirectory(prefix="quiver-replay-") as place:
-            try:
-                self._export.apart(self._spark, _sealed(place, letter.bundle), name)
-            except Exception as error:  # noqa: BLE001 - the edge: Spark, processors and sinks raise many kinds
-                return Transient(type(error).__name__, told(error))
-        return Delivered()
+        return _exported(self._spark, self._export, self._name, root, letter)
 
     def close(self) -> None:
         """
@@ -99,6 +101,97 @@ class LetterExport:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class QueryReplay:
+    """
+    Replays the letters of an exporter on Spark by itself, in a thread of the Spark process: those that processors used
+    up, with the processors as they are since the process was started.
+
+    Args:
+        spark: the session of the query; this one makes its own of it.
+        plan: the query.
+        may_go_on: says whether the query works.
+        observer: takes counts and events.
+        background: replay in a thread; without it the caller drives `look`.
+
+    Raises:
+        WrongUse: the exporter cannot be made.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: QueryPlan,
+        may_go_on: Callable[[], bool],
+        observer: Observer,
+        *,
+        background: bool = True,
+    ) -> None:
+        # A session of its own: the tables that queries name are then those of one bundle.
+        self._spark = spark.newSession()
+        self._export = export_of(plan)
+        self._name = plan.subscriber
+        self._may_go_on = may_go_on
+        self._replays: list[tuple[DeadLetters, LetterReplay]] = []
+        for root in plan.stores:
+            letters = plan.letters(root, plan.subscriber, observer=observer)
+            deliver = partial(_exported, self._spark, self._export, self._name, root)
+            random = Random()  # noqa: S311 - jitter, not a secret
+            replay = LetterReplay(plan.name, letters, deliver, random=random, clock=SYSTEM_CLOCK, observer=observer)
+            self._replays.append((letters, replay))
+        self._worker = Worker(
+            f"quiver-replay {plan.name}",
+            self.look,
+            every=LOOK_S,
+            on_death=lambda died: _log.error("%s replays no more dead letters: %s", plan.name, died),
+            clock=SYSTEM_CLOCK,
+            observer=observer,
+        )
+        if background:
+            self._worker.start()
+
+    def look(self) -> None:
+        """
+        Replay what is due.
+        """
+        for letters, replay in self._replays:
+            try:
+                replay.run(lambda: self._may_go_on() and not self._worker.is_stopping)
+            finally:
+                # Whatever the query gives up meanwhile goes there, too.
+                with contextlib.suppress(QuiverError, OSError):
+                    letters.close()
+
+    def stop(self) -> None:
+        """
+        Replay nothing more; a letter that is being exported is not waited for. Idempotent.
+        """
+        self._worker.stop(0.0)
+
+
+def _exported(spark: SparkSession, export: BundleExport, subscriber: str, root: str, letter: DeadLetter) -> Outcome:
+    from quiver.spark.held import blames_nobody, names_apart, told, undecodable  # noqa: PLC0415 - an extra
+    from quiver.spark.tables import Descriptors  # noqa: PLC0415
+
+    if not letter.bundle.slots:
+        return Permanent("EMPTY", "the bundle could not be read when it was given up")
+    reason = undecodable(letter.bundle)
+    if reason is not None:
+        return Permanent("UNDECODABLE", reason)
+    (name,) = names_apart(subscriber, [(root, letter.ref)])
+    with tempfile.TemporaryDirectory(prefix="quiver-replay-") as place:
+        row = _sealed(place, letter.bundle)
+        try:
+            export.apart(spark, row, name)
+        except Exception as failure:  # noqa: BLE001 - the edge: Spark, processors and sinks raise many kinds
+            try:
+                export.probe(spark, row, views=Descriptors(row).views)
+            except Exception as error:  # noqa: BLE001 - the same edge
+                if not blames_nobody(error):
+                    return Permanent("PROCESSOR", told(error))
+            return Transient(type(failure).__name__, told(failure))
+    return Delivered()
 
 
 def _sealed(place: str, bundle: Bundle) -> pa.Table:

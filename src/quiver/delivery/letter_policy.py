@@ -1,0 +1,70 @@
+"""
+How much room an exporter's dead letters have, how long they stay, and who replays them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from quiver.errors import SettingsInvalid
+from quiver.settings import GIB, MIB, Settings, SizeCapPolicy
+
+__all__ = ["LetterPolicy", "Replay"]
+
+Replay = Literal["auto", "manual"]
+
+SIZE_CAP_BYTES_MIN = 1 * MIB
+SEGMENT_BYTES_MAX = 8 * MIB
+SEGMENT_SHARE = 8
+"""A segment is this part of a small cap, so that log and segments leave room for letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPolicy:
+    """
+    What becomes of the dead letters of one exporter.
+
+    Attributes:
+        size_cap_bytes: the most that they take on the disk, in one store.
+        size_cap_policy: at the cap, `backpressure` keeps a bundle in the buffer, where it is tried again until there is
+            room for its letter; `drop_oldest` drops the oldest letters.
+        max_age_s: an older letter is dropped; None keeps it.
+        replay: `auto` delivers letters again when the exporter works again, except those whose data were refused;
+            `manual` leaves all of them to a person.
+
+    Raises:
+        SettingsInvalid: out of range.
+    """
+
+    size_cap_bytes: int = 1 * GIB
+    size_cap_policy: SizeCapPolicy = "backpressure"
+    max_age_s: float | None = None
+    replay: Replay = "auto"
+
+    def __post_init__(self) -> None:
+        if self.size_cap_bytes < SIZE_CAP_BYTES_MIN:
+            raise SettingsInvalid(f"dead_letters.size_cap must be at least 1MiB, not {self.size_cap_bytes} bytes")
+        if self.replay not in get_args(Replay):
+            raise SettingsInvalid(f"dead_letters.replay: {self.replay!r} is not auto or manual")
+        self.settings()
+
+    def settings(self, stores: int = 1) -> Settings:
+        """
+        Return the settings of a store of letters, of which there are so many.
+
+        Raises:
+            SettingsInvalid: out of range.
+        """
+        cap = max(self.size_cap_bytes // stores, SIZE_CAP_BYTES_MIN)
+        segment = min(SEGMENT_BYTES_MAX, cap // SEGMENT_SHARE)
+        return Settings(
+            segment_bytes_max=segment,
+            segment_open_s_max=1.0,
+            wal_rotate_bytes=segment,
+            size_cap_bytes=cap,
+            size_cap_policy=self.size_cap_policy,
+            max_age_s=self.max_age_s,
+            delete_grace_s=0.0,
+            maintain_interval_s=0.5,
+        )
