@@ -413,6 +413,13 @@ LOG_METRICS: tuple[Metric, ...] = (
         "kind",
     ),
     _gauge(
+        "aof_disk_full",
+        "{log}",
+        "1 while the disk has no room for a segment, or for what sealing one writes.",
+        _of_log("disk_full"),
+        "log",
+    ),
+    _gauge(
         "aof_tier_segments",
         "{segment}",
         "Sealed segments of a log with tiers.",
@@ -427,6 +434,20 @@ LOG_METRICS: tuple[Metric, ...] = (
         _of_log_by("queues", "queue"),
         "log",
         "queue",
+    ),
+    _gauge(
+        "aof_upload_lag_seconds",
+        "s",
+        "Seconds since the oldest sealed segment without an object was sealed.",
+        _of_log("upload_lag_seconds"),
+        "log",
+    ),
+    _gauge(
+        "aof_upload_lag_bytes",
+        "By",
+        "Bytes of records in sealed segments without an object.",
+        _of_log("upload_lag_bytes"),
+        "log",
     ),
     _gauge(
         "aof_manifest_replay_chunk_count",

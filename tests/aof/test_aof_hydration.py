@@ -184,7 +184,7 @@ def test_events_have_the_documents_names(tmp_path):
     names = [name for name in heard.events if "tier" in name]
     assert names[0] == "aof.tiered_admit_segment"
     assert set(names) == {
-        "aof.tiered_admit_segment", "aof.tier0_eviction_failed", "aof.tier1_compression_success",
+        "aof.tiered_admit_segment", "aof.tier2_upload_failed", "aof.tier1_compression_success",
         "aof.tier0_eviction_scheduled", "aof.tier2_upload_success",
         "aof.tier0_segment_dropped", "aof.tier2_fetch_success", "aof.tier1_hydration_success",
         "aof.tier1_hydration_failed", "aof.tier2_fetch_failed",

@@ -47,7 +47,7 @@ def test_a_bucket(tmp_path, s3_server: S3Server):
         manager.maintain()
         assert payloads(log) == written[10:]
     objects = open_objects(ObjectLocation.from_url(root, options))
-    assert len(list(objects.list_below(""))) == 1
+    assert len(list(objects.list_below(""))) == 2
     objects.close()
 
 

@@ -7,38 +7,41 @@ AOF2: a segmented append-only log with ids for its records, for one writing proc
                         │                          │                 │
                         └── readers see it         └── durable       └── the catalogue of sealed segments
 
-=================  ==========================================================================
-file               purpose
-=================  ==========================================================================
-`manager.py`       the directory of logs, its lock, and the threads that all logs share
-`log.py`           one log: what programs call
-`tail.py`          where records go: the active segment, those that wait, spares; back-pressure
-`segment.py`       one mapped segment that is being written
-`reservation.py`   room at the end that the caller fills in place
-`flush.py`         one sync for all who wait; retries; the failure flag
-`upkeep.py`        seal, make spares, note durability, retire
-`workers.py`       the threads, and whose turn it is
-`notify.py`        who waits for what
-`catalog.py`       the sealed segments, and maps of them
-`reading.py`       the calls of a log that read
-`reader.py`        records in order, one by id, and as they come
-`batch.py`         many records at once, as columns and one buffer
-`source.py`        a segment as a reader sees it
-`recovery.py`      opening what a crash left, in a listed order of steps
-`retention.py`     which segments leave                                              (pure)
-`compaction.py`    which cold segments nobody needs any more
-`sizing.py`        how large the next segment is                                     (pure)
-`config.py`        the settings
-`tiers/`           sealed segments packed, uploaded, evicted, brought back
-`manifest.py`      what happened to them, in a log of its own
-`files.py`         a log read from beside it, by another process
-`check.py`         a log's directory told to people
-`restore.py`       logs made again from their objects, on another disk
-`upstream.py`      an operation log taken over, each entry once
-`snapshots.py`     what a log says of itself
-`status.py`        the same, told to those beside the process
-`format/`          the bytes                                                         (pure)
-=================  ==========================================================================
+===================  ========================================================================
+file                 purpose
+===================  ========================================================================
+`manager.py`         the directory of logs, its lock, and the threads that all logs share
+`log.py`             one log: what programs call
+`writing.py`         its writing side
+`tail.py`            where records go, and back-pressure
+`segment_queue.py`   the segments at the end of a log: active, waiting to be sealed, spare
+`segment.py`         one mapped segment that is being written
+`reservation.py`     room at the end that the caller fills in place
+`flush.py`           one sync for all who wait; retries; the failure flag
+`upload_waiting.py`  one seal and one upload for all who wait for the object store
+`upkeep.py`          retire by age, make spares, seal, note durability, expire
+`workers.py`         the threads, and whose turn it is
+`notify.py`          who waits for what
+`catalog.py`         the sealed segments, and maps of them
+`reading.py`         the calls of a log that read
+`reader.py`          records in order, one by id, and as they come
+`batch.py`           many records at once, as columns and one buffer
+`source.py`          a segment as a reader sees it
+`recovery.py`        opening what a crash left, in a listed order of steps
+`retention.py`       which segments leave                                              (pure)
+`compaction.py`      which cold segments nobody needs any more
+`sizing.py`          how large the next segment is                                     (pure)
+`config.py`          the settings
+`tiers/`             sealed segments packed, uploaded, evicted, brought back
+`manifest.py`        what happened to them, in a log of its own
+`files.py`           a log read from beside it, by another process
+`check.py`           a log's directory told to people
+`restore.py`         logs made again from their objects, on another disk
+`upstream.py`        an operation log taken over, each entry once
+`snapshots.py`       what a log says of itself
+`status.py`          the same, told to those beside the process
+`format/`            the bytes                                                         (pure)
+===================  ========================================================================
 """
 
 from typing import TYPE_CHECKING

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quiver.aof.format.segment_file import FOOTER_BYTES, SegmentFooter, SegmentHeader
@@ -59,14 +60,14 @@ class SealedSegment:
 
 class Catalog:
     """
-    Sealed segments by id. Thread-safe.
+    Sealed segments by id, *sealed* to begin with. Thread-safe.
     """
 
-    def __init__(self, fs: FileSystem) -> None:
+    def __init__(self, fs: FileSystem, sealed: Iterable[SealedSegment] = ()) -> None:
         self._fs = fs
         self._lock = threading.Lock()
-        self._segments: dict[int, SealedSegment] = {}
-        self._ids: list[int] = []
+        self._segments = {one.segment_id: one for one in sealed}
+        self._ids = sorted(self._segments)
         self._maps: OrderedDict[int, memoryview] = OrderedDict()
 
     def add(self, segment: SealedSegment) -> None:

@@ -59,7 +59,8 @@ class FlushConfig:
 @dataclass(frozen=True, slots=True)
 class Retention:
     """
-    Which sealed segments leave `segments/`, and where to. The newest sealed segment always stays.
+    Which sealed segments leave `segments/`, and where to. The newest sealed segment always stays; when its records
+    expire by time, it is one without records.
 
     Attributes:
         policy: `keep_all` keeps everything; `time` what was sealed less than *ttl_s* ago; `size` the newest segments
@@ -79,9 +80,8 @@ class Retention:
         for given, lawful in ((self.policy, get_args(RetentionPolicy)), (self.action, get_args(RetentionAction))):
             if given not in lawful:
                 raise SettingsInvalid(f"retention: {given!r} is none of {', '.join(lawful)}")
-        ttl_s = self.ttl_s
-        if self.policy == "time" and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0):
-            raise SettingsInvalid(f"retention by time needs ttl_s, a number of seconds above 0, not {ttl_s!r}")
+        if self.policy == "time":
+            _require_seconds("retention by time: ttl_s", self.ttl_s)
         if self.policy == "size":
             _require_whole("retention by size: max_total_bytes", self.max_total_bytes, 1, None)
 
@@ -89,14 +89,17 @@ class Retention:
 @dataclass(frozen=True, slots=True)
 class TierConfig:
     """
-    Where sealed segments lie. The newest keeps its file; of any other there is always a copy that was verified.
+    Where sealed segments lie. The newest keeps its file; a file only leaves when a copy was verified.
+
+    With `objects` every segment is uploaded when it is sealed. Without `tier0_max_bytes` it is uploaded from its own
+    file, which stays.
 
     Attributes:
         tier0_max_bytes: files of sealed segments take no more than this; those that were read longest ago are packed
             and leave. None: they stay.
         warm_max_bytes: packed files take no more than this, as far as an object holds the same; None: they stay.
         objects: a URL, the path of a directory, a mapping or an `ObjectLocation`, as `open_objects` takes it: where
-            packed segments are copied to. None: nowhere.
+            every segment is copied to, packed, once it is sealed. None: nowhere.
         compression_level: of zstd, 1 to 19.
 
     Raises:
@@ -135,6 +138,7 @@ class AofConfig:
         segment_max_bytes: no segment is larger, and so no record that would not fit into one.
         segment_target_bytes: the size of the first segment. From then on sizes slide: segments that fill within
             moments are followed by larger ones, segments that take minutes by smaller ones.
+        max_segment_age_s: a segment is sealed when its first record is this old, although it is not full; None: never.
         preallocate_segments: segments made ahead, so that the writer need not wait for one.
         id_strategy: `packed` is segment and offset in one number; the format has no other.
         compression: `zstd` packs every segment once it is sealed, beside its file; `none` only those that are to leave.
@@ -157,6 +161,7 @@ class AofConfig:
     segment_min_bytes: int = _DEFAULT_MIN
     segment_max_bytes: int = _DEFAULT_MAX
     segment_target_bytes: int = _DEFAULT_TARGET
+    max_segment_age_s: float | None = None
     preallocate_segments: int = 1
     id_strategy: IdStrategy = "packed"
     compression: Compression = "none"
@@ -169,6 +174,8 @@ class AofConfig:
     def __post_init__(self) -> None:
         self._require_kinds()
         _require_whole("preallocate_segments", self.preallocate_segments, 0, 16)
+        if self.max_segment_age_s is not None:
+            _require_seconds("max_segment_age_s", self.max_segment_age_s)
         if self.id_strategy != "packed":
             raise SettingsInvalid(
                 f"id_strategy is packed, not {self.id_strategy!r}: a record has no field for an id, so its id can only "
@@ -225,3 +232,8 @@ def _require_whole(name: str, value: object, least: int, most: int | None) -> No
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         span = f"from {least} on" if most is None else f"from {least} to {most}"
         raise SettingsInvalid(f"{name} must be a whole number {span}, not {value!r}")
+
+
+def _require_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise SettingsInvalid(f"{name} must be a number of seconds above 0, not {value!r}")

@@ -1,25 +1,34 @@
 """
-What of a log is durable, and making it so: the callers' side of `flush`.
+What of a log is durable, and making it so: the callers' side of `flush` and of uploads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, TypeVar
 
 from quiver.aof.catalog import Catalog
 from quiver.aof.flush import Flusher
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.lookup import OpenSegments
+from quiver.aof.notify import deadline_of
 from quiver.aof.reader import read_one
 from quiver.aof.segment import Segment
 from quiver.aof.tail import Tail
-from quiver.errors import Damaged, RecordUnknown, StoreClosed
+from quiver.aof.upload_waiting import UploadWaiting
+from quiver.clock import Clock
+from quiver.errors import Damaged, RecordUnknown, StoreClosed, WrongUse
 from quiver.primitives.checksum import crc64_nvme_function
 
-__all__ = ["Durability"]
+__all__ = ["Durability", "Durable"]
 
 _HALF = 0xFFFF_FFFF
+
+Durable = bool | Literal["object"]
+"""False: written; True: synced; "object": in the object store, too."""
+
+T = TypeVar("T")
 
 
 class Durability:
@@ -34,7 +43,9 @@ class Durability:
         catalog: Catalog,
         flusher: Flusher,
         segments: OpenSegments,
+        uploads: UploadWaiting,
         *,
+        clock: Clock,
         is_closed: Callable[[], bool],
     ) -> None:
         self._name = name
@@ -42,7 +53,53 @@ class Durability:
         self._catalog = catalog
         self._flusher = flusher
         self._segments = segments
+        self._uploads = uploads
+        self._clock = clock
         self._is_closed = is_closed
+
+    def durably(self, append: Callable[[float | None], T], level: Durable, timeout_s: float | None) -> T:
+        """
+        Call *append* with *timeout_s*, and return what it returns when the record, or the last of them, is durable.
+
+        Raises:
+            WrongUse: there is no such *level*, or no object store for it; nothing was appended.
+            NotYetDurable: *timeout_s* passed, or syncs failed; it is appended.
+        """
+        if level not in (True, "object"):
+            raise WrongUse(f'durable is False, True or "object", not {level!r}; nothing was written')
+        if level == "object":
+            self._uploads.require_objects()
+        deadline = deadline_of(self._clock, timeout_s)
+        appended = append(timeout_s)
+        last = appended[-1] if isinstance(appended, list) and appended else appended
+        if isinstance(last, int):
+            left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+            if level == "object":
+                self._uploads.until(last, left)
+            else:
+                self.flush_until(last, left)
+        return appended
+
+    def wait_until_uploaded(self, record_id: int, timeout: float | None) -> None:
+        """
+        Return when the record is in the object store.
+
+        Raises:
+            NotYetDurable, RecordUnknown, Damaged, StoreClosed, StoreFailed, WrongUse: as `Aof.wait_until_uploaded`.
+        """
+        self._uploads.require_objects()
+        self._require_record(record_id)
+        self._uploads.until(record_id, timeout)
+
+    def _require_record(self, record_id: int) -> None:
+        segment_id, offset = split_record_id(record_id)
+        segment = self._unsealed(segment_id)
+        if segment is not None:
+            _end_of_record(segment, offset)
+            return
+        sealed = self._catalog.get(segment_id)
+        if sealed is None or not HEADER_BYTES <= offset < sealed.end:
+            raise RecordUnknown(f"no record {record_id} is in the log")
 
     def flush_until(self, record_id: int, timeout_s: float | None) -> None:
         """

@@ -8,11 +8,9 @@ nothing. There is no third outcome.
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -28,27 +26,31 @@ from quiver.aof.lookup import OpenSegments, require_id
 from quiver.aof.notify import Notifier
 from quiver.aof.reading import LogReading
 from quiver.aof.recovery import Recovered
-from quiver.aof.reservation import Reservation
-from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot, end_of, segment_snapshots
+from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot, end_of, log_snapshot, segment_snapshots
 from quiver.aof.status import STATUS_AFTER_S, StatusFile
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers, has_tiers
 from quiver.aof.upkeep import NOTE_AFTER_S, Upkeep
+from quiver.aof.upload_waiting import UploadWaiting
 from quiver.aof.waiting import Waiting
 from quiver.aof.workers import Workers, WorkersAsked
+from quiver.aof.writing import LogWriting
 from quiver.clock import Clock
-from quiver.errors import RolloverFailed, StoreClosed, StoreFailed, WouldBlock, WrongUse
+from quiver.errors import StoreClosed, StoreFailed, WrongUse
 from quiver.objects import ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.files import Buffer, FileSystem
+from quiver.primitives.files import FileSystem
 
 __all__ = ["Aof"]
+
+_LAST_UPLOADS_S = 10.0
+"""How long closing goes on with uploads of sealed segments. What is left is uploaded when the log is opened again."""
 
 _SINKS_S = 1.0
 """How long a batch waits that a Spark sink committed."""
 
 
-class Aof(LogReading):
+class Aof(LogWriting, LogReading):
     """
     A log of records, each with an id that only grows. Thread-safe; one process at a time.
 
@@ -79,9 +81,12 @@ class Aof(LogReading):
         self._workers = workers
         self._notifier = Notifier(clock)
         self._waiting = Waiting(self._notifier, workers, clock=clock, observer=observer)
-        self._catalog = Catalog(fs)
+        self._catalog = Catalog(fs, recovered.sealed)
         asks = WorkersAsked(self, workers, observer, config.flush.flush_interval_ms / 1000)
         self._tail = Tail(config, clock, self._notifier, asks)
+        self._uploads = UploadWaiting(
+            name, self._tail, self._catalog, self._notifier, workers, clock=clock, seal=lambda: workers.ask_upkeep(self)
+        )
         self._flusher = Flusher(
             self._tail, fs, f"{config.root_dir}/{SEGMENTS}", config.flush, clock=clock, observer=observer,
             again=lambda after_s: workers.ask_flush(self, after_s),
@@ -89,57 +94,50 @@ class Aof(LogReading):
         )  # fmt: skip
         self.flush_metrics = self._flusher.metrics
         self._trim = HeadTrim(name, compaction if config.compaction == "head_trim" else None, observer)
-        indexes = SparseIndexes(fs, config.root_dir, enabled=config.enable_sparse_index, observer=observer)
+        self._indexes = SparseIndexes(fs, config.root_dir, enabled=config.enable_sparse_index, observer=observer)
         self._upkeep = Upkeep(
             self._tail, self._flusher, self._catalog, fs, config, stream_id=stream_id, clock=clock, observer=observer,
-            again=lambda after_s: workers.ask_upkeep(self, after_s), poison=self.poison, indexes=indexes,
-            trim=self._trim,
+            again=lambda after_s: workers.ask_upkeep(self, after_s), poison=self.poison, indexes=self._indexes,
+            trim=self._trim, wants_sealed=self._uploads.wants,
         )  # fmt: skip
         self._sinks = SinkAdoption(
             fs, config.root_dir, self._tail, retry=self._waiting.retry,
             flush=lambda timeout_s: self.flush(timeout_s=timeout_s), observer=observer,
         )  # fmt: skip
-        self._segments = OpenSegments(self._tail, self._catalog, indexes)
+        self._segments = OpenSegments(self._tail, self._catalog, self._indexes)
         self._durability = Durability(
-            name, self._tail, self._catalog, self._flusher, self._segments, is_closed=lambda: self._closed
-        )
+            name, self._tail, self._catalog, self._flusher, self._segments, self._uploads, clock=clock,
+            is_closed=lambda: self._closed,
+        )  # fmt: skip
         self._closing = threading.Lock()
         self._status = StatusFile(fs, config.root_dir, clock=clock, observer=observer, enabled=workers.threaded)
         self._tiers: Tiers | None = None
         self._upkeep.retires = not has_tiers(fs, config, stream_id)
-        self._take_over(recovered)
+        self._tail.take_over(recovered)
+        self._upkeep.make_first_spares()
         if not self._upkeep.retires:
-            self._tiers = self._segments.tiers = Tiers(
-                self._catalog, fs, config, stream_id=stream_id, clock=clock, observer=observer, objects=objects,
-                again=lambda after_s: workers.ask_tiers(self, after_s), below=recovered.below, indexes=indexes,
-                trim=self._trim, back=lambda: self._notifier.notify("hydration"),
-            )  # fmt: skip
-            workers.ask_tiers(self)
-            self._tail.next_base_offset, self._tail.next_base_record_count = recovered.behind(self._catalog.all())
+            self._tiers = self._segments.tiers = self._with_tiers(recovered, fs, objects)
         self._began_at = end_of(self.segment_snapshot(), self._tail)
         try:
-            indexes.remove_others(one.segment_id for one in self._catalog.all())
+            self._indexes.remove_others(one.segment_id for one in self._catalog.all())
             self._sinks.recover()
         except OSError:
             self.close()
             raise
         workers.add(self, sinks_after_s=_SINKS_S, status_after_s=STATUS_AFTER_S)
+        workers.ask_upkeep(self)  # what grew old while the log was closed
 
-    def _take_over(self, recovered: Recovered) -> None:
-        for segment in recovered.sealed:
-            self._catalog.add(segment)
-        tail = self._tail
-        tail.next_segment_id = recovered.next_segment_id
-        tail.next_base_offset = recovered.next_base_offset
-        tail.next_base_record_count = recovered.next_base_record_count
-        tail.last_timestamp = recovered.last_timestamp
-        tail.ext_id = recovered.ext_id
-        if recovered.tail is not None:
-            with tail.lock:
-                tail.adopt(recovered.tail)
-            tail.next_segment_id = recovered.next_segment_id
-        tail.coordinator_watermark = recovered.coordinator_watermark
-        self._upkeep.make_first_spares()
+    def _with_tiers(self, recovered: Recovered, fs: FileSystem, objects: Callable[[], ObjectTier] | None) -> Tiers:
+        tiers = Tiers(
+            self._catalog, fs, self.config, stream_id=self.stream_id, clock=self._clock, observer=self._observer,
+            objects=objects, again=lambda after_s: self._workers.ask_tiers(self, after_s), below=recovered.below,
+            indexes=self._indexes, trim=self._trim, back=lambda: self._notifier.notify("hydration"),
+            uploaded=self._uploads.uploaded,
+        )  # fmt: skip
+        self._uploads.uploads = tiers.uploads
+        self._workers.ask_tiers(self)
+        self._tail.next_base_offset, self._tail.next_base_record_count = recovered.behind(self._catalog.all())
+        return tiers
 
     def poison(self, reason: str) -> StoreFailed:
         """
@@ -149,148 +147,6 @@ class Aof(LogReading):
         self._tail.refuse(lambda: StoreFailed(message))
         self._observer.event("aof.failed", level=logging.ERROR, log=self.name, reason=reason)
         return StoreFailed(message)
-
-    # ---- appending
-
-    def append_record(self, payload: Buffer, *, ext_id: int | None = None) -> int:
-        """
-        Append one record without waiting for anything; return its id. It is written, not yet durable.
-
-        *ext_id* defaults to that of the log (`set_current_ext_id`).
-
-        Raises:
-            WouldBlock: nothing was written; `kind` says what must come first.
-            RecordInvalid: nothing was written: it is empty, or no segment can hold it.
-            StoreClosed, StoreFailed: nothing was written, and nothing will be.
-        """
-        return self._tail.append(payload, ext_id)
-
-    def append_records(self, payloads: Sequence[Buffer], *, ext_id: int | Sequence[int] | None = None) -> list[int]:
-        """
-        Append all of *payloads* in one pass, one behind the other, or none of them; return their ids.
-
-        *ext_id* is that of all, or one for each. A crash before they are durable may keep the first few.
-
-        Raises:
-            WouldBlock, RecordInvalid, StoreClosed, StoreFailed: as `append_record`.
-        """
-        return self._tail.append_many(payloads, ext_id)
-
-    def append_record_with_timeout(self, payload: Buffer, timeout_s: float | None, *, ext_id: int | None = None) -> int:
-        """
-        Append one record, waiting up to *timeout_s* (None: as long as it takes) while it would block.
-
-        Raises:
-            WouldBlock: nothing was written in that time; `kind` says what was missing last.
-            RecordInvalid, StoreClosed, StoreFailed: as `append_record`.
-        """
-        try:
-            return self._tail.append(payload, ext_id)
-        except WouldBlock:
-            return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout_s)
-
-    def append_records_with_timeout(
-        self, payloads: Sequence[Buffer], timeout_s: float | None, *, ext_id: int | Sequence[int] | None = None
-    ) -> list[int]:
-        """
-        Append all of *payloads*, waiting up to *timeout_s* while it would block.
-
-        Raises:
-            WouldBlock, RecordInvalid, StoreClosed, StoreFailed: none was written.
-        """
-        try:
-            return self._tail.append_many(payloads, ext_id)
-        except WouldBlock:
-            return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout_s)
-
-    def append_reserve(self, size: int) -> Reservation:
-        """
-        Reserve *size* bytes at the end, to be filled in place. See `Reservation`.
-
-        Raises:
-            WouldBlock, RecordInvalid, StoreClosed, StoreFailed: nothing was reserved.
-        """
-        return Reservation(self._tail, size)
-
-    def append_record_async(self, payload: Buffer, *, ext_id: int | None = None) -> asyncio.Future[int]:
-        """
-        Append one record from an event loop: the future has its id as soon as it is written.
-
-        Cancelling the future before that means that it is never written. It waits for what `WouldBlock` names, and
-        fails with any other error, and with a `WouldBlock` of a kind that does not pass by itself.
-        """
-        return self._waiting.future(lambda: self._tail.append(payload, ext_id))
-
-    def wait_for_writable_segment(self, timeout_s: float | None) -> None:
-        """
-        Return when a segment takes records, waiting up to *timeout_s*.
-
-        Raises:
-            WouldBlock: there was none in that time.
-            StoreClosed, StoreFailed: there will be none.
-        """
-        self._waiting.retry(self._tail.require_writable, timeout_s)
-
-    # ---- durability
-
-    def flush_until(self, record_id: int, *, timeout_s: float | None = None) -> None:
-        """
-        Return when the record is durable, and with it all before it. Callers that overlap share one sync.
-
-        Raises:
-            NotYetDurable: *timeout_s* passed, or syncs failed; the record is written: never append it again.
-            RecordUnknown, StoreClosed: there is no such record; whether there is cannot be told any more.
-            StoreFailed: written bytes were lost.
-        """
-        require_id(record_id)
-        self._durability.flush_until(record_id, timeout_s)
-
-    def flush(self, *, timeout_s: float | None = None) -> None:
-        """
-        Make everything durable that was appended before the call.
-
-        Raises:
-            NotYetDurable, StoreFailed: as `flush_until`.
-        """
-        self._durability.flush(timeout_s)
-
-    # ---- rollover
-
-    def seal_current_segment(self) -> int | None:
-        """
-        Close the segment that takes records and have it sealed; return its id once that is done, without waiting.
-
-        The first call asks; while the answer is not there, this and every append raise `WouldBlock("rollover")`. None
-        when there is nothing to seal.
-
-        Raises:
-            WouldBlock: the answer is not there yet; call again.
-            RolloverFailed: sealing failed. Nothing is lost, and it is tried again by itself.
-            StoreClosed, StoreFailed: nothing was sealed.
-        """
-        rollover = self._tail.ask_rollover()
-        if rollover is None:
-            return None
-        if not rollover.done:
-            raise WouldBlock("rollover", f"segment {rollover.segment_id} is being sealed")
-        self._tail.forget_rollover(rollover)
-        if rollover.error is not None:
-            raise RolloverFailed(f"segment {rollover.segment_id} could not be sealed yet: {rollover.error}")
-        return rollover.segment_id
-
-    def force_rollover(self, *, timeout_s: float | None = None) -> int | None:
-        """
-        Have the segment that takes records sealed, and wait until the next one does; return the id of the sealed one.
-
-        None when there is nothing to seal.
-
-        Raises:
-            WouldBlock: it took longer than *timeout_s*; it goes on.
-            RolloverFailed, StoreClosed, StoreFailed: as `seal_current_segment`.
-        """
-        sealed = self._waiting.retry(self.seal_current_segment, timeout_s)
-        self.wait_for_writable_segment(timeout_s)
-        return sealed
 
     # ---- tiers
 
@@ -385,30 +241,11 @@ class Aof(LogReading):
         """
         Return what the log says of itself now.
         """
-        segments = self.segment_snapshot()
-        with self._tail.lock:
-            backlog = self._tail.backlog
-            spares = len(self._tail.spares)
-            would_block = dict(self._tail.would_block)
-        record_count, end = end_of(segments, self._tail)
-        return LogSnapshot(
-            name=self.name,
-            stream_id=self.stream_id,
-            segments=segments,
-            spares=spares,
-            record_count=record_count,
-            appended_records=record_count - self._began_at[0],
-            appended_bytes=end - self._began_at[1],
-            backlog_bytes=backlog,
-            coordinator_watermark=self.coordinator_watermark,
-            ext_id=self._tail.ext_id,
-            flush_failed=self._tail.flush_failed,
-            would_block=would_block,
-            flush=dataclasses.replace(self.flush_metrics, backlog_bytes=backlog),
-            truncated_bytes=self._recovered.truncated_bytes,
-            quarantined=tuple(self._recovered.quarantined),
+        return log_snapshot(
+            self.name, self.stream_id, self._catalog, self._tail, flush=self.flush_metrics, began_at=self._began_at,
+            truncated_bytes=self._recovered.truncated_bytes, quarantined=self._recovered.quarantined,
             tiers=None if self._tiers is None else self._tiers.snapshot(),
-        )
+        )  # fmt: skip
 
     # ---- for the workers, and the end
 
@@ -473,12 +310,16 @@ class Aof(LogReading):
             self.adopt()
             failed = self._tail.refusal is not None
             self._tail.refuse(lambda: StoreClosed(f"the log {self.name} was closed"))
+            if self._tiers is not None:
+                self._tiers.uploads.stopping = True
             self._workers.forget(self)
             try:
                 if not failed:
                     self.flush()
                     last = self.snapshot()
                     self._upkeep.close()
+                    if self._tiers is not None and self._workers.threaded:
+                        self._tiers.finish_uploads(_LAST_UPLOADS_S)
                     self._status.publish(last, "closed")
             finally:
                 self._closed = True

@@ -18,8 +18,11 @@ from quiver.errors import WrongUse
 
 __all__ = ["KINDS", "Notifier", "deadline_of", "in_loop"]
 
-KINDS = ("admission", "rollover", "hydration", "flush", "tail", "records")
-"""Those of `WouldBlock`, and `records`: something can be read that could not be read before."""
+KINDS = ("admission", "rollover", "hydration", "flush", "tail", "records", "upload")
+"""
+Those of `WouldBlock`; `records`: something can be read that could not be read before; `upload`: one more segment has an
+object.
+"""
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Callable[[], None]:

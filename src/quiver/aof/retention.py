@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quiver.aof.config import Retention
 
-__all__ = ["Held", "choose_leaving"]
+__all__ = ["Held", "choose_leaving", "is_expired"]
 
 _NS = 1_000_000_000
 
@@ -25,6 +25,15 @@ class Held:
     size_bytes: int
 
 
+def is_expired(retention: Retention, sealed_at: int, now_ns: int) -> bool:
+    """
+    Say whether retention by time no longer keeps what was sealed then.
+    """
+    if retention.policy != "time" or retention.ttl_s is None:
+        return False
+    return sealed_at <= now_ns - round(retention.ttl_s * _NS)
+
+
 def choose_leaving(retention: Retention, held: Sequence[Held], now_ns: int) -> list[int]:
     """
     Return the ids of the segments that leave, oldest first, out of *held*, oldest first.
@@ -32,9 +41,9 @@ def choose_leaving(retention: Retention, held: Sequence[Held], now_ns: int) -> l
     The newest stays whatever the policy says: it tells where the log goes on when nothing else does.
     """
     candidates = held[:-1]
-    if retention.policy == "time" and retention.ttl_s is not None:
-        oldest = now_ns - round(retention.ttl_s * _NS)
-        kept = next((index for index, one in enumerate(candidates) if one.sealed_at > oldest), len(candidates))
+    if retention.policy == "time":
+        expired = (is_expired(retention, one.sealed_at, now_ns) for one in candidates)
+        kept = next((index for index, gone in enumerate(expired) if not gone), len(candidates))
         return [one.segment_id for one in candidates[:kept]]
     if retention.policy == "size" and retention.max_total_bytes is not None:
         total = sum(one.size_bytes for one in held)

@@ -108,6 +108,13 @@ class Segment:
         self.named = True
 
     @property
+    def capacity(self) -> int:
+        """
+        Bytes of records, heads included, that it has room for when it is empty.
+        """
+        return self.usable - HEADER_BYTES
+
+    @property
     def backlog(self) -> int:
         """
         Bytes that are written and not yet synced.

@@ -39,9 +39,24 @@ class Sizing:
             wanted = size
         self.next_bytes = min(max(wanted, self._bytes_min), self._bytes_max)
 
+    def cut_short(self, used: int) -> None:
+        """
+        Take into account that a segment was sealed with *used* bytes in it, before it was full.
+
+        Its successor has room for twice as much: unused room of a sealed segment is lost to the disk.
+        """
+        fitting = 1 << (2 * used - 1).bit_length()
+        self.next_bytes = min(self.next_bytes, max(fitting, self._bytes_min))
+
+    def smallest(self, need: int, overhead: int) -> int:
+        """
+        Return the smallest size of a segment that has room for *need* bytes beside *overhead*.
+        """
+        fitting = 1 << (need + overhead - 1).bit_length()
+        return min(max(self._bytes_min, fitting), self._bytes_max)
+
     def for_record(self, need: int, overhead: int) -> int:
         """
         Return the size of a segment that has room for *need* bytes beside *overhead*; at least the next size.
         """
-        fitting = 1 << (need + overhead - 1).bit_length()
-        return min(max(self.next_bytes, fitting), self._bytes_max)
+        return max(self.next_bytes, self.smallest(need, overhead))

@@ -5,7 +5,7 @@ What a log says of itself at a moment: for metrics, for people and for tests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quiver.aof.catalog import Catalog
@@ -14,7 +14,7 @@ from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.snapshot import TierSnapshot
 
-__all__ = ["LogSnapshot", "SegmentSnapshot", "end_of", "segment_snapshots"]
+__all__ = ["LogSnapshot", "SegmentSnapshot", "end_of", "log_snapshot", "segment_snapshots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class LogSnapshot:
         would_block: kind → how often an append was refused.
         backlog_bytes: written and not yet durable.
         tiers: how much lies where; None for a log without tiers.
+        disk_full: whether the disk had no room for a segment, or to seal one, when that was last tried.
         appended_records, appended_bytes: since the log was opened; bytes of payloads and their heads.
     """
 
@@ -63,6 +64,7 @@ class LogSnapshot:
     tiers: TierSnapshot | None = None
     appended_records: int = 0
     appended_bytes: int = 0
+    disk_full: bool = False
 
     def figures(self) -> dict[str, Any]:
         """
@@ -71,10 +73,13 @@ class LogSnapshot:
         told: dict[str, Any] = {
             "backlog": self.backlog_bytes, "records": self.record_count, "would_block": self.would_block,
             "appended_records": self.appended_records, "appended_bytes": self.appended_bytes,
+            "disk_full": int(self.disk_full),
         }  # fmt: skip
         if self.tiers is not None:
             tiers = self.tiers.as_dict()
             told |= {"residency": tiers["tier1"]["residency"], "queues": tiers["queues"]}
+            told |= {"upload_lag_bytes": self.tiers.upload_lag_bytes}
+            told |= {"upload_lag_seconds": self.tiers.upload_lag_seconds}
             told |= {"replay_chunks": self.tiers.replay_chunks}
             told |= {"replay_journal_lag_bytes": self.tiers.replay_journal_lag_bytes}
             told |= {"replay_chunk_lag_seconds": self.tiers.replay_chunk_lag_seconds}
@@ -116,3 +121,44 @@ def segment_snapshots(catalog: Catalog, tail: Tail) -> tuple[SegmentSnapshot, ..
             for one in tail.unsealed()
         ]  # fmt: skip
     return (*sealed, *(one for one in rest if one.segment_id not in {each.segment_id for each in sealed}))
+
+
+def log_snapshot(
+    name: str,
+    stream_id: int,
+    catalog: Catalog,
+    tail: Tail,
+    *,
+    flush: FlushMetrics,
+    began_at: tuple[int, int],
+    truncated_bytes: int,
+    quarantined: Sequence[str],
+    tiers: TierSnapshot | None,
+) -> LogSnapshot:
+    """
+    Return what a log says of itself now; *began_at* is what `end_of` said when it was opened.
+    """
+    segments = segment_snapshots(catalog, tail)
+    with tail.lock:
+        backlog, spares, ext_id = tail.backlog, len(tail.spares), tail.ext_id
+        would_block, disk_full = dict(tail.would_block), bool(tail.disk_full)
+    record_count, end = end_of(segments, tail)
+    return LogSnapshot(
+        name=name,
+        stream_id=stream_id,
+        segments=segments,
+        spares=spares,
+        record_count=record_count,
+        appended_records=record_count - began_at[0],
+        appended_bytes=end - began_at[1],
+        backlog_bytes=backlog,
+        coordinator_watermark=tail.coordinator_watermark,
+        ext_id=ext_id,
+        flush_failed=tail.flush_failed,
+        would_block=would_block,
+        flush=replace(flush, backlog_bytes=backlog),
+        truncated_bytes=truncated_bytes,
+        quarantined=tuple(quarantined),
+        tiers=tiers,
+        disk_full=disk_full,
+    )

@@ -80,6 +80,7 @@ def _figures(snapshot: LogSnapshot) -> dict[str, Any]:
         "appended_bytes": snapshot.appended_bytes,
         "backlog_bytes": snapshot.backlog_bytes,
         "flush_failed": snapshot.flush_failed,
+        "disk_full": snapshot.disk_full,
         "sealed": sum(one.state == "sealed" for one in snapshot.segments),
         "spares": snapshot.spares,
         "coordinator_watermark": snapshot.coordinator_watermark,
@@ -92,6 +93,7 @@ def _figures(snapshot: LogSnapshot) -> dict[str, Any]:
             "seal": sum(one.state == "pending" for one in snapshot.segments),
             **({} if tiers is None else tiers["queues"]),
         },
+        "upload_lag_bytes": 0 if snapshot.tiers is None else snapshot.tiers.upload_lag_bytes,
         "tiers": None if tiers is None else tiers["counts"],
     }
 

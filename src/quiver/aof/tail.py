@@ -12,18 +12,15 @@ what may be unsynced ends; only behind that comparison is looked at why.
 from __future__ import annotations
 
 import struct
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate, repeat
 
 from quiver.aof.asking import Ask, Rollover, invalid_ext_id, invalid_payload
 from quiver.aof.config import AofConfig
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
-from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
 from quiver.aof.notify import Notifier
 from quiver.aof.segment import AHEAD_BYTES, Segment
-from quiver.aof.sizing import Sizing
+from quiver.aof.segment_queue import NEVER, OVERHEAD_BYTES, SegmentQueue
 from quiver.clock import Clock
 from quiver.errors import QuiverError, RecordInvalid, WouldBlock
 from quiver.primitives.checksum import crc64_nvme, crc64_nvme_function
@@ -31,61 +28,35 @@ from quiver.primitives.files import Buffer
 
 __all__ = ["Tail"]
 
-_OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
-_PENDING_MAX = 1
-"""With the active segment that makes two that are not finalized."""
-
 _LARGE_BYTES = 2048
-_NEVER = 1 << 62
 _RESERVED = "a reservation is open: commit or cancel it"
 _HALF = 0xFFFF_FFFF
 
 
-class Tail:
+class Tail(SegmentQueue):
     """
     Where records go. Thread-safe: many threads may append, each record is whole and ids only grow.
 
     Attributes:
-        segment: the one that takes records, if any.
-        pending: full ones that are not sealed yet, oldest first.
-        spares: empty ones that were made ahead.
-        discards: spares that turned out too small, to be removed.
         forsaken: bytes of the open reservation, once nobody can finish it any more; set without the lock.
         record_bytes_max: of one pass, heads included: what the largest segment has room for.
     """
 
     def __init__(self, config: AofConfig, clock: Clock, notifier: Notifier, ask: Ask) -> None:
-        self.lock = threading.Lock()
-        self.notifier = notifier
-        self.segment: Segment | None = None
-        self.pending: list[Segment] = []
-        self.spares: deque[Segment] = deque()
-        self.discards: list[Segment] = []
-        self.next_segment_id = self.next_base_offset = self.next_base_record_count = 0
-        self.last_timestamp = self.ext_id = self.forsaken = 0
+        super().__init__(config, clock, notifier, ask)
+        self.forsaken = 0
         self.flush_failed = False
         self.refusal: Callable[[], QuiverError] | None = None
         self.rollover: Rollover | None = None
         self.watched = False
-        self.sizing = Sizing(
-            bytes_min=config.segment_min_bytes,
-            bytes_max=config.segment_max_bytes,
-            bytes_first=config.segment_target_bytes,
-        )
-        self.need_bytes = self.coordinator_watermark = 0
         self.would_block: dict[str, int] = {}
         self._reserved: Segment | None = None
         self._held = False
         self._looks = True
         self._began_s: float | None = None
         self._gated = True
-        self._clock = clock
-        self._now_ns = clock.now_ns
-        self._ask = ask
         self._crc = crc64_nvme_function()
-        self.record_bytes_max = config.segment_max_bytes - _OVERHEAD_BYTES
-        self._watermark = config.flush.flush_watermark_bytes
-        self._unflushed_max = config.flush.max_unflushed_bytes or _NEVER
+        self.record_bytes_max = config.segment_max_bytes - OVERHEAD_BYTES
 
     # ---- appending
 
@@ -228,17 +199,31 @@ class Tail:
         if backlog and backlog + need > self._unflushed_max:
             self._ask.flush(now=True)
             raise self._blocked("flush", f"{backlog} bytes are not yet durable")
-        segment = self.segment
-        if segment is not None and segment.size + need > segment.usable:
-            self.retire()
-            segment = None
-        if segment is None:
-            segment = self._activate(need)
-        if segment is None:
-            self._ask.upkeep()
-            raise self._blocked("admission", "there is no writable segment yet")
+        segment = self._with_room(need)
         self._time_this(segment)
         return segment
+
+    def _with_room(self, need: int) -> Segment:
+        segment = self.segment
+        if segment is not None and segment.size + need > segment.usable:
+            if self._must_wait_for_room(segment, need):
+                raise self._blocked("admission", f"disk full: there is no room for a segment that takes {need} bytes")
+            self.retire()
+            segment = None
+        segment = segment or self._activate(need)
+        if segment is None:
+            self._ask.upkeep()
+            raise self._blocked("admission", self.disk_full or "there is no writable segment yet")
+        return segment
+
+    def _must_wait_for_room(self, segment: Segment, need: int) -> bool:
+        # On a full disk a large record must not take a segment away that still has room for smaller ones.
+        fits = any(one.capacity >= need for one in self.spares)
+        if fits or not 0 < self.refused_bytes <= need or 2 * segment.size > segment.usable:
+            return False
+        self.need_bytes = max(self.need_bytes, need)
+        self._ask.upkeep()
+        return True
 
     def _time_this(self, segment: Segment) -> None:
         # The first append after a flush, because it comes by here and by `_schedule` anyhow.
@@ -302,15 +287,6 @@ class Tail:
             self._held = False
             self._regate()
         self.notifier.notify("tail")
-
-    @property
-    def record_total(self) -> int:
-        """
-        Records of the whole log, those that were retired included.
-        """
-        with self.lock:
-            segment = self.segment
-            return self.next_base_record_count if segment is None else segment.base_record_count + segment.record_count
 
     # ---- reserving
 
@@ -400,90 +376,6 @@ class Tail:
             self._give_back(size)
         return self._reserved is not None
 
-    # ---- segments come and go; all with the lock held
-
-    def _activate(self, need: int) -> Segment | None:
-        if len(self.pending) > _PENDING_MAX:
-            return None  # two are not finalized; a third would let the writer outrun the disk for ever
-        while self.spares:
-            spare = self.spares.popleft()
-            if spare.usable - HEADER_BYTES < need:
-                self.discards.append(spare)
-                continue
-            header = SegmentHeader(
-                self.next_segment_id, self.next_base_record_count, self.next_base_offset, spare.max_size,
-                self._now_ns(), 0, self.ext_id,
-            )  # fmt: skip
-            spare.activate(header, now_s=self._clock.monotonic())
-            self.next_segment_id += 1
-            self.segment = spare
-            self.set_limits()
-            self._ask.upkeep()
-            return spare
-        self.need_bytes = max(self.need_bytes, need)
-        return None
-
-    def retire(self) -> Segment | None:
-        """
-        Take the segment out of use: one with records waits to be sealed and is returned, an empty one is thrown away.
-        """
-        segment, self.segment = self.segment, None
-        if segment is None:
-            return None
-        self._ask.upkeep()
-        if not segment.record_count:
-            self.next_segment_id = segment.segment_id
-            self.discards.append(segment)
-            return None
-        self.pending.append(segment)
-        segment.watermark = self.coordinator_watermark  # not that of its seal: what came since is elsewhere
-        self.next_base_offset = segment.base_offset + segment.size + FOOTER_BYTES
-        self.next_base_record_count = segment.base_record_count + segment.record_count
-        self.sizing.filled(segment.max_size, self._clock.monotonic() - segment.activated_s)
-        return segment
-
-    def adopt(self, segment: Segment) -> None:
-        """
-        Take the unsealed segment that recovery found, which ends the log, as the one that takes records.
-        """
-        self.segment = segment
-        self.next_segment_id = segment.segment_id + 1
-        self.ext_id = segment.ext_id
-        self.set_limits()
-
-    def unsealed(self) -> list[Segment]:
-        """
-        Return the segments that are not sealed, oldest first; with the lock held.
-        """
-        return self.pending if self.segment is None else [*self.pending, self.segment]
-
-    def end_id(self) -> int:
-        """
-        Return the id that the next record has, if it goes into the segment that takes records now.
-        """
-        with self.lock:
-            if self.segment is not None:
-                return self.segment.id_base | self.segment.size
-            return self.next_segment_id << 32
-
-    @property
-    def backlog(self) -> int:
-        """
-        Bytes that are written and not yet durable.
-        """
-        return sum(one.backlog for one in self.unsealed())
-
-    def set_limits(self) -> None:
-        """
-        Work out anew how far the segment may be filled, and at which size it is to be flushed.
-        """
-        segment = self.segment
-        if segment is None:
-            return
-        others = sum(one.backlog for one in self.pending)
-        segment.limit = min(segment.usable, segment.durable + self._unflushed_max - others)
-        segment.flush_at = 0 if segment.backlog == 0 else segment.durable + self._watermark
-
     def _schedule(self, segment: Segment) -> None:
         if self._began_s is not None:
             self._ask.took(self._clock.monotonic() - self._began_s)
@@ -491,7 +383,7 @@ class Tail:
         # Called when `size` reaches `flush_at`: first for anything unsynced at all, then at the watermark.
         due = segment.durable + self._watermark
         now = segment.size >= due
-        segment.flush_at = _NEVER if now else due
+        segment.flush_at = NEVER if now else due
         self._ask.flush(now=now)
 
     def _regate(self) -> None:
@@ -532,14 +424,6 @@ class Tail:
             self.flush_failed = True
             self._regate()
 
-    def add_spare(self, spare: Segment) -> None:
-        """
-        Take a spare that was made.
-        """
-        with self.lock:
-            self.spares.append(spare)
-        self.notifier.notify("admission")
-
     def finalized(self, segment: Segment) -> None:
         """
         Take note that *segment* is sealed: the next may be activated, and a rollover that waited for it is answered.
@@ -574,12 +458,55 @@ class Tail:
             if self.rollover is None:
                 if self._is_reserved():
                     raise self._blocked("tail", _RESERVED)
-                retired = self.retire() if self.segment is not None and self.segment.record_count else None
+                has_records = self.segment is not None and self.segment.record_count
+                retired = self.retire(is_full=False) if has_records else None
                 if retired is None:
                     return None
                 self.rollover = Rollover(retired.segment_id)
                 self._regate()
             return self.rollover
+
+    def retire_early(self, segment: Segment) -> bool:
+        """
+        Have *segment* sealed although it is not full, if it takes records and has some; say whether that was done.
+
+        Not while somebody fills a reservation in it, or while another waits to be sealed.
+        """
+        with self.lock:
+            is_active = segment is self.segment and segment.record_count > 0
+            if not is_active or self.pending or self.refusal is not None or self._is_reserved():
+                return False
+            self.retire(is_full=False)
+            return True
+
+    def is_quiet(self) -> bool:
+        """
+        Say whether there is no unsealed record, and nobody about to append one.
+        """
+        with self.lock:
+            return self._is_quiet()
+
+    def _is_quiet(self) -> bool:
+        busy = self.refusal is not None or self._held or self._is_reserved()
+        return not busy and not any(one.record_count for one in self.unsealed())
+
+    def end_with_empty(self, spare: Segment) -> bool:
+        """
+        Have *spare* sealed without records at the end of a log that is quiet; say whether that was done.
+
+        It keeps the log's place (ids, offsets, counts) when all segments before it expire.
+        """
+        with self.lock:
+            if not self._is_quiet() or self.pending:
+                self.discards.append(spare)
+                return False
+            self.retire()  # one without records
+            segment = self._begin(spare)
+            segment.write_header(max(self._now_ns(), self.last_timestamp))
+            segment.last_timestamp = self.last_timestamp
+            self.segment = None
+            self._await_seal(segment)
+            return True
 
     def forget_rollover(self, rollover: Rollover) -> None:
         """

@@ -1,6 +1,7 @@
 """
-What the disk has to do for one log beside flushing, in this order: seal what is full, throw away and make spares, note
-how far things are durable, retire old segments. One thread at a time; every step may fail and is tried again later.
+What the disk has to do for one log beside flushing, in this order: retire the segment that is old or waited for, throw
+away and make spares, seal what is retired, note how far things are durable, remove expired segments. One thread at a
+time; every step may fail and is tried again later.
 
 Sealing, and what a crash in between leaves::
 
@@ -13,6 +14,7 @@ Sealing, and what a crash in between leaves::
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -32,10 +34,10 @@ from quiver.aof.format.names import (
     spare_name,
 )
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
-from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.index import SparseIndexes
-from quiver.aof.retention import Held, choose_leaving
+from quiver.aof.retention import Held, choose_leaving, is_expired
 from quiver.aof.segment import Segment, allocate
+from quiver.aof.segment_queue import OVERHEAD_BYTES
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.copies import Copies
 from quiver.clock import Clock
@@ -48,6 +50,9 @@ from quiver.primitives.files import FileSystem
 __all__ = ["NOTE_AFTER_S", "Upkeep"]
 
 _AGAIN_S = 1.0
+_ROOM_LEFT_BYTES = 64 * 1024
+"""Segments leave this much of the disk for small files. Without the pointer no segment is sealed, and without that and
+the manifest none can leave."""
 NOTE_AFTER_S = 1.0
 """How far the durability snapshot may lag behind."""
 
@@ -59,6 +64,7 @@ class Upkeep:
     Args:
         again: called with the seconds after which this should be tried again.
         poison: makes the log refuse everything from now on, and returns the error that says so.
+        wants_sealed: says of the id of the segment that takes records whether somebody waits for its upload.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class Upkeep:
         poison: Callable[[str], StoreFailed],
         indexes: SparseIndexes,
         trim: HeadTrim,
+        wants_sealed: Callable[[int], bool],
     ) -> None:
         self.seals = 0
         self.retires = True
@@ -93,11 +100,14 @@ class Upkeep:
         self._poison = poison
         self._indexes = indexes
         self._trim = trim
+        self._wants_sealed = wants_sealed
+        self._seen: tuple[Segment, float] | None = None
         self._lock = threading.RLock()
         self._spare_number = 0
         self._snapshot: bytes | None = None
         self._snapshot_failed = False
         self._snapshot_at_s = float("-inf")
+        self._full = ""
 
     def run(self) -> None:
         """
@@ -110,10 +120,15 @@ class Upkeep:
             if self._tail.refusal is not None:
                 return
             # Spares before seals: a seal takes two syncs, and the writer may be waiting for a segment meanwhile.
-            steps = (self._throw_away, self.make_spares, self.seal_pending, self._note_durability, self._retire_old)
+            steps = (
+                self._retire_early, self._throw_away, self.make_spares, self.seal_pending, self._note_durability,
+                self._replace_expired, self._retire_old,
+            )  # fmt: skip
+            self._full = ""
             for step in steps:
                 if not self._done(step):
                     self._again(_AGAIN_S)
+            self._note_full()
             if self._config.retention.policy == "time" or self._trim.asks:
                 self._again(_AGAIN_S)  # segments grow old by themselves
 
@@ -126,8 +141,49 @@ class Upkeep:
         return True
 
     def _tell(self, error: OSError) -> None:
+        if is_full_disk(error):
+            self._full = f"disk full: {error}"
         self._observer.count("aof_upkeep_failed_total")
         self._observer.event("aof.upkeep.failed", level=logging.WARNING, problem=str(error))
+
+    def _note_full(self) -> None:
+        """
+        Have appends that are refused say whether the disk is full, and report when that begins and ends.
+        """
+        with self._tail.lock:
+            before, self._tail.disk_full = self._tail.disk_full, self._full
+        if self._full and not before:
+            self._observer.event("aof.disk_full", level=logging.ERROR, problem=self._full)
+        elif before and not self._full:
+            self._observer.event("aof.disk_has_room", level=logging.INFO)
+
+    def _retire_early(self) -> None:
+        """
+        Have the segment that takes records sealed when it is old enough, or when somebody waits for its upload.
+        """
+        segment, age_max_s = self._tail.segment, self._config.max_segment_age_s
+        if segment is None:
+            return
+        age_s = 0.0 if age_max_s is None else self._age_s(segment)
+        is_old = age_max_s is not None and age_s >= age_max_s
+        if is_old or self._wants_sealed(segment.segment_id):
+            if self._tail.retire_early(segment) or not segment.record_count:
+                return
+            self._again(_AGAIN_S)
+        elif age_max_s is not None:
+            self._again(age_max_s - age_s)
+
+    def _age_s(self, segment: Segment) -> float:
+        """
+        Return for how long a segment has had records: by the wall clock, also while the log was not open, or by the
+        other where the wall clock was set back.
+        """
+        now_s = self._clock.monotonic()
+        if not segment.record_count:
+            return 0.0
+        if self._seen is None or self._seen[0] is not segment:
+            self._seen = (segment, now_s)
+        return max((self._clock.now_ns() - segment.base_timestamp) / 1e9, now_s - self._seen[1])
 
     def seal_pending(self) -> None:
         """
@@ -190,6 +246,7 @@ class Upkeep:
             if not is_full_disk(error):
                 raise
             self._tell(error)
+            self._note_full()
             self._again(_AGAIN_S)
 
     def make_spares(self) -> None:
@@ -199,22 +256,47 @@ class Upkeep:
         Raises:
             OSError: no room, or the disk refused; try again.
         """
+        refused: OSError | None = None
+        while self._tail.refusal is None:
+            need = self._tail.spare_wanted(self._config.preallocate_segments)
+            if need is None:
+                break
+            try:
+                self._tail.add_spare(self._spare(need))
+            except OSError as error:
+                if not is_full_disk(error) or refused is not None or not need:
+                    raise
+                refused = error  # a large record has no room: smaller ones may have
+                self._tail.refuse_need(need)
+        if refused is not None:
+            raise refused
+
+    def _spare(self, need: int) -> Segment:
+        """
+        Return a spare with room for *need* bytes: of the size that is due, or the largest that the disk has room for.
+
+        Raises:
+            OSError: not even the smallest has room, or the disk refused.
+        """
+        sizing = self._tail.sizing
+        smallest = sizing.smallest(need, OVERHEAD_BYTES)
+        size = sizing.for_record(need, OVERHEAD_BYTES)
+        free = self._fs.free_bytes(self._segments)  # 0 also where a file system does not say
+        while free and smallest < size > free - _ROOM_LEFT_BYTES:
+            size //= 2
+        if 0 < free < size + _ROOM_LEFT_BYTES:
+            raise OSError(errno.ENOSPC, f"{free} bytes are left, too few for a segment of {size} bytes", self._segments)
         while True:
-            with self._tail.lock:
-                if self._tail.refusal is not None:
-                    return
-                wanted = max(self._config.preallocate_segments, self._tail.segment is None)
-                need = self._tail.need_bytes
-                fits = any(one.usable - HEADER_BYTES >= need for one in self._tail.spares)
-                if (fits and len(self._tail.spares) >= wanted) or not wanted:
-                    self._tail.need_bytes = 0
-                    return
-                size = self._tail.sizing.for_record(need, HEADER_BYTES + FOOTER_BYTES)
-                if len(self._tail.spares) >= wanted:
-                    self._tail.discards.append(self._tail.spares.popleft())
-            self._spare_number += 1
-            path = f"{self._segments}/{spare_name(self._spare_number)}"
-            self._tail.add_spare(allocate(self._fs, path, size))
+            try:
+                return allocate(self._fs, self._spare_path(), size)
+            except OSError as error:
+                if not is_full_disk(error) or size == smallest:
+                    raise
+                size //= 2
+
+    def _spare_path(self) -> str:
+        self._spare_number += 1
+        return f"{self._segments}/{spare_name(self._spare_number)}"
 
     def _note_durability(self, *, force: bool = False) -> None:
         now_s = self._clock.monotonic()
@@ -254,6 +336,21 @@ class Upkeep:
             *choose_leaving(self._config.retention, held, self._clock.now_ns()), *self._trim.leaving(segments),
         }  # fmt: skip
         return [one for one in segments if one.segment_id in leaving]
+
+    def _replace_expired(self) -> None:
+        """
+        Seal a segment without records behind the last one, once that has expired and nothing came behind it.
+
+        The newest sealed segment always stays, because it tells where the log goes on: then it is an empty one.
+        """
+        newest = self._catalog.all()[-1:]
+        if not newest or not newest[0].footer.record_count:
+            return
+        now_ns = self._clock.now_ns()
+        if is_expired(self._config.retention, newest[0].footer.sealed_at, now_ns) and self._tail.is_quiet():
+            spare = allocate(self._fs, self._spare_path(), self._tail.sizing.smallest(0, OVERHEAD_BYTES))
+            if self._tail.end_with_empty(spare):
+                self.seal_pending()
 
     def _retire_old(self) -> None:
         if not self._config.retires or not self.retires or self.packages:

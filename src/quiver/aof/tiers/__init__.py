@@ -4,7 +4,9 @@ What becomes of sealed segments: compressed copies on the disk, objects in a sto
 ===================  ==================================================================
 file                 purpose
 ===================  ==================================================================
-`keeper.py`          moves the segments of one log between its tiers, and back for readers
+`keeper.py`          moves the segments of one log between its tiers
+`uploads.py`         uploads segments, and deletes objects
+`hydration.py`       brings segments back to their files, for readers
 `copies.py`          packed files and objects, each made whole and verified
 `placement.py`       where the copies of each segment are, by manifest and disk
 `object_listing.py`  what the object store has of one log

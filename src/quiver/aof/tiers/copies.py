@@ -31,13 +31,16 @@ class Copies:
         folder: of the packed files.
         objects: gives the object tier, when it is first needed.
         level: of zstd.
+
+    Attributes:
+        folder: as given.
     """
 
     def __init__(
         self, fs: FileSystem, folder: str, *, objects: Callable[[], ObjectTier] | None, level: int = 3
     ) -> None:
         self._fs = fs
-        self._folder = folder
+        self.folder = folder
         self._open_objects = objects
         self._level = level
         self._tier: ObjectTier | None = None
@@ -54,7 +57,7 @@ class Copies:
     @property
     def _objects(self) -> ObjectTier:
         if self._open_objects is None:
-            raise WrongUse(f"{self._folder}: a segment is an object, and no object store was named")
+            raise WrongUse(f"{self.folder}: a segment is an object, and no object store was named")
         with self._opening:
             if self._tier is None:
                 self._tier = self._open_objects()
@@ -66,9 +69,9 @@ class Copies:
         """
         Return the names of the packed files, finished or not.
         """
-        if not self._fs.exists(self._folder):
+        if not self._fs.exists(self.folder):
             return []
-        names = self._fs.list_dir(self._folder)
+        names = self._fs.list_dir(self.folder)
         return [name for name in names if parse_warm_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None]
 
     def warm_bytes(self, entry: TierEntry) -> int | None:
@@ -76,7 +79,7 @@ class Copies:
         Return the length of the packed file; None when there is none.
         """
         try:
-            return self._fs.stat(f"{self._folder}/{entry.warm_name}").size_bytes
+            return self._fs.stat(f"{self.folder}/{entry.warm_name}").size_bytes
         except FileNotFoundError:
             return None
 
@@ -95,7 +98,7 @@ class Copies:
         return entry
 
     def _write(self, name: str, pieces: Iterator[bytes]) -> tuple[int, int]:
-        path = f"{self._folder}/{name}"
+        path = f"{self.folder}/{name}"
         file = self._fs.create_or_truncate(path + TEMPORARY_SUFFIX)
         offset = checksum = 0
         try:
@@ -112,7 +115,7 @@ class Copies:
         finally:
             file.close()
         self._fs.rename(path + TEMPORARY_SUFFIX, path)
-        self._fs.sync_dir(self._folder)
+        self._fs.sync_dir(self.folder)
         return offset, checksum
 
     def open_warm(self, entry: TierEntry) -> PackedSegment:
@@ -154,7 +157,7 @@ class Copies:
         return None
 
     def _opened(self, name: str, size: int) -> PackedSegment:
-        path = f"{self._folder}/{name}"
+        path = f"{self.folder}/{name}"
 
         def read_at(start: int, length: int) -> bytes:
             file = self._fs.open_read(path)
@@ -177,7 +180,7 @@ class Copies:
         Raises:
             Damaged: it is not what `pack` made.
         """
-        size = self._fs.stat(f"{self._folder}/{name}").size_bytes
+        size = self._fs.stat(f"{self.folder}/{name}").size_bytes
         packed = self._opened(name, size)
         return TierEntry(
             packed.header, packed.footer, name, size, packed.checksum(), has_warm=True, residency="staged_for_tier0"
@@ -187,7 +190,7 @@ class Copies:
         """
         Remove the packed file, durably; it may be gone already.
         """
-        remove_durably(self._fs, [f"{self._folder}/{entry.warm_name}"])
+        remove_durably(self._fs, [f"{self.folder}/{entry.warm_name}"])
 
     # ---- objects
 
@@ -199,7 +202,7 @@ class Copies:
             ObjectsUnavailable: try again.
             Damaged: the packed file is not what was written.
         """
-        path = f"{self._folder}/{entry.warm_name}"
+        path = f"{self.folder}/{entry.warm_name}"
         file = self._fs.open_read(path)
         try:
             if self._checksum(file, entry.warm_bytes) != entry.warm_crc64:
@@ -216,31 +219,34 @@ class Copies:
             raise Damaged(key, 0, f"the object has {info.size_bytes} bytes, the file {entry.warm_bytes}")
         return info.etag
 
-    def pack_object(self, sealed: SealedSegment, view: memoryview, key: str, now_ms: int) -> TierEntry:
+    def upload_segment(self, sealed: SealedSegment, view: memoryview, key: str, now_ms: int) -> TierEntry:
         """
-        Make the object *key* of a segment, of which *view* is the file, without a packed file; compared on return.
+        Make the object *key* of a segment, of which *view* is the file, durably and without a packed file.
+
+        It is not read back: `check_object` does that before the file goes.
 
         Raises:
             ObjectsUnavailable: try again.
-            Damaged: what is read back is not what was written.
+            Damaged: the object has another size than what was sent.
         """
+        size = checksum = 0
 
         def pieces() -> Iterator[bytes]:
-            return pack(view, sealed.end, sealed.footer, level=self._level)
+            nonlocal size, checksum
+            size = checksum = 0  # each try begins again
+            for piece in pack(view, sealed.end, sealed.footer, level=self._level, verify=True):
+                size += len(piece)
+                checksum = crc64_nvme(piece, checksum)
+                yield piece
 
-        size = checksum = 0
-        for piece in pieces():
-            size += len(piece)
-            checksum = crc64_nvme(piece, checksum)
         info = self._objects.put_parts(key, pieces)
+        if info.size_bytes != size:
+            raise Damaged(key, 0, f"the object has {info.size_bytes} bytes, {size} were sent")
         name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
-        entry = TierEntry(
+        return TierEntry(
             sealed.header, sealed.footer, name, size, checksum, has_warm=False, residency="resident_in_tier0",
             remote=RemoteCopy(key, info.etag, size, now_ms),
         )  # fmt: skip
-        self.check_object(entry)
-        _compare(self.open_object(entry), view)
-        return entry
 
     def _checksum(self, file: File, size: int) -> int:
         value = 0
@@ -259,9 +265,7 @@ class Copies:
             ObjectsUnavailable: nobody knows.
         """
         if entry.remote is None:
-            raise Damaged(
-                f"{self._folder}/{entry.warm_name}", 0, "the packed file is not there, and there is no object"
-            )
+            raise Damaged(f"{self.folder}/{entry.warm_name}", 0, "the packed file is not there, and there is no object")
         key = entry.remote.object_key
         try:
             info = self._objects.head(key)
@@ -338,7 +342,7 @@ class Copies:
             OSError: no room, or the disk refused.
         """
         packed = self.open_object(entry)
-        path = f"{self._folder}/{entry.warm_name}"
+        path = f"{self.folder}/{entry.warm_name}"
 
         def pieces() -> Iterator[bytes]:
             for start in range(0, entry.warm_bytes, _PIECE_BYTES):
@@ -362,7 +366,7 @@ class Copies:
             self._fs.remove(path + TEMPORARY_SUFFIX)
             raise Damaged(packed.name, 0, "checksum mismatch in the object of a segment")
         self._fs.rename(path + TEMPORARY_SUFFIX, path)
-        self._fs.sync_dir(self._folder)
+        self._fs.sync_dir(self.folder)
 
     def delete(self, key: str) -> None:
         """

@@ -11,7 +11,7 @@ Where a segment is, the disk says; where its copies ought to be, the manifest lo
 
     pack      warm file (temporary, sync, rename, sync) ▸ read back and compared ▸ manifest
               a warm file that the manifest does not know: it goes when the segment has its file, else it is taken over
-    upload    object ▸ manifest: uploaded again; where a packed file has no room, from the segment's own file
+    upload    object ▸ manifest: uploaded again; from the packed file, or where there is none from the segment's own
     evict     a copy is read back ▸ manifest ▸ the file goes: it is there still, and goes with the next turn
     trim      the object is read back ▸ manifest ▸ the warm file goes: as above
     hydrate   file (temporary, sync) ▸ its records verified ▸ rename, sync ▸ manifest
@@ -20,7 +20,6 @@ Where a segment is, the disk says; where its copies ought to be, the manifest lo
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import Counter
@@ -33,32 +32,31 @@ from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig, TierConfig
 from quiver.aof.format.manifest_record import Event, ManifestRecord
 from quiver.aof.format.names import SEGMENTS, WARM, stream_folder
+from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.index import SparseIndexes
 from quiver.aof.retention import Held, choose_leaving
-from quiver.aof.tiers.asked import Asked
 from quiver.aof.tiers.copies import Copies
+from quiver.aof.tiers.hydration import Hydration
 from quiver.aof.tiers.object_listing import ListedObjects
-from quiver.aof.tiers.packed import PackedSegment, records_problem, unpack_to
+from quiver.aof.tiers.packed import records_problem
 from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import entry_record, key_record
 from quiver.aof.tiers.uploads import Uploads, tell_move
 from quiver.clock import Clock
 from quiver.errors import (
-    AtCapacity,
     Damaged,
     ObjectsUnavailable,
     QuiverError,
     RecordUnknown,
     SettingsInvalid,
     StoreClosed,
-    WouldBlock,
     WrongUse,
 )
 from quiver.objects import ObjectTier
 from quiver.observe import Observer, Value
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
+from quiver.primitives.atomic import remove_durably
 from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import FileSystem
 
@@ -97,6 +95,7 @@ class Tiers:
         indexes: of sealed segments, made before they are packed.
         trim: says which segments nobody needs any more.
         back: called when segments that were asked for were brought back, or could not be.
+        uploaded: called when one more segment has an object, or turned out to be damaged.
     """
 
     def __init__(
@@ -114,6 +113,7 @@ class Tiers:
         indexes: SparseIndexes,
         trim: HeadTrim,
         back: Callable[[], None],
+        uploaded: Callable[[], None],
     ) -> None:
         self.counts = TierCounts()
         self._catalog = catalog
@@ -126,31 +126,33 @@ class Tiers:
         self._again = again
         self._indexes = indexes
         self._trim_head = trim
-        self._back = back
-        self._asked = Asked()
         self._segments = f"{config.root_dir}/{SEGMENTS}"
         self._warm = f"{config.root_dir}/{WARM}"
         self._copies = Copies(fs, self._warm, objects=objects, level=self._tiers.compression_level)
         self._lock = threading.RLock()
         self._turn = threading.Lock()
-        self._used: dict[int, int] = {}
         self._attempts: Counter[tuple[Event, int]] = Counter()
-        self._uses = 0
         self._placement = Placement(
             catalog, self._copies, fs, config.root_dir, stream_id=stream_id, clock=clock, observer=observer
         )
+        self._hydration = Hydration(
+            catalog, self._copies, self._placement, fs, self.counts, lock=self._lock, clock=clock, observer=observer,
+            again=again, back=back,
+        )  # fmt: skip
         self._manifest = self._placement.manifest
         self._away = self._placement.away
-        self._closed = False
         self._below = below
+        # What leaves its file is packed anyhow; a log of which nothing leaves needs no second copy on its disk.
+        leaves = config.compression == "zstd" or self._tiers.tier0_max_bytes is not None
         self._uploads = Uploads(
             self._placement, self._copies, catalog, self._tiers, self.counts, stream_id=stream_id, lock=self._lock,
             observer=observer, again=again, tried=self._tried, sound=self._sound,
+            packed=self._packed if leaves else None, verified=self._verified, uploaded=uploaded,
         )  # fmt: skip
         self._placement.take_over(below)
         for sealed in self._catalog.all()[-1:]:
             if sealed.segment_id in self._away:  # its file was damaged: the next recovery needs one
-                self._tried(partial(self._hydrate, sealed))
+                self._tried(partial(self._hydration.restore, sealed))
 
     @property
     def _entries(self) -> dict[int, TierEntry]:
@@ -169,7 +171,7 @@ class Tiers:
         Do all that is due. What the disk or the object store refuses is tried again later.
         """
         with self._turn:
-            self._bring_back()
+            self._hydration.bring_back()
             uploads = self._uploads
             for step in (self._retire_old, self._pack_sealed, uploads.upload, self._evict_over, uploads.trim_warm):
                 self._tried(step)
@@ -209,7 +211,7 @@ class Tiers:
         Return the entry of a segment that has a copy, made now if there was none; None when it was retired.
         """
         with self._lock:
-            entry = self._entries.get(sealed.segment_id)
+            entry = self._placement.entry_of(sealed)
             if entry is not None and (entry.has_warm or entry.remote):
                 return entry
             if self._catalog.get(sealed.segment_id) is None:
@@ -231,12 +233,22 @@ class Tiers:
         return entry
 
     def _pack(self, sealed: SealedSegment) -> TierEntry:
+        return self._copies.pack(sealed, self._verified(sealed))
+
+    def _verified(self, sealed: SealedSegment) -> memoryview:
+        """
+        Return the bytes of a segment's file, all records verified: its copy may one day be all that is left.
+
+        Raises:
+            Damaged: they are not what was sealed.
+            OSError: the disk cannot be read.
+        """
         view = self._catalog.view(sealed)
         problem = records_problem(view, sealed.header, sealed.footer)
         if problem is not None:
-            raise Damaged(sealed.path, 0, f"it is not packed: {problem}")
+            raise Damaged(sealed.path, 0, f"it is not copied: {problem}")
         self._indexes.make(sealed, view)  # now, because later it would have to be unpacked
-        return self._copies.pack(sealed, view)
+        return view
 
     def _attempt(self, step: Event, segment_id: int) -> int:
         self._attempts[step, segment_id] += 1
@@ -251,7 +263,7 @@ class Tiers:
             total = sum(one.header.max_size for one in held)
             newest = held[-1].segment_id if held else None
             # The longest unread first; those that nobody read, the oldest first.
-            held.sort(key=lambda one: (self._used.get(one.segment_id, 0), one.segment_id))
+            held.sort(key=lambda one: (self._hydration.used.get(one.segment_id, 0), one.segment_id))
         for sealed in held:
             if total <= limit:
                 return
@@ -296,7 +308,7 @@ class Tiers:
                 if self._fs.exists(sealed.path):
                     self._away.discard(segment_id)
                 raise
-            self._used.pop(segment_id, None)
+            self._hydration.used.pop(segment_id, None)
             self.counts.evictions += 1
         self._tell("tier0_segment_dropped", entry, bytes=sealed.header.max_size, sealed=True)
 
@@ -349,56 +361,21 @@ class Tiers:
                 self._copies.remove_warm(entry)
             remove_durably(self._fs, [sealed.path])
             self._away.discard(segment_id)
-            self._used.pop(segment_id, None)
+            self._hydration.used.pop(segment_id, None)
             self._catalog.remove(segment_id)
             self._indexes.remove(sealed)
         self._observer.count("aof_retention_retired_total", action="expire")
 
-    # ---- what readers need
+    # ---- for readers, and by hand
 
     def view(self, sealed: SealedSegment, *, wait: bool = True) -> memoryview | None:
         """
         Return the bytes of a sealed segment, brought back to its file when it has none; None when it was retired.
 
-        Where the disk has no room for it the bytes are in memory, and the segment stays where it was.
-
         Raises:
-            WouldBlock: it has no file, and without *wait* the thread brings it back.
-            AtCapacity: so it was asked to, and the disk had no room.
-            Damaged: no copy is what was written.
-            ObjectsUnavailable: the only copy is an object, and the store does not answer; ask again.
-            OSError: the disk cannot be read.
+            WouldBlock, AtCapacity, Damaged, ObjectsUnavailable, OSError: as `Hydration.view`.
         """
-        self._uses += 1
-        self._used[sealed.segment_id] = self._uses
-        try:
-            return self._catalog.view(sealed)
-        except FileNotFoundError:
-            if wait:
-                return self._hydrate(sealed)
-        if self._closed:
-            raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
-        self._asked.ask(sealed.segment_id)
-        self._observer.event(
-            "aof.tier1_hydration_retry_queued", segment=sealed.segment_id, sealed_at=sealed.footer.sealed_at
-        )
-        self._again(0.0)
-        raise WouldBlock("hydration", f"segment {sealed.segment_id} is being brought back to its file")
-
-    def _bring_back(self) -> None:
-        if self._asked.serve(self._bring_one_back):
-            self._back()
-
-    def _bring_one_back(self, segment_id: int) -> None:
-        try:
-            self.hydrate(segment_id)
-        except (OSError, QuiverError) as error:
-            how = "unavailable" if isinstance(error, ObjectsUnavailable) else "failed"
-            name = f"aof.tier1_hydration_retry_{how}"
-            self._observer.event(name, level=logging.WARNING, segment=segment_id, problem=str(error))
-            raise
-        if segment_id in self._away:
-            raise AtCapacity(f"no room to bring segment {segment_id} back; who waits for it reads it from memory")
+        return self._hydration.view(sealed, wait=wait)
 
     def hydrate(self, segment_id: int) -> None:
         """
@@ -408,86 +385,7 @@ class Tiers:
             RecordUnknown: there is no such sealed segment.
             Damaged, ObjectsUnavailable, OSError: as `view`.
         """
-        sealed = self._catalog.get(segment_id)
-        if sealed is None or self.view(sealed) is None:
-            raise RecordUnknown(f"no sealed segment {segment_id}")
-
-    def _hydrate(self, sealed: SealedSegment) -> memoryview | None:
-        with self._lock:
-            if self._closed:
-                raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
-            entry = self._entries.get(sealed.segment_id)
-            if self._fs.exists(sealed.path):  # another reader was quicker
-                return self._catalog.view(sealed)
-            if entry is None:
-                return None
-            began, began_ms = self._clock.monotonic(), self._manifest.now_ms
-            source_tier = 1 if entry.has_warm else 2
-            try:
-                packed, entry = self._readable(entry)
-                view = self._restore(sealed, packed)
-            except (Damaged, QuiverError):
-                self.counts.hydration_failures += 1
-                raise
-            if view is not None:
-                started = replace(self._event(Event.HYDRATION_STARTED, entry, source_tier), timestamp_ms=began_ms)
-                with contextlib.suppress(OSError):  # the file is there, whatever the manifest says of it
-                    self._note([started, self._event(Event.HYDRATION_DONE, entry, entry.original_bytes)], entry)
-                latency_s = self._clock.monotonic() - began
-                self.counts.hydrated(latency_s)
-                self._observer.record("aof_hydration_latency_seconds", latency_s)
-                self._tell("tier1_hydration_success", entry, latency_ms=1000 * latency_s)
-                self._again(0.0)
-                return view
-            return memoryview(b"".join(packed.plain()))
-
-    def _readable(self, entry: TierEntry) -> tuple[PackedSegment, TierEntry]:
-        """
-        Return a copy that can be unpacked; an object is fetched first.
-        """
-        if entry.has_warm:
-            problem = "the warm file is not there"
-            if self._copies.warm_bytes(entry) == entry.warm_bytes:
-                try:
-                    return self._copies.verified_warm(entry), entry
-                except Damaged as damaged:
-                    problem = damaged.reason
-            entry = self._note([self._event(Event.HYDRATION_FAILED, entry, 1)], replace(entry, has_warm=False))
-            self._failed("tier1_hydration_failed", entry, problem)
-        if entry.remote is None:
-            raise Damaged(f"{self._warm}/{entry.warm_name}", 0, "the only copy of a segment is not what was written")
-        self.counts.downloads += 1
-        try:
-            self._copies.fetch(entry)
-        except (OSError, QuiverError) as error:
-            self.counts.download_failures += 1
-            self._failed("tier2_fetch_failed", entry, str(error))
-            if isinstance(error, Damaged):  # readers are told, and so is who looks at the log, until a fetch succeeds
-                self._note([self._event(Event.HYDRATION_FAILED, entry, 2)], replace(entry, residency="needs_recovery"))
-            if not isinstance(error, OSError) or not is_full_disk(error):
-                raise
-            return self._copies.open_object(entry), entry
-        entry = replace(entry, has_warm=True)
-        self._tell("tier2_fetch_success", entry, attempts=1, destination=f"{self._warm}/{entry.warm_name}")
-        return self._copies.open_warm(entry), self._note([self._event(Event.HYDRATION_DONE, entry, 0)], entry)
-
-    def _restore(self, sealed: SealedSegment, packed: PackedSegment) -> memoryview | None:
-        """
-        Write a segment's file from a copy; None when there is no room for it.
-        """
-        temporary = sealed.path + TEMPORARY_SUFFIX
-        try:
-            unpack_to(self._fs, temporary, packed, max_size=sealed.header.max_size)
-        except OSError as error:
-            if is_full_disk(error):
-                return None
-            raise
-        self._fs.rename(temporary, sealed.path)
-        self._away.discard(sealed.segment_id)
-        self._fs.sync_dir(self._segments)
-        return self._catalog.view(sealed)
-
-    # ---- by hand
+        self._hydration.hydrate(segment_id)
 
     def delete_oldest(self, segment_ids: Sequence[int]) -> None:
         """
@@ -547,7 +445,7 @@ class Tiers:
         return found
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._hydration.closed:
             raise StoreClosed(f"{self._config.root_dir} was closed")
 
     # ---- what it says of itself
@@ -577,19 +475,41 @@ class Tiers:
         told = TierSnapshot.of(
             residency, entries, resident_bytes=resident, deletes=deletes, counts=counts,
             uploads_to=self._copies.has_objects, packs_all=self._config.compression == "zstd",
-            hydrations=self._asked.waiting,
+            hydrations=self._hydration.asked.waiting,
         )  # fmt: skip
-        manifest = self._manifest
+        manifest, waiting = self._manifest, self._uploads.waiting()
+        lag_ns = self._clock.now_ns() - min((one.footer.sealed_at for one in waiting), default=self._clock.now_ns())
         return replace(
-            told, replay_chunks=manifest.replay_chunks, replay_journal_lag_bytes=manifest.replay_journal_lag_bytes,
+            told, upload_lag_bytes=sum(one.end - HEADER_BYTES for one in waiting),
+            upload_lag_seconds=max(0, lag_ns) / 1e9, replay_chunks=manifest.replay_chunks,
+            replay_journal_lag_bytes=manifest.replay_journal_lag_bytes,
             replay_chunk_lag_seconds=manifest.replay_chunk_lag_seconds,
         )  # fmt: skip
+
+    @property
+    def uploads(self) -> Uploads:
+        """
+        The object side.
+        """
+        return self._uploads
+
+    def finish_uploads(self, limit_s: float) -> None:
+        """
+        Upload what is sealed, as far as the store answers and no longer than *limit_s*; report what is left.
+        """
+        with self._turn:
+            if not self._uploads.unreachable:
+                now_s = self._clock.monotonic
+                self._uploads.upload(until_s=now_s() + limit_s, now_s=now_s)
+            left = self._uploads.waiting()
+        if left:
+            self._observer.event("aof.uploads_left", level=logging.WARNING, segments=len(left))
 
     def close(self) -> None:
         """
         Let go of files and connections. Idempotent.
         """
         with self._turn, self._lock:
-            self._closed = True
+            self._hydration.closed = True
             self._manifest.close()
             self._copies.close()

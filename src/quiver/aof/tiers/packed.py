@@ -50,15 +50,22 @@ def _codec(level: int | None = None) -> Any:
     return pa.Codec("zstd", compression_level=level)
 
 
-def pack(segment: memoryview, end: int, footer: SegmentFooter, *, level: int) -> Iterator[bytes]:
+def pack(segment: memoryview, end: int, footer: SegmentFooter, *, level: int, verify: bool = False) -> Iterator[bytes]:
     """
     Yield the pieces of the packed file of a sealed segment, of which *segment* is the file and *end* the logical size.
+
+    With *verify* each piece is unpacked and compared before it is given out.
+
+    Raises:
+        Damaged: what comes out is not what was packed.
     """
     codec = _codec(level)
     sizes: list[tuple[int, int]] = []
     for start in range(0, end, FRAME_BYTES):
         plain = segment[start : min(start + FRAME_BYTES, end)]
         packed: bytes = codec.compress(plain, asbytes=True)
+        if verify and codec.decompress(packed, decompressed_size=len(plain), asbytes=True) != plain:
+            raise Damaged(f"segment {footer.segment_index}", start, "what was packed is not what comes out")
         sizes.append((len(packed), len(plain)))
         yield packed
     packed = codec.compress(encode_footer(footer), asbytes=True)

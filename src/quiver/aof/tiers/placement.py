@@ -158,6 +158,14 @@ class Placement:
         """
         return self.manifest.state.entries
 
+    def entry_of(self, sealed: SealedSegment) -> TierEntry | None:
+        """
+        Return the copies of that very segment. After a loss of data its id may have been another's before.
+        """
+        entry = self.entries.get(sealed.segment_id)
+        is_same = entry is not None and (entry.header, entry.footer) == (sealed.header, sealed.footer)
+        return entry if is_same else None
+
     def residency(self, entry: TierEntry) -> Residency:
         """
         Return where a reader finds the segment.

@@ -74,6 +74,8 @@ class TierSnapshot:
         warm_bytes, object_bytes: packed copies, on the disk and in the object store.
         compression_queue_depth, hydration_queue_depth: sealed segments that are to be packed, and brought back.
         upload_queue_depth, delete_queue_depth: what the object store is still to be told.
+        upload_lag_bytes: records, with their heads, of sealed segments that have no object yet.
+        upload_lag_seconds: since the oldest of these was sealed; 0 when there is none.
         replay_chunks, replay_journal_lag_bytes, replay_chunk_lag_seconds: what was found of the manifest log when the
             log was opened.
     """
@@ -92,6 +94,8 @@ class TierSnapshot:
     replay_chunks: int = 0
     replay_journal_lag_bytes: int = 0
     replay_chunk_lag_seconds: float = 0.0
+    upload_lag_bytes: int = 0
+    upload_lag_seconds: float = 0.0
 
     @classmethod
     def of(
@@ -111,7 +115,10 @@ class TierSnapshot:
         """
         warm = [one for one in entries.values() if one.has_warm]
         objects = [one for one in entries.values() if one.remote is not None]
-        waiting = sum(one.remote is None for one in warm) if uploads_to else 0
+        uploaded = {one.segment_id for one in objects}
+        waiting = sum(
+            number not in uploaded and where != "needs_recovery" for number, where in residency.items() if uploads_to
+        )
         return cls(
             residency=dict(residency),
             resident_bytes=resident_bytes,

@@ -1,5 +1,8 @@
 """
 The object side of a log's tiers: what goes up, what may leave the disk because it is there, what is deleted there.
+
+Every sealed segment is uploaded, the oldest first: its packed file, where the tiers keep some; else it is packed on the
+way, from its own file, and takes no more of the disk.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from quiver.aof.tiers.snapshot import TierCounts
 from quiver.aof.tiers.state import key_record
 from quiver.errors import Damaged, QuiverError
 from quiver.observe import Observer, Value
+from quiver.primitives.disk_full import is_full_disk
 
 __all__ = ["Uploads", "tell_move"]
 
@@ -49,15 +53,21 @@ def tell_move(observer: Observer, event: str, entry: TierEntry, **fields: Value)
 
 class Uploads:
     """
-    Uploads packed segments, trims packed files and deletes objects, for one log. One thread at a time.
+    Uploads sealed segments, trims packed files and deletes objects, for one log. One thread at a time.
 
     Args:
         lock: over the placement; never held while the network works.
         tried: does a step, and tells of it when it fails.
         sound: returns an entry with a copy that was read, made again if need be.
+        packed: packs a segment first, and returns its entry; None: segments are uploaded from their own files.
+        verified: returns the bytes of a segment's file, all records verified.
+        uploaded: called when there is one more object.
 
     Attributes:
         unreachable: the object store did not answer.
+        stopping: the log is being closed: no upload begins any more.
+        problem: why the last upload failed; empty once one succeeded.
+        damaged: segments whose files are not what was sealed, and why; they are not uploaded.
     """
 
     def __init__(
@@ -74,8 +84,14 @@ class Uploads:
         again: Callable[[float], None],
         tried: Tried,
         sound: Callable[[SealedSegment, TierEntry], TierEntry],
+        packed: Callable[[SealedSegment], TierEntry | None] | None,
+        verified: Callable[[SealedSegment], memoryview],
+        uploaded: Callable[[], None],
     ) -> None:
         self.unreachable = False
+        self.stopping = False
+        self.problem = ""
+        self.damaged: dict[int, Damaged] = {}
         self._placement = placement
         self._copies = copies
         self._catalog = catalog
@@ -87,22 +103,64 @@ class Uploads:
         self._again = again
         self._tried = tried
         self._sound = sound
+        self._packed = packed
+        self._verified = verified
+        self._uploaded = uploaded
         self._attempts: Counter[int] = Counter()
 
-    def upload(self) -> None:
+    @property
+    def enabled(self) -> bool:
         """
-        Upload what is packed and has no object yet, the oldest first.
+        Whether there is an object store.
+        """
+        return self._copies.has_objects
+
+    def is_uploaded(self, sealed: SealedSegment) -> bool:
+        """
+        Say whether a segment has an object. Takes no lock.
+        """
+        entry = self._placement.entry_of(sealed)
+        return entry is not None and entry.remote is not None
+
+    def waiting(self) -> list[SealedSegment]:
+        """
+        Return the sealed segments that are to be uploaded, the oldest first.
+        """
+        if not self._copies.has_objects:
+            return []
+        with self._lock:
+            entries, away = self._placement.entries, self._placement.away
+            return [
+                one
+                for one in self._catalog.all()
+                if not self.is_uploaded(one) and (one.segment_id not in away or entries[one.segment_id].has_warm)
+            ]
+
+    def upload(self, *, until_s: float | None = None, now_s: Callable[[], float] = lambda: 0.0) -> None:
+        """
+        Upload what has no object yet, the oldest first; begin none at *until_s* or later.
         """
         self.unreachable = False
-        for segment_id in sorted(self._placement.entries) if self._copies.has_objects else ():
-            if self.unreachable:
-                return  # the next one would wait as long
-            self._tried(partial(self._upload_one, segment_id), "tier2_upload_failed")
+        for sealed in self.waiting():
+            if self.unreachable or (self.stopping if until_s is None else now_s() >= until_s):
+                return  # the next one would wait as long, or somebody waits for this to end
+            if sealed.segment_id not in self.damaged:
+                self._tried(partial(self._upload_one, sealed), "tier2_upload_failed")
 
-    def _upload_one(self, segment_id: int) -> None:
+    def _upload_one(self, sealed: SealedSegment) -> None:
+        segment_id = sealed.segment_id
         with self._lock:
-            entry = self._placement.entries.get(segment_id)
-        if entry is None or entry.remote is not None or not entry.has_warm:
+            entry = self._placement.entry_of(sealed)
+        if self._packed is not None and (entry is None or not entry.has_warm):
+            try:
+                entry = self._packed(sealed)
+            except OSError as error:
+                if not is_full_disk(error):
+                    raise
+        if entry is None or not entry.has_warm:
+            self.upload_file(sealed)
+            return
+        if entry.remote is not None:
             return
         manifest = self._placement.manifest
         key = self._begin(segment_id, entry.footer.sealed_at)
@@ -123,8 +181,13 @@ class Uploads:
                 [self._placement.event(Event.UPLOAD_DONE, entry, key, etag)], replace(entry, remote=remote)
             )
             self._placement.succeeded(Event.UPLOAD_FAILED, segment_id)
+        self._tell_uploaded(entry, key, attempts)
+
+    def _tell_uploaded(self, entry: TierEntry, key: str, attempts: int) -> None:
         self._counts.uploads += 1
-        del self._attempts[segment_id]
+        self.problem = ""
+        self._attempts.pop(entry.segment_id, None)
+        self._uploaded()
         tell_move(
             self._observer, "tier2_upload_success", entry, attempts=attempts, object_key=key,
             compressed_bytes=entry.warm_bytes, original_bytes=entry.original_bytes,
@@ -141,39 +204,54 @@ class Uploads:
 
     def upload_file(self, sealed: SealedSegment) -> TierEntry | None:
         """
-        Upload a segment from its file, where the disk has no room for a packed one; None when it retired meanwhile.
+        Upload a segment from its file; None when it retired meanwhile.
 
         Raises:
             OSError, QuiverError: there is no object yet; try again.
         """
-        manifest = self._placement.manifest
-        key = self._begin(sealed.segment_id, sealed.footer.sealed_at)
+        manifest, segment_id = self._placement.manifest, sealed.segment_id
+        view = self._verified_file(sealed)
+        key = self._begin(segment_id, sealed.footer.sealed_at)
+        self._attempts[segment_id] += 1
+        attempts = self._attempts[segment_id]
         try:
-            entry = self._copies.pack_object(sealed, self._catalog.view(sealed), key, manifest.now_ms)
-        except (OSError, QuiverError):
-            self._counts.upload_failures += 1
+            made = self._copies.upload_segment(sealed, view, key, manifest.now_ms)
+        except (OSError, QuiverError) as error:
+            self._upload_failed(segment_id, key, error)
             raise
         with self._lock:
-            if self._catalog.get(sealed.segment_id) is None:
-                manifest.write([key_record(Event.TIER2_DELETE_QUEUED, sealed.segment_id, key, manifest.now_ms)])
+            if self._catalog.get(segment_id) is None:
+                manifest.write([key_record(Event.TIER2_DELETE_QUEUED, segment_id, key, manifest.now_ms)])
                 return None
-            etag = entry.remote.etag if entry.remote else None
-            entry = self._placement.note([self._placement.event(Event.UPLOAD_DONE, entry, key, etag)], entry)
-        self._counts.uploads += 1
-        tell_move(
-            self._observer, "tier2_upload_success", entry, attempts=1, object_key=key,
-            compressed_bytes=entry.warm_bytes, original_bytes=entry.original_bytes,
-        )  # fmt: skip
-        return entry
+            entry = self._placement.entry_of(sealed)
+            if entry is not None and entry.has_warm:
+                if (entry.warm_bytes, entry.warm_crc64) != (made.warm_bytes, made.warm_crc64):
+                    self._again(0.0)
+                    return entry  # it was packed meanwhile, and not to the same bytes: that is uploaded next
+                made = replace(entry, remote=made.remote)
+            etag = made.remote.etag if made.remote else None
+            made = self._placement.note([self._placement.event(Event.UPLOAD_DONE, made, key, etag)], made)
+            self._placement.succeeded(Event.UPLOAD_FAILED, segment_id)
+        self._tell_uploaded(made, key, attempts)
+        return made
+
+    def _verified_file(self, sealed: SealedSegment) -> memoryview:
+        try:
+            return self._verified(sealed)
+        except Damaged as damaged:
+            self.damaged[sealed.segment_id] = damaged
+            self._uploaded()  # whoever waits for it must not wait for ever
+            raise
 
     def _upload_failed(self, segment_id: int, key: str, error: Exception) -> None:
         self._counts.upload_failures += 1
+        self.problem = str(error)
         with self._lock:
             sealed, entry = self._catalog.get(segment_id), self._placement.entries.get(segment_id)
-            if sealed is None or entry is None:
+            if sealed is None:
                 return
             self._placement.failed(Event.UPLOAD_FAILED, sealed, error, key)
-            if isinstance(error, Damaged) and segment_id not in self._placement.away:
+            if entry is not None and isinstance(error, Damaged) and segment_id not in self._placement.away:
                 # The packed file is not what was written. The segment's own is: the next turn has something to upload.
                 self._sound(sealed, entry)
 

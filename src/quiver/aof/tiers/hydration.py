@@ -1,0 +1,229 @@
+"""
+The way back: segments whose file left are written again from a copy, for readers and by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from quiver.aof.catalog import Catalog, SealedSegment
+from quiver.aof.format.manifest_record import Event
+from quiver.aof.format.tier_entry import TierEntry
+from quiver.aof.tiers.asked import Asked
+from quiver.aof.tiers.copies import Copies
+from quiver.aof.tiers.packed import PackedSegment, unpack_to
+from quiver.aof.tiers.placement import Placement
+from quiver.aof.tiers.snapshot import TierCounts
+from quiver.aof.tiers.uploads import tell_move
+from quiver.clock import Clock
+from quiver.errors import (
+    AtCapacity,
+    Damaged,
+    ObjectsUnavailable,
+    QuiverError,
+    RecordUnknown,
+    StoreClosed,
+    WouldBlock,
+)
+from quiver.observe import Observer
+from quiver.primitives.atomic import TEMPORARY_SUFFIX
+from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.files import FileSystem
+
+__all__ = ["Hydration"]
+
+
+class Hydration:
+    """
+    Brings segments of one log back to their files. Thread-safe.
+
+    Args:
+        lock: over the placement.
+        again: called with the seconds after which the tiers should run again.
+        back: called when segments that were asked for were brought back, or could not be.
+
+    Attributes:
+        asked: segments that somebody wants back and does not wait for.
+        used: segment → when it was read last, as a number that only grows.
+        closed: nothing is brought back any more.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        copies: Copies,
+        placement: Placement,
+        fs: FileSystem,
+        counts: TierCounts,
+        *,
+        lock: threading.RLock,
+        clock: Clock,
+        observer: Observer,
+        again: Callable[[float], None],
+        back: Callable[[], None],
+    ) -> None:
+        self.asked = Asked()
+        self.used: dict[int, int] = {}
+        self.closed = False
+        self._catalog = catalog
+        self._copies = copies
+        self._placement = placement
+        self._fs = fs
+        self._counts = counts
+        self._lock = lock
+        self._clock = clock
+        self._observer = observer
+        self._again = again
+        self._back = back
+        self._uses = 0
+
+    def view(self, sealed: SealedSegment, *, wait: bool = True) -> memoryview | None:
+        """
+        Return the bytes of a sealed segment, brought back to its file when it has none; None when it was retired.
+
+        Where the disk has no room for it the bytes are in memory, and the segment stays where it was.
+
+        Raises:
+            WouldBlock: it has no file, and without *wait* the thread brings it back.
+            AtCapacity: so it was asked to, and the disk had no room.
+            Damaged: no copy is what was written.
+            ObjectsUnavailable: the only copy is an object, and the store does not answer; ask again.
+            OSError: the disk cannot be read.
+        """
+        self._uses += 1
+        self.used[sealed.segment_id] = self._uses
+        try:
+            return self._catalog.view(sealed)
+        except FileNotFoundError:
+            if wait:
+                return self.restore(sealed)
+        if self.closed:
+            raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
+        self.asked.ask(sealed.segment_id)
+        self._observer.event(
+            "aof.tier1_hydration_retry_queued", segment=sealed.segment_id, sealed_at=sealed.footer.sealed_at
+        )
+        self._again(0.0)
+        raise WouldBlock("hydration", f"segment {sealed.segment_id} is being brought back to its file")
+
+    def bring_back(self) -> None:
+        """
+        Bring back what was asked for; what fails is kept for whoever asks next.
+        """
+        if self.asked.serve(self._bring_one_back):
+            self._back()
+
+    def _bring_one_back(self, segment_id: int) -> None:
+        try:
+            self.hydrate(segment_id)
+        except (OSError, QuiverError) as error:
+            how = "unavailable" if isinstance(error, ObjectsUnavailable) else "failed"
+            name = f"aof.tier1_hydration_retry_{how}"
+            self._observer.event(name, level=logging.WARNING, segment=segment_id, problem=str(error))
+            raise
+        if segment_id in self._placement.away:
+            raise AtCapacity(f"no room to bring segment {segment_id} back; who waits for it reads it from memory")
+
+    def hydrate(self, segment_id: int) -> None:
+        """
+        Bring a segment back to its file.
+
+        Raises:
+            RecordUnknown: there is no such sealed segment.
+            Damaged, ObjectsUnavailable, OSError: as `view`.
+        """
+        sealed = self._catalog.get(segment_id)
+        if sealed is None or self.view(sealed) is None:
+            raise RecordUnknown(f"no sealed segment {segment_id}")
+
+    def restore(self, sealed: SealedSegment) -> memoryview | None:
+        """
+        Bring back a segment that has no file; as `view`, but it does not count as read.
+        """
+        with self._lock:
+            if self.closed:
+                raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
+            entry = self._placement.entries.get(sealed.segment_id)
+            if self._fs.exists(sealed.path):  # another reader was quicker
+                return self._catalog.view(sealed)
+            if entry is None:
+                return None
+            began, began_ms = self._clock.monotonic(), self._placement.manifest.now_ms
+            source_tier = 1 if entry.has_warm else 2
+            try:
+                packed, entry = self._readable(entry)
+                view = self._write_file(sealed, packed)
+            except (Damaged, QuiverError):
+                self._counts.hydration_failures += 1
+                raise
+            if view is not None:
+                started = self._placement.event(Event.HYDRATION_STARTED, entry, source_tier)
+                done = self._placement.event(Event.HYDRATION_DONE, entry, entry.original_bytes)
+                with contextlib.suppress(OSError):  # the file is there, whatever the manifest says of it
+                    self._placement.note([replace(started, timestamp_ms=began_ms), done], entry)
+                latency_s = self._clock.monotonic() - began
+                self._counts.hydrated(latency_s)
+                self._observer.record("aof_hydration_latency_seconds", latency_s)
+                tell_move(self._observer, "tier1_hydration_success", entry, latency_ms=1000 * latency_s)
+                self._again(0.0)
+                return view
+            return memoryview(b"".join(packed.plain()))
+
+    def _readable(self, entry: TierEntry) -> tuple[PackedSegment, TierEntry]:
+        """
+        Return a copy that can be unpacked; an object is fetched first.
+        """
+        if entry.has_warm:
+            problem = "the warm file is not there"
+            if self._copies.warm_bytes(entry) == entry.warm_bytes:
+                try:
+                    return self._copies.verified_warm(entry), entry
+                except Damaged as damaged:
+                    problem = damaged.reason
+            entry = self._note_failed(replace(entry, has_warm=False), 1)
+            self._failed("tier1_hydration_failed", entry, problem)
+        if entry.remote is None:
+            path = f"{self._copies.folder}/{entry.warm_name}"
+            raise Damaged(path, 0, "the only copy of a segment is not what was written")
+        self._counts.downloads += 1
+        try:
+            self._copies.fetch(entry)
+        except (OSError, QuiverError) as error:
+            self._counts.download_failures += 1
+            self._failed("tier2_fetch_failed", entry, str(error))
+            if isinstance(error, Damaged):  # readers are told, and so is who looks at the log, until a fetch succeeds
+                self._note_failed(replace(entry, residency="needs_recovery"), 2)
+            if not isinstance(error, OSError) or not is_full_disk(error):
+                raise
+            return self._copies.open_object(entry), entry
+        entry = replace(entry, has_warm=True)
+        path = f"{self._copies.folder}/{entry.warm_name}"
+        tell_move(self._observer, "tier2_fetch_success", entry, attempts=1, destination=path)
+        done = self._placement.event(Event.HYDRATION_DONE, entry, 0)
+        return self._copies.open_warm(entry), self._placement.note([done], entry)
+
+    def _note_failed(self, entry: TierEntry, reason: int) -> TierEntry:
+        return self._placement.note([self._placement.event(Event.HYDRATION_FAILED, entry, reason)], entry)
+
+    def _write_file(self, sealed: SealedSegment, packed: PackedSegment) -> memoryview | None:
+        """
+        Write a segment's file from a copy; None when there is no room for it.
+        """
+        temporary = sealed.path + TEMPORARY_SUFFIX
+        try:
+            unpack_to(self._fs, temporary, packed, max_size=sealed.header.max_size)
+        except OSError as error:
+            if is_full_disk(error):
+                return None
+            raise
+        self._fs.rename(temporary, sealed.path)
+        self._placement.away.discard(sealed.segment_id)
+        self._fs.sync_dir(sealed.path.rpartition("/")[0])
+        return self._catalog.view(sealed)
+
+    def _failed(self, event: str, entry: TierEntry, problem: str) -> None:
+        self._observer.event(f"aof.{event}", level=logging.WARNING, segment=entry.segment_id, problem=problem)

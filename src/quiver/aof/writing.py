@@ -1,0 +1,219 @@
+"""
+The writing side of a log: appending, making durable, sealing. `Aof` adds the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from quiver.aof.durable import Durability, Durable
+from quiver.aof.lookup import require_id
+from quiver.aof.reservation import Reservation
+from quiver.aof.tail import Tail
+from quiver.aof.waiting import Waiting
+from quiver.errors import RolloverFailed, WouldBlock
+from quiver.primitives.files import Buffer
+
+__all__ = ["LogWriting"]
+
+
+class LogWriting:
+    """
+    Appends records to one log. Thread-safe.
+    """
+
+    _tail: Tail
+    _waiting: Waiting
+    _durability: Durability
+
+    # ---- appending
+
+    def append_record(self, payload: Buffer, *, ext_id: int | None = None, durable: Durable = False) -> int:
+        """
+        Append one record, or refuse it at once; return its id. It is written, not yet durable.
+
+        *ext_id* defaults to that of the log (`set_current_ext_id`). With *durable* the call waits, without limit, until
+        the record is synced (True) or in the object store ("object").
+
+        Raises:
+            WouldBlock: nothing was written; `kind` says what must come first.
+            RecordInvalid: nothing was written: it is empty, or no segment can hold it.
+            NotYetDurable: it is written, but could not be synced; never append it again.
+            WrongUse: there is no such level, or no object store; nothing was written.
+            StoreClosed, StoreFailed: nothing was written, and nothing will be; with *durable* it may be written.
+        """
+        if durable:
+            return self._durability.durably(lambda _: self._tail.append(payload, ext_id), durable, None)
+        return self._tail.append(payload, ext_id)
+
+    def append_records(
+        self, payloads: Sequence[Buffer], *, ext_id: int | Sequence[int] | None = None, durable: Durable = False
+    ) -> list[int]:
+        """
+        Append all of *payloads* in one pass, one after the other, or none of them; return their ids.
+
+        *ext_id* is that of all, or one for each. A crash before they are durable may keep the first few.
+
+        Raises:
+            WouldBlock, RecordInvalid, NotYetDurable, WrongUse, StoreClosed, StoreFailed: as `append_record`.
+        """
+        if durable:
+            return self._durability.durably(lambda _: self._tail.append_many(payloads, ext_id), durable, None)
+        return self._tail.append_many(payloads, ext_id)
+
+    def append_record_with_timeout(
+        self, payload: Buffer, timeout_s: float | None, *, ext_id: int | None = None, durable: Durable = False
+    ) -> int:
+        """
+        Append one record, waiting up to *timeout_s* (None: as long as it takes) while it would block.
+
+        With *durable* that time includes the wait until it is durable.
+
+        Raises:
+            WouldBlock: nothing was written in that time; `kind` says what was missing last.
+            NotYetDurable: it is written, but not durable in that time; never append it again.
+            RecordInvalid, WrongUse, StoreClosed, StoreFailed: as `append_record`.
+        """
+
+        def append(timeout_s: float | None) -> int:
+            return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout_s)
+
+        if durable:
+            return self._durability.durably(append, durable, timeout_s)
+        try:
+            return self._tail.append(payload, ext_id)
+        except WouldBlock:
+            return append(timeout_s)
+
+    def append_records_with_timeout(
+        self,
+        payloads: Sequence[Buffer],
+        timeout_s: float | None,
+        *,
+        ext_id: int | Sequence[int] | None = None,
+        durable: Durable = False,
+    ) -> list[int]:
+        """
+        Append all of *payloads*, waiting up to *timeout_s* while it would block.
+
+        Raises:
+            WouldBlock: none was written in that time.
+            RecordInvalid, NotYetDurable, WrongUse, StoreClosed, StoreFailed: as `append_record_with_timeout`.
+        """
+
+        def append(timeout_s: float | None) -> list[int]:
+            return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout_s)
+
+        if durable:
+            return self._durability.durably(append, durable, timeout_s)
+        try:
+            return self._tail.append_many(payloads, ext_id)
+        except WouldBlock:
+            return append(timeout_s)
+
+    def append_reserve(self, size: int) -> Reservation:
+        """
+        Reserve *size* bytes at the end, to be filled in place. See `Reservation`.
+
+        Raises:
+            WouldBlock, RecordInvalid, StoreClosed, StoreFailed: nothing was reserved.
+        """
+        return Reservation(self._tail, size)
+
+    def append_record_async(self, payload: Buffer, *, ext_id: int | None = None) -> asyncio.Future[int]:
+        """
+        Append one record from an event loop: the future has its id as soon as it is written.
+
+        Cancelling the future before that means that it is never written. It waits for what `WouldBlock` names, and
+        fails with any other error, and with a `WouldBlock` of a kind that does not pass by itself.
+        """
+        return self._waiting.future(lambda: self._tail.append(payload, ext_id))
+
+    def wait_for_writable_segment(self, timeout_s: float | None) -> None:
+        """
+        Return when a segment takes records, waiting up to *timeout_s*.
+
+        Raises:
+            WouldBlock: there was none in that time.
+            StoreClosed, StoreFailed: there will be none.
+        """
+        self._waiting.retry(self._tail.require_writable, timeout_s)
+
+    # ---- durability
+
+    def flush_until(self, record_id: int, *, timeout_s: float | None = None) -> None:
+        """
+        Return when the record is durable, and with it all before it. Callers that overlap share one sync.
+
+        Raises:
+            NotYetDurable: *timeout_s* passed, or syncs failed; the record is written: never append it again.
+            RecordUnknown, StoreClosed: there is no such record; whether there is cannot be told any more.
+            StoreFailed: written bytes were lost.
+        """
+        require_id(record_id)
+        self._durability.flush_until(record_id, timeout_s)
+
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """
+        Make everything durable that was appended before the call.
+
+        Raises:
+            NotYetDurable, StoreFailed: as `flush_until`.
+        """
+        self._durability.flush(timeout_s)
+
+    def wait_until_uploaded(self, record_id: int, timeout: float | None = None) -> None:
+        """
+        Return when the record is in the object store, waiting up to *timeout* seconds (None: as long as it takes).
+
+        Segments are uploaded when they are sealed. One that takes records is sealed for this call; callers that overlap
+        share seals and uploads.
+
+        Raises:
+            NotYetDurable: *timeout* passed; the record is written, and its upload goes on: never append it again.
+            RecordUnknown: there is no such record, or retention removed it.
+            Damaged: its segment is damaged on the disk, and is not uploaded.
+            WrongUse: the log has no object store.
+            StoreClosed, StoreFailed: nothing will be uploaded any more.
+        """
+        require_id(record_id)
+        self._durability.wait_until_uploaded(record_id, timeout)
+
+    # ---- rollover
+
+    def seal_current_segment(self) -> int | None:
+        """
+        Close the segment that takes records and have it sealed; return its id once that is done, without waiting.
+
+        The first call asks; while the answer is not there, this and every append raise `WouldBlock("rollover")`. None
+        when there is nothing to seal.
+
+        Raises:
+            WouldBlock: the answer is not there yet; call again.
+            RolloverFailed: sealing failed. Nothing is lost, and it is tried again by itself.
+            StoreClosed, StoreFailed: nothing was sealed.
+        """
+        rollover = self._tail.ask_rollover()
+        if rollover is None:
+            return None
+        if not rollover.done:
+            raise WouldBlock("rollover", f"segment {rollover.segment_id} is being sealed")
+        self._tail.forget_rollover(rollover)
+        if rollover.error is not None:
+            raise RolloverFailed(f"segment {rollover.segment_id} could not be sealed yet: {rollover.error}")
+        return rollover.segment_id
+
+    def force_rollover(self, *, timeout_s: float | None = None) -> int | None:
+        """
+        Have the segment that takes records sealed, and wait until the next one does; return the id of the sealed one.
+
+        None when there is nothing to seal.
+
+        Raises:
+            WouldBlock: it took longer than *timeout_s*; it goes on.
+            RolloverFailed, StoreClosed, StoreFailed: as `seal_current_segment`.
+        """
+        sealed = self._waiting.retry(self.seal_current_segment, timeout_s)
+        self.wait_for_writable_segment(timeout_s)
+        return sealed
