@@ -225,7 +225,7 @@ def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait
         if error.retry_after_s is None:
             raise
         # Each call of this command sees the owner for the first time: it has to watch for the whole of the lease.
-        wait = math.ceil(error.retry_after_s + wait_s) + 1
+        wait = math.ceil(round(error.retry_after_s + wait_s, 3)) + 1
         remedy = f"unload it there, or, when nobody has it open any more, take it with --wait {wait}, its lease"
         raise DirectoryInUse(error.path, error.holder, remedy=remedy, retry_after_s=error.retry_after_s) from None
     try:

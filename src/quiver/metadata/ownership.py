@@ -135,7 +135,7 @@ def _in_use(key: str, record: _Record | None, left_s: float) -> DirectoryInUse:
         return DirectoryInUse(key, "another process")
     remedy = (
         "close it there, or, if that process is dead, wait: it is free once its owner has been silent for another "
-        f"{math.ceil(left_s)} s, the rest of its lease"
+        f"{math.ceil(round(left_s, 3))} s, the rest of its lease"
     )
     return DirectoryInUse(key, f"owner {record.owner}", remedy=remedy, retry_after_s=left_s)
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from quiver.clock import Clock
 from quiver.errors import Damaged, Fenced, MetadataUnavailable
-from quiver.metadata.port import Entry, MetadataStore
+from quiver.metadata.port import CHANGES_MAX, Entry, MetadataStore
 from quiver.observe import Observer
 from quiver.primitives.scan import Frame
 from quiver.topics.format.descriptor import (
@@ -41,6 +41,7 @@ __all__ = ["Commits", "ObjectCatalogue", "reading_order"]
 
 _PAGE = 200
 _RECENT_MAX = 4
+_REMOVED_AT_ONCE = CHANGES_MAX // 2
 
 
 class Commits(Protocol):
@@ -281,11 +282,13 @@ class ObjectCatalogue:
         while page := self._store.range(descriptors_prefix(self._root, self.topic), start=start, limit=_PAGE):
             there.update({entry.key: entry.value for entry in page})
             start = page[-1].key + "\x01"
-        changes = {key: value for key, value in wanted.items() if there.get(key) != value}
-        changes.update(dict.fromkeys(there.keys() - wanted.keys()))
-        for key, value in changes.items():
-            # One by one: a descriptor may be a megabyte, and a request takes little more.
-            self._write({key: value})
+        for key, value in wanted.items():
+            if there.get(key) != value:
+                # One by one: a descriptor may be a megabyte, and a request takes little more.
+                self._write({key: value})
+        gone = sorted(there.keys() - wanted.keys())
+        for at in range(0, len(gone), _REMOVED_AT_ONCE):
+            self._write(dict.fromkeys(gone[at : at + _REMOVED_AT_ONCE]))
         self.refresh()
 
     def _write(self, changes: Mapping[str, bytes | None]) -> None:
@@ -321,11 +324,11 @@ class ObjectCatalogue:
         """
         self._write(self.changes_for(state))
 
-    def changes_for(self, state: SealedState) -> dict[str, bytes | None]:
+    def changes_for(self, state: SealedState | None) -> dict[str, bytes | None]:
         """
-        Return what `keep_state` writes, for a commit that does more than that.
+        Return what `keep_state` writes, for a commit that does more than that; None forgets the state.
         """
-        return {state_key(self._root, self.topic): encode_sealed_state(state)}
+        return {state_key(self._root, self.topic): None if state is None else encode_sealed_state(state)}
 
     def next_offset_min(self) -> int:
         """

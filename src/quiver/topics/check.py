@@ -13,7 +13,7 @@ from quiver.primitives.copying import damaged_copy
 from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import Finding
 from quiver.topics.dispatch.saved import SubscriptionFiles
-from quiver.topics.format.names import ACTIVE_FILE, QUARANTINE_DIR
+from quiver.topics.format.names import ACTIVE_FILE, QUARANTINE_DIR, REAPPENDED_SUFFIX, REPLACED_SUFFIX
 from quiver.topics.format.subscription import SavedSubscription
 from quiver.topics.recovery import LocalFile, base_name_of, load_checkpoint, local_files
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost
@@ -223,7 +223,12 @@ def _kept_aside(files: FileSystem, directory: str) -> list[Finding]:
         names = files.list_dir(path)
     except FileNotFoundError:
         return []
-    return [
-        Finding(f"{path}/{name}", 0, "quarantined", "kept aside: damaged, or replaced by another owner")
-        for name in names
-    ]
+    return [Finding(f"{path}/{name}", 0, "quarantined", _why_kept(name)) for name in names]
+
+
+def _why_kept(name: str) -> str:
+    if name.endswith(REPLACED_SUFFIX):
+        return "another owner has other messages at these offsets: quiver topic reappend appends them again"
+    if name.endswith(REAPPENDED_SUFFIX):
+        return "another owner had other messages at these offsets; they are in the topic again, so this file may go"
+    return "kept aside: damaged"

@@ -104,6 +104,31 @@ class ColdTier(Protocol):
         for how long that was so. Nothing for a topic that is not uploaded. Waits for nobody.
         """
 
+    def upload(self, topic: str) -> int:
+        """
+        Upload everything of *topic* that is synced, now; return the offset below which objects have all there is.
+
+        Raises:
+            WrongUse: nothing of it is uploaded.
+            RetryLater: not everything is up.
+        """
+
+    def truncate(self, topic: str, offset: int) -> None:
+        """
+        Delete the objects of *topic* whose messages are all below *offset*, and that no local file has.
+
+        Raises:
+            RetryLater: some may be gone; the next call goes on.
+        """
+
+    def delete(self, topic: str) -> None:
+        """
+        Remove everything of *topic* behind the files, and give up ownership.
+
+        Raises:
+            RetryLater: some may be gone; the topic stays attached.
+        """
+
     def maintain(self) -> None:
         """
         Do by hand what the tier's thread would do by now.

@@ -135,3 +135,15 @@ class CursorMirror:
             del self._told[name]
         if damaged is not None:
             raise damaged
+
+    def forget_all(self) -> None:
+        """
+        Remove what the store was told of every subscription.
+
+        Raises:
+            Fenced: this is not the owner any more.
+            MetadataUnavailable: the store does not answer; some may be gone.
+        """
+        for entry in list(self._entries()):
+            self._commits.commit({entry.key: None})
+        self._told = {}

@@ -18,6 +18,7 @@ from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.format.descriptor import object_key
+from quiver.topics.format.names import objects_prefix
 from quiver.topics.object_spans import ObjectSpan
 from quiver.topics.settings import DeleterSettings, ObjectRetention
 from quiver.topics.wal import Wal
@@ -190,15 +191,47 @@ class Deleter:
         if self._retention == ObjectRetention():
             return  # by default they stay, however many
         now_s = self._clock.now_ns() // 1_000_000_000
-        going = expired_objects(self._catalogue.spans(), self._retention, now_s=now_s)
-        # What local files have and objects do not any more would be uploaded again.
-        going = [one for one in going if one.end_offset < self._wal.start_offset]
+        going = [
+            one
+            for one in expired_objects(self._catalogue.spans(), self._retention, now_s=now_s)
+            if one.end_offset < self._wal.start_offset
+        ]
+        self._remove(going)
+        self._observer.count("danube_cloud_objects_expired_total", len(going))
+
+    def truncate(self, offset: int) -> None:
+        """
+        Delete the objects whose messages are all below *offset*, the newest one too.
+
+        Raises:
+            ObjectsUnavailable, MetadataUnavailable: some may be gone; the next call goes on.
+            Fenced: another owner took over.
+        """
+        self._remove([one for one in self._catalogue.spans() if one.end_offset < offset])
+
+    def _remove(self, going: Sequence[ObjectSpan]) -> None:
         for one in going:
+            if one.end_offset >= self._wal.start_offset:
+                return  # what local files have and objects do not any more would be uploaded again
             self._check()
             self._catalogue.withdraw([one])
             self._objects.delete([object_key(self._catalogue.topic, one.object_id)])
-            self._observer.count("danube_cloud_objects_expired_total", 1)
             self._observer.event(
                 "danube.deleter.object", topic=self._catalogue.topic, object_id=one.object_id,
                 first_offset=one.start_offset, next_offset=one.end_offset + 1,
             )  # fmt: skip
+
+    def remove_all(self) -> None:
+        """
+        Delete every object of the topic, unfinished ones too: its descriptors first.
+
+        Raises:
+            ObjectsUnavailable, MetadataUnavailable: some may be gone; the next call goes on.
+            Fenced: another owner took over.
+        """
+        # Listed first: where the object store does not answer, nothing is forgotten.
+        keys = [info.key for info in self._objects.list_below(objects_prefix(self._catalogue.topic))]
+        self._check()
+        self._catalogue.replace_all([])
+        self._check()
+        self._objects.delete(keys)

@@ -195,6 +195,15 @@ class TopicLog:
                 found = self._producers[name] = Producer(self, name, last_sequence=max(numbers, default=None))
             return found
 
+    def note_sequence(self, name: str, number: int) -> None:
+        """
+        Let the producer *name*, if this process holds it, know that its message *number* is appended.
+        """
+        with self._producers_guard:
+            found = self._producers.get(name)
+        if found is not None:
+            found.note(number)
+
     def _tail(self, attributes: Mapping[str, str] | None, key: str | None, codec: MessageCodec) -> bytes:
         if attributes is not None and not isinstance(attributes, Mapping):
             raise WrongUse(f"attributes of {self.topic} are texts by name, not {type(attributes).__name__}")
@@ -232,6 +241,18 @@ class TopicLog:
             StoreFailed: the sync failed, now or earlier.
         """
         self.wal.sync()
+
+    def truncate(self, offset: int) -> None:
+        """
+        Delete the local files whose messages are all below *offset*, up to the first that somebody reads. Durable.
+
+        Raises:
+            AtCapacity, StoreFailed: there is no room for the next file, or the disk failed; nothing was deleted.
+            OSError: some files are still there.
+        """
+        if offset >= self.wal.next_offset:
+            self.wal.rotate()  # else the file that is written to would stay
+        self.wal.release_below(offset)
 
     def current_offset(self) -> int:
         """

@@ -261,6 +261,55 @@ class ObjectColdTier:
         if failed is not None:
             raise failed
 
+    def upload(self, topic: str) -> int:
+        """
+        Upload everything of *topic* that is synced, now; return the offset below which objects have all there is.
+
+        Raises:
+            WrongUse: it is not open here, or nothing is uploaded.
+            ObjectsUnavailable, MetadataUnavailable, Fenced, Damaged, OSError: as `Uploader.run_once`.
+        """
+        owned = self._find(topic)
+        if owned.uploader is None:
+            raise WrongUse(f"{topic} is not uploaded: uploader.enabled is false")
+        self._upload(owned)
+        return owned.catalogue.next_offset
+
+    def truncate(self, topic: str, offset: int) -> None:
+        """
+        Delete the objects of *topic* whose messages are all below *offset*, and that no local file has.
+
+        Raises:
+            WrongUse: it is not open here.
+            ObjectsUnavailable, MetadataUnavailable: some may be gone; the next call goes on.
+            Fenced: another owner took over.
+        """
+        owned = self._find(topic)
+        with owned.work:
+            if owned.wal is not None and owned.deleter is not None:
+                # 1. All objects go. 2. The local disk is lost. Nobody else would know which offsets were given out.
+                now_s = self._clock.now_ns() // _NS_PER_S
+                owned.catalogue.keep_state(SealedState(False, owned.wal.next_offset - 1, self._owner, now_s))
+                owned.deleter.truncate(offset)
+
+    def delete(self, topic: str) -> None:
+        """
+        Remove everything of *topic* from both stores, but for the record of its owner, and release it.
+
+        Raises:
+            WrongUse: it is not open here.
+            ObjectsUnavailable, MetadataUnavailable: some may be gone; the topic stays attached.
+            Fenced: another owner took over.
+        """
+        owned = self._find(topic)
+        with owned.work:
+            owned.ownership.renew()
+            if owned.deleter is not None:
+                owned.deleter.remove_all()
+            owned.cursors.forget_all()
+            owned.ownership.release(owned.catalogue.changes_for(None))
+            self._forget(owned)
+
     def _every(self) -> list[_Owned]:
         with self._guard:
             return list(self._owned.values())
@@ -360,11 +409,14 @@ class ObjectColdTier:
             if owned.uploader is not None:
                 owned.uploader.stop()
             owned.ownership.abandon()
+        self._forget(owned)
+
+    def _forget(self, owned: _Owned) -> None:
         owned.uploader = owned.deleter = None
         if owned.wal is not None:
             owned.wal.owner_check = None  # it takes nothing more, and says so itself
         with self._guard:
-            self._owned.pop(topic, None)
+            self._owned.pop(owned.topic, None)
 
     def _seal(self, owned: _Owned) -> None:
         wal = owned.wal

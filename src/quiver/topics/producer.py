@@ -99,6 +99,13 @@ class Producer:
                 self._log.flush()
             return range(first, first + len(fresh))
 
+    def note(self, number: int) -> None:
+        """
+        Take note that message *number* was appended by other means.
+        """
+        with self._turn:
+            self.last_sequence = max(number, -1 if self.last_sequence is None else self.last_sequence)
+
     def _encode_from(self, number: int) -> Callable[[int, bytes, int, bytes], bytes]:
         encode = self._codec.encode
         numbers = itertools.count(number)

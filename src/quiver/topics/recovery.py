@@ -36,7 +36,7 @@ from quiver.topics.format.salvage import offset_within
 from quiver.topics.wal import Recovered
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost, WalFile, keep_aside
 
-__all__ = ["LocalFile", "base_name_of", "in_ranges", "load_checkpoint", "local_files", "recover"]
+__all__ = ["LocalFile", "base_name_of", "first_offset_of", "in_ranges", "load_checkpoint", "local_files", "recover"]
 
 _REWRITE_BYTES = 4 * 1024 * 1024
 
@@ -155,7 +155,7 @@ def local_files(
     for seq in numbers:
         path = f"{directory}/{wal_file_name(seq, file_name)}"
         stat = files.stat(path)
-        first = _first_offset(files, path, stat.size_bytes, known=known.get(seq), above=above)
+        first = first_offset_of(files, path, stat.size_bytes, known=known.get(seq), above=above)
         found.append(LocalFile(path, seq, stat.size_bytes, stat.modified_ns, first))
         above = above if first is None else first + 1
     # A file that somebody renamed or copied is where its messages belong, whatever its number says.
@@ -167,9 +167,12 @@ def local_files(
     return [one if one.first_offset is None else next(in_order) for one in found]
 
 
-def _first_offset(files: FileSystem, path: str, size: int, *, known: int | None, above: int) -> int | None:
+def first_offset_of(files: FileSystem, path: str, size: int, *, known: int | None, above: int) -> int | None:
     """
-    Return the first offset of a file; *above* is the lowest that it can be.
+    Return the first offset of a log file; None when it has no whole message. *above* is the lowest that it can be.
+
+    Raises:
+        OSError: it cannot be read.
     """
     if size <= FRAME_HEADER_BYTES:
         return None

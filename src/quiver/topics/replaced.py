@@ -7,6 +7,7 @@ one comes back. Its files would hide what the other wrote; and as objects hold t
 
 So before a topic's files are opened, what was not uploaded from here is compared with what objects have at these
 offsets. A file that differs is moved to the quarantine, whole, and said: its messages were promised to somebody.
+`reappend.py` appends them again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
 from quiver.topics.cold import ColdLost, ColdPiece, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
-from quiver.topics.format.names import QUARANTINE_DIR
+from quiver.topics.format.names import QUARANTINE_DIR, REAPPENDED_SUFFIX, REPLACED_SUFFIX, replaced_name
 from quiver.topics.recovery import load_checkpoint, local_files
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good
 
@@ -55,7 +56,7 @@ def set_replaced_aside(
         differs_at = _difference(files, path, first, cold, start=start, end=min(end, max(behind, first + 1)))
         if differs_at is None:
             continue
-        kept.append(_set_aside(files, directory, path))
+        kept.append(_set_aside(files, directory, path, differs_at))
         observer.event(
             "danube.wal.replaced", level=logging.ERROR, path=path, kept_as=kept[-1], first_offset=differs_at,
             reason="another owner wrote other messages there",
@@ -93,10 +94,16 @@ def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> int |
     return None
 
 
-def _set_aside(files: FileSystem, directory: str, path: str) -> str:
+def _set_aside(files: FileSystem, directory: str, path: str, differs_at: int) -> str:
     quarantine = f"{directory}/{QUARANTINE_DIR}"
     files.make_dirs(quarantine)
-    names = (f"{quarantine}/{path.rpartition('/')[2]}.{number}.replaced" for number in itertools.count())
-    target = next(name for name in names if not files.exists(name))
+    file_name = path.rpartition("/")[2]
+    names = (f"{quarantine}/{replaced_name(file_name, number, differs_at)}" for number in itertools.count())
+    target = next(name for name in names if not _is_taken(files, name))
     files.rename(path, target)
     return target
+
+
+def _is_taken(files: FileSystem, name: str) -> bool:
+    done = name.removesuffix(REPLACED_SUFFIX) + REAPPENDED_SUFFIX
+    return files.exists(name) or files.exists(done)

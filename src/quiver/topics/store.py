@@ -4,6 +4,7 @@ All topics below one directory: opened on demand, kept by one thread, closed tog
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -21,6 +22,7 @@ from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.worker import Worker, WorkerDied
+from quiver.topics.administration import TopicAdministration
 from quiver.topics.adoption import SinkAdoption
 from quiver.topics.cold import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
@@ -35,8 +37,8 @@ from quiver.topics.format.names import (
 from quiver.topics.handover import UnfinishedHandOver
 from quiver.topics.log import TopicLog
 from quiver.topics.object_opening import names_in, refuse_tier_in_vain, tier_behind
+from quiver.topics.removal import remove_deleted
 from quiver.topics.settings import TopicSettings
-from quiver.topics.subscribing import TopicSubscriptions
 from quiver.topics.takeover import patiently
 
 __all__ = ["TopicStore", "topics_below"]
@@ -44,7 +46,7 @@ __all__ = ["TopicStore", "topics_below"]
 TICK_S_MAX = 1.0
 
 
-class TopicStore(TopicSubscriptions):
+class TopicStore(TopicAdministration):
     """
     Hands out one `TopicLog` per ``namespace/topic``. Thread-safe; one process a directory.
 
@@ -152,10 +154,16 @@ class TopicStore(TopicSubscriptions):
             takeover_wait=takeover_wait,
         )  # fmt: skip
         refuse_in_children(store, f"the topic store {root or 'in memory'}")
-        if background:
-            store._worker.start()
-        store.adopt()
+        store._begin(background=background)
         return store
+
+    def _begin(self, *, background: bool) -> None:
+        if self.root is not None:
+            with contextlib.suppress(OSError):  # it is no topic any more, and takes nothing but room
+                remove_deleted(self._files, self.root)
+        if background:
+            self._worker.start()
+        self.adopt()
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────
 

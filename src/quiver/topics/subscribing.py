@@ -13,6 +13,7 @@ from quiver.errors import WrongUse
 from quiver.observe import Observer
 from quiver.primitives.files import FileSystem
 from quiver.primitives.forked import refuse_in_children
+from quiver.topics.cold import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import DeadLetter, Subscription
 from quiver.topics.format.message import Message
@@ -41,6 +42,7 @@ class TopicSubscriptions(ABC):
     _observer: Observer
     _guard: threading.Lock
     _logs: dict[str, TopicLog]
+    _cold: ColdTier | None
 
     def __init__(self) -> None:
         self._subscribing = threading.Lock()
@@ -64,6 +66,14 @@ class TopicSubscriptions(ABC):
 
     def _any_topic(self, name: str) -> TopicLog:
         return self._logs.get(check_topic(name)) or self.topic(name)
+
+    def _existing(self, name: str) -> TopicLog:
+        topic = check_topic(name)
+        directory = self.directory_of(topic)
+        is_here = topic in self._logs or (directory is not None and self._files.exists(directory))
+        if not is_here and self._cold is None:
+            raise WrongUse(f"there is no topic {topic} {'in memory' if self.root is None else 'below ' + self.root}")
+        return self._any_topic(topic)
 
     def subscribe(
         self,
@@ -137,7 +147,7 @@ class TopicSubscriptions(ABC):
             DirectoryInUse: a streaming query or a pipeline is this subscription.
             Damaged: what was kept of it cannot be read.
         """
-        log = self._any_topic(topic)
+        log = self._existing(topic)
         name = check_subscription(subscription)
         with self._subscribing:
             with self._guard:
@@ -169,10 +179,10 @@ class TopicSubscriptions(ABC):
         Forget a subscription and where it stood. Durable on return; fine when there is none.
 
         Raises:
-            WrongUse: no name.
+            WrongUse: no name, or there is no such topic.
             DirectoryInUse: a streaming query or a pipeline is this subscription.
         """
-        log = self._any_topic(topic)
+        log = self._existing(topic)
         name = check_subscription(subscription, internal=True)
         with self._subscribing:
             with self._guard:

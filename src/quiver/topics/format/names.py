@@ -17,6 +17,8 @@ __all__ = [
     "LOCK_NAME",
     "METADATA_FILE",
     "QUARANTINE_DIR",
+    "REAPPENDED_SUFFIX",
+    "REPLACED_SUFFIX",
     "SUBSCRIPTIONS_DIR",
     "UPLOADER_CHECKPOINT",
     "WAL_CHECKPOINT",
@@ -28,9 +30,11 @@ __all__ = [
     "object_name",
     "objects_prefix",
     "parse_object_name",
+    "parse_replaced_name",
     "parse_subscription_file",
     "parse_wal_file_name",
     "pending_object_name",
+    "replaced_name",
     "subscription_file",
     "wal_file_name",
 ]
@@ -51,9 +55,16 @@ CHECKPOINT_SUBSCRIPTION = "_checkpoint"
 DEAD_LETTER_SUFFIX = "-dead-letter"
 """Behind the name of a topic: where messages go that nobody could handle."""
 
+REPLACED_SUFFIX = ".replaced"
+"""Of a log file in the quarantine whose messages another owner's have replaced."""
+
+REAPPENDED_SUFFIX = ".reappended"
+"""Of the same file when its messages are in the topic again."""
+
 NAME_LENGTH_MAX = 128
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 _SUBSCRIPTION_SUFFIX = ".sub"
+_REPLACED = re.compile(r".+\.\d+\.from(\d{1,20})\.replaced")
 _OBJECT = re.compile(r"data-(0|[1-9]\d*)-(0|[1-9]\d*|pending)\.dnb1")
 
 
@@ -157,6 +168,22 @@ def parse_subscription_file(file_name: str) -> str | None:
     """
     name = file_name.removesuffix(_SUBSCRIPTION_SUFFIX)
     return name if name != file_name and _PART.fullmatch(name) and len(name) <= NAME_LENGTH_MAX else None
+
+
+def replaced_name(file_name: str, number: int, offset: int) -> str:
+    """
+    Return what the log file *file_name* is called in the quarantine when another owner has other messages from *offset*
+    on; *number* tells two of the same name apart.
+    """
+    return f"{file_name}.{number}.from{offset}{REPLACED_SUFFIX}"
+
+
+def parse_replaced_name(name: str) -> int | None:
+    """
+    Return the offset in the name of a replaced file; None when it has none.
+    """
+    match = _REPLACED.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def objects_prefix(topic: str) -> str:

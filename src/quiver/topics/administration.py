@@ -1,0 +1,135 @@
+"""
+What an operator does to whole topics: upload, truncate, delete, append again what another owner replaced.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from quiver.errors import WrongUse
+from quiver.topics.log import Start, TopicLog
+from quiver.topics.object_opening import owner_of
+from quiver.topics.reappend import Reappended, reappend_replaced
+from quiver.topics.removal import remove_topic_directory
+from quiver.topics.subscribing import TopicSubscriptions
+
+__all__ = ["TopicAdministration"]
+
+
+class TopicAdministration(TopicSubscriptions):
+    """
+    A base of `TopicStore`, which sets what is declared here and opens and closes topics.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reappending = threading.Lock()
+
+    @abstractmethod
+    def _opening_of(self, topic: str) -> threading.Lock:
+        pass
+
+    @abstractmethod
+    def _let_go(self, log: TopicLog) -> None:
+        pass
+
+    def upload(self, topic: str) -> int:
+        """
+        Upload everything that was appended to *topic* so far; return the offset below which objects have all there is.
+
+        Raises:
+            WrongUse: there is no such topic, or nothing of it is uploaded.
+            StoreFailed: the topic's disk failed.
+            Fenced: another process has taken it over.
+            RetryLater: the object store or the metadata store cannot be reached; what was uploaded stays.
+        """
+        log = self._existing(topic)
+        if self._cold is None or log.wal.directory is None:
+            raise WrongUse(f"{log.topic} is not uploaded: open its directory with objects")
+        log.flush()
+        return self._cold.upload(log.topic)
+
+    def truncate(self, topic: str, before: Start) -> int:
+        """
+        Delete the messages below *before*, as far as whole files and objects allow; return the oldest that is left.
+
+        Files that readers or an upload are at stay, too. With ``latest`` nothing is left. The offsets of later messages
+        stay the same. Subscriptions that had not come so far pass over what is gone, and count it as lost.
+
+        Raises:
+            WrongUse: there is no such topic or offset.
+            StoreFailed: the topic's disk failed.
+            Fenced: another process has taken it over.
+            RetryLater: the object store or the metadata store cannot be reached; some may be gone.
+        """
+        log = self._existing(topic)
+        offset = log.resolve(before, kept=True)
+        log.truncate(offset)
+        if self._cold is not None and log.wal.directory is not None:
+            self._cold.truncate(log.topic, offset)
+        return log.start_offset()
+
+    def delete(self, topic: str) -> None:
+        """
+        Delete *topic*: its messages, here and in objects, its subscriptions, and what was kept aside.
+
+        A topic of that name that is opened later begins at offset 0. Another machine that still has files of the topic
+        brings them back when it opens it: delete them there, too. A crash leaves some of the topic: delete it again.
+
+        Raises:
+            WrongUse: there is no such topic.
+            DirectoryInUse: another process owns it, or a streaming query or a pipeline has a subscription of it.
+            Fenced: another process has taken it over.
+            RetryLater: the object store or the metadata store cannot be reached; some may be gone.
+            OSError: the disk refused.
+        """
+        log = self._existing(topic)
+        with self._opening_of(log.topic), self._no_subscribers(log):
+            try:
+                log.close()
+                if self._cold is not None and log.wal.directory is not None:
+                    self._cold.delete(log.topic)
+            except BaseException:
+                if self._cold is not None:
+                    self._cold.detach(log.topic, sealed=False)
+                raise
+            finally:
+                self._let_go(log)
+            with self._guard:
+                for key in [key for key in self._subscriptions if key[0] == log.topic]:
+                    del self._subscriptions[key]
+            if self.root is not None:
+                remove_topic_directory(self._files, self.root, log.topic)
+
+    @contextmanager
+    def _no_subscribers(self, log: TopicLog) -> Iterator[None]:
+        for one in self._open_subscriptions(log.topic):
+            one.close()
+        keep = self._subscription_files(log)
+        with ExitStack() as locks:
+            if keep is not None:
+                for name in keep.names():
+                    locks.callback(keep.hold(name, owner="topics", clock=self._clock).release)
+            yield
+
+    def reappend(self, topic: str) -> list[Reappended]:
+        """
+        Append the messages of *topic* that another owner's have replaced, each once, however often this is called.
+
+        They are in `quarantine/*.replaced`; such a file is called `.reappended` when all of it is in the topic, and in
+        objects where there are some.
+
+        Raises:
+            WrongUse: there is no such topic, or nobody can say from where on a file was replaced.
+            AtCapacity, StoreFailed, Fenced, RetryLater: some may be appended; call it again.
+        """
+        log = self._existing(topic)
+        if log.wal.directory is None or self.root is None:
+            return []
+        cold = self._cold
+        upload = None if cold is None or not self.settings.uploader.enabled else lambda: cold.upload(log.topic)
+        with self._reappending:
+            return reappend_replaced(self._files, log, owner=owner_of(self._files, self.root), upload=upload)

@@ -1,0 +1,56 @@
+"""
+Removing a topic's directory: renamed at once, emptied afterwards.
+
+A crash in between leaves a directory whose name begins with a dot, which no topic is called. It goes with the next
+opening, or with the next topic that is deleted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from quiver.primitives.atomic import remove_files_below
+from quiver.primitives.files import FileSystem
+from quiver.topics.format.names import QUARANTINE_DIR, SUBSCRIPTIONS_DIR, is_namespace
+
+__all__ = ["remove_deleted", "remove_topic_directory"]
+
+_PREFIX = ".deleted-"
+
+
+def remove_topic_directory(files: FileSystem, root: str, topic: str) -> None:
+    """
+    Remove the directory of *topic*, which nobody has open; fine when there is none. Durable on return.
+
+    Raises:
+        OSError: it is still there, or no topic any more and not yet empty.
+    """
+    namespace, _, name = topic.partition("/")
+    if not files.exists(f"{root}/{topic}"):
+        return
+    names = (f"{root}/{namespace}/{_PREFIX}{name}.{number}" for number in itertools.count())
+    files.rename(f"{root}/{topic}", next(one for one in names if not files.exists(one)))
+    files.sync_dir(f"{root}/{namespace}")
+    remove_deleted(files, root)
+
+
+def remove_deleted(files: FileSystem, root: str) -> None:
+    """
+    Remove what is left of deleted topics below *root*.
+
+    Raises:
+        OSError: some is left; the next call goes on.
+    """
+    for directory in list(_deleted(files, root)):
+        for inside in (f"{directory}/{SUBSCRIPTIONS_DIR}", f"{directory}/{QUARANTINE_DIR}", directory):
+            remove_files_below(files, inside)
+
+
+def _deleted(files: FileSystem, root: str) -> Iterator[str]:
+    for namespace in filter(is_namespace, files.list_dir(root)):
+        try:
+            names = files.list_dir(f"{root}/{namespace}")
+        except (NotADirectoryError, FileNotFoundError):
+            continue
+        yield from (f"{root}/{namespace}/{name}" for name in names if name.startswith(_PREFIX))

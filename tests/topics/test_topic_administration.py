@@ -1,0 +1,144 @@
+"""
+Topics that are truncated and deleted, by a crash at any step too.
+"""
+
+from __future__ import annotations
+
+import pytest
+from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, payloads
+
+from quiver.errors import DirectoryInUse, StoreClosed, WrongUse
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.dispatch.saved import SubscriptionFiles
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def fill(log, count):
+    for _ in range(count):
+        log.append(b"%d" % log.current_offset())
+
+
+def test_truncating_deletes_whole_files():
+    """Below the offset that was asked for, never above it; durably; and later messages keep their offsets."""
+    files = CrashFileSystem()
+    with open_topics(files, rotate_max_bytes=300) as store:
+        log = store.topic(TOPIC)
+        fill(log, 20)
+        start = store.truncate(TOPIC, 11)
+        assert 0 < start <= 11
+        assert offsets(log) == list(range(start, 20))
+        assert store.truncate(TOPIC, 3) == start
+        log.flush()
+    with open_topics(files.clone_after_crash(1), rotate_max_bytes=300) as store:
+        assert offsets(store.topic(TOPIC)) == list(range(start, 20))
+        assert store.truncate(TOPIC, "latest") == 20
+        assert offsets(store.topic(TOPIC)) == []
+        assert store.topic(TOPIC).append(b"x") == 20
+        with pytest.raises(WrongUse):
+            store.truncate(TOPIC, 22)
+        with pytest.raises(WrongUse, match="there is no topic default/none below /topics"):
+            store.truncate("default/none", 1)
+        assert store.topics() == [TOPIC]
+
+
+def test_a_file_that_is_read_stays():
+    """The reader goes on; the next call deletes it."""
+    with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
+        log = store.topic(TOPIC)
+        fill(log, 20)
+        with log.reader(0, follow=False) as reader:
+            assert next(reader).payload == b"0"
+            assert store.truncate(TOPIC, "latest") == 0
+            assert [one.payload for one in reader] == [b"%d" % number for number in range(1, 20)]
+        assert store.truncate(TOPIC, "latest") == 20
+
+
+def test_a_subscription_passes_over_what_was_truncated():
+    """It is counted as lost, and delivery goes on behind it."""
+    with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
+        fill(store.topic(TOPIC), 20)
+        subscription = store.subscribe(TOPIC, "billing", start=0)
+        start = store.truncate(TOPIC, 11)
+        with subscription.consumer("c") as consumer:
+            assert consumer.receive(0).offset == start
+
+
+def test_deleting_a_topic():
+    """Its files, its subscriptions and what was kept aside are gone; others are not; a new one begins at 0."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        log = store.topic(TOPIC)
+        fill(log, 5)
+        fill(store.topic("default/other"), 3)
+        files.make_dirs(f"{DIRECTORY}/quarantine")
+        files.create(f"{DIRECTORY}/quarantine/x").close()
+        subscription = store.subscribe(TOPIC, "billing", start=0)
+        store.delete(TOPIC)
+        assert subscription.closed
+        with pytest.raises(StoreClosed):
+            log.append(b"x")
+        assert store.topics() == ["default/other"]
+        assert files.list_dir(f"{ROOT}/default") == ["other"]
+        with pytest.raises(WrongUse, match="there is no topic"):
+            store.delete(TOPIC)
+        assert store.topic(TOPIC).append(b"x") == 0
+        assert store.subscriptions(TOPIC) == []
+
+
+def test_a_topic_that_somebody_reads_from_another_process_is_not_deleted():
+    """A streaming query holds its subscription: stopping it comes first."""
+    files = CrashFileSystem()
+    with open_topics(files) as store:
+        fill(store.topic(TOPIC), 5)
+        store.subscribe(TOPIC, "query", start=0).close()
+        lock = SubscriptionFiles(files, DIRECTORY).hold("query", owner="spark", clock=ManualClock())
+        with pytest.raises(DirectoryInUse, match="spark"):
+            store.delete(TOPIC)
+        assert payloads(store.topic(TOPIC)) == [b"%d" % number for number in range(5)]
+        lock.release()
+        store.delete(TOPIC)
+        assert store.topics() == []
+
+
+def test_a_crash_while_a_topic_is_deleted():
+    """It is there, or it is gone for good; nothing of it stays on the disk after the next opening."""
+    files = CrashFileSystem()
+    found = set()
+    with open_topics(files) as store:
+        fill(store.topic(TOPIC), 5)
+        store.subscribe(TOPIC, "billing", start=0)
+        store.flush()
+        disks = []
+
+        def snap(*_):
+            disks.extend((files.clone_after_kill(), files.clone_after_crash(seed=len(disks))))
+
+        files.on_step = snap
+        store.delete(TOPIC)
+        files.on_step = lambda _op, _path: None
+    for disk in disks:
+        with open_topics(disk) as store:
+            if store.topics():
+                assert payloads(store.topic(TOPIC)) == [b"%d" % number for number in range(5)]
+            else:
+                assert disk.list_dir(f"{ROOT}/default") == []
+            found.add(bool(store.topics()))
+    assert found == {True, False}
+
+
+def test_topics_in_memory():
+    """They are deleted and truncated, too, as far as there is anything."""
+    from quiver.topics.store import TopicStore
+
+    with TopicStore.open(clock=ManualClock(), background=False) as store:
+        log = store.topic(TOPIC)
+        fill(log, 3)
+        store.delete(TOPIC)
+        assert store.topics() == []
+        with pytest.raises(WrongUse, match="no topic default/orders in memory"):
+            store.truncate(TOPIC, 0)
+        assert store.reappend(store.topic(TOPIC).topic) == []
+        with pytest.raises(WrongUse, match="open its directory with objects"):
+            store.upload(TOPIC)

@@ -1,0 +1,123 @@
+"""
+Topics with objects that are uploaded, truncated and deleted.
+"""
+
+from __future__ import annotations
+
+import pytest
+from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
+
+from quiver.errors import DirectoryInUse, Fenced, ObjectsUnavailable, WrongUse
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.settings import TopicSettings, UploaderSettings
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def opened(**changed):
+    rig = Rig(chosen=settings(keep_minutes=None), **changed)
+    rig.open()
+    return rig, rig.store.topic(TOPIC)
+
+
+def test_uploading_syncs_first():
+    """What was appended just now is in objects on return; an outage is said."""
+    rig, log = opened()
+    append(log, 5)
+    assert rig.store.upload(TOPIC) == 5
+    assert rig.tier.catalogue(TOPIC).next_offset == 5
+    rig.objects.fail_on("put_parts", times=9)
+    append(log, 1)
+    with pytest.raises(ObjectsUnavailable):
+        rig.store.upload(TOPIC)
+    rig.objects.heal()
+    rig.close()
+    off = Rig(chosen=TopicSettings(uploader=UploaderSettings(enabled=False)))
+    off.open()
+    with pytest.raises(WrongUse, match="uploader.enabled is false"):
+        off.store.upload(TOPIC)
+    off.close()
+
+
+@pytest.mark.parametrize("before", [7, "latest"])
+def test_truncating_deletes_objects_too(before):
+    """Whole ones; what is left is uploaded no second time; a machine with nothing of it goes on at the right offset."""
+    rig, log = opened()
+    append(log, 20)
+    rig.store.upload(TOPIC)
+    start = rig.store.truncate(TOPIC, before)
+    assert start == 20 if before == "latest" else 0 < start <= 7
+    assert read(log, start) == expected(20, start)
+    rig.store.maintain()
+    assert rig.named() == rig.keys() if before == "latest" else rig.named()
+    assert (rig.keys() == []) is (before == "latest")
+    check_tidy(rig)
+    rig.close()
+    two = Rig(memory=rig.memory, facts=rig.facts, owner="two", chosen=rig.chosen)
+    with two.opened() as log:
+        assert log.wal.next_offset == 20
+        assert log.start_offset() == start
+        append(log, 3)
+
+
+def test_deleting_leaves_nothing_in_either_store():
+    """But for the record of who owned it; another machine that opens it begins at 0."""
+    rig, log = opened()
+    append(log, 20)
+    rig.store.subscribe(TOPIC, "billing", start=0)
+    rig.store.maintain()
+    other = rig.store.topic("default/other")
+    append(other, 3)
+    rig.store.flush()
+    rig.store.maintain()
+    rig.store.delete(TOPIC)
+    keys = [entry.key for entry in rig.facts.range("/") if "/other" not in entry.key]
+    assert keys == [f"/danube/storage/topics/{TOPIC}/owner"]
+    assert rig.keys() == []
+    assert rig.store.topics() == ["default/other"]
+    assert read(other) == expected(3)
+    rig.close()
+    with Rig(memory=rig.memory, facts=rig.facts, owner="two", chosen=rig.chosen).opened() as log:
+        assert log.wal.next_offset == 0
+
+
+@pytest.mark.parametrize("step", ["list", "delete", "commit"])
+def test_a_topic_that_could_not_be_deleted_can_be_used_and_deleted_again(step):
+    """The object store, or the metadata store, goes away in the middle of it."""
+    rig, log = opened()
+    append(log, 20)
+    rig.store.upload(TOPIC)
+    if step == "commit":
+        rig.objects.on_call = lambda _op, _key: setattr(rig.metadata, "is_away", True)
+    else:
+        rig.objects.fail_on(step, times=99)
+    with pytest.raises(Exception, match="objects|metadata"):
+        rig.store.delete(TOPIC)
+    rig.objects.on_call = lambda _op, _key: None
+    rig.metadata.is_away = False
+    rig.objects.heal()
+    again = rig.store.topic(TOPIC)
+    assert again is not log
+    assert read(again) == expected(20)
+    append(again, 1)
+    rig.store.delete(TOPIC)
+    assert rig.keys() == []
+    rig.close()
+
+
+def test_a_topic_that_another_took_is_not_deleted():
+    """Nothing of it is touched, here or there."""
+    rig, log = opened()
+    append(log, 5)
+    rig.store.upload(TOPIC)
+    two = Rig(memory=rig.memory, facts=rig.facts, owner="two", patience_s=301.0, chosen=rig.chosen)
+    with two.opened() as theirs:
+        append(theirs, 2)
+        with pytest.raises(Fenced):
+            rig.store.delete(TOPIC)
+        with pytest.raises(DirectoryInUse, match="owner two"):
+            rig.store.truncate(TOPIC, 5)
+        assert read(theirs) == expected(7)
+    assert isinstance(rig.disk, CrashFileSystem)
+    assert rig.disk.exists(f"/topics/{TOPIC}/wal.log")
+    rig.close()
