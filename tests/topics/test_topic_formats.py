@@ -29,6 +29,18 @@ from quiver.topics.format.frame import (
     take_frames,
 )
 from quiver.topics.format.message import Message, MessageCodec, decode_message
+from quiver.topics.format.request import (
+    REQUEST_BYTES_MAX,
+    Refusal,
+    Request,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_refusal,
+    encode_request,
+    parse_request_name,
+    request_name,
+)
 from quiver.topics.format.salvage import next_frame_behind
 from quiver.topics.format.subscription import SavedSubscription, decode_subscription, encode_subscription
 from quiver.topics.format.watch import SeenRecord, decode_watch, encode_watch
@@ -307,6 +319,62 @@ def test_damaged_watches():
         assert isinstance(decode_watch(b"%s\n%08x\n" % (line, zlib.crc32(line))), Damage)
 
 
+# ── requests and answers ─────────────────────────────────────────────────────────────────────────────────
+
+
+def noted(line):
+    return b"%s\n%08x\n" % (line, zlib.crc32(line))
+
+
+def test_requests_and_answers_come_back():
+    """Their bytes are fixed; what a later version adds is passed over."""
+    request = Request("seek", {"topic": "default/orders", "subscription": "billing", "start": 1200})
+    assert encode_request(request) == noted(
+        b'{"quiver_topic_request": 1, "command": "seek", "arguments": '
+        b'{"topic": "default/orders", "subscription": "billing", "start": 1200}}'
+    )
+    assert encode_answer({"offset": 1200}) == noted(b'{"quiver_topic_answer": 1, "result": {"offset": 1200}}')
+    refusal = Refusal("WrongUse", "no such topic")
+    assert encode_refusal(refusal) == noted(b'{"quiver_topic_answer": 1, "error": ["WrongUse", "no such topic"]}')
+    assert decode_request(encode_request(request)).value == request
+    assert decode_answer(encode_answer({"offset": 1200})).value == {"offset": 1200}
+    assert decode_answer(encode_refusal(refusal)).value == refusal
+    later = noted(b'{"quiver_topic_request": 1, "command": "a", "arguments": {}, "colour": "blue"}')
+    assert decode_request(later).value == Request("a", {})
+
+
+@pytest.mark.parametrize(("decode", "data"), [
+    (decode_request, encode_request(Request("seek", {"topic": "a/b"}))),
+    (decode_answer, encode_answer({"offset": 1})),
+    (decode_answer, encode_refusal(Refusal("WrongUse", "no"))),
+])  # fmt: skip
+def test_damaged_requests_and_answers(decode, data):
+    """Every cut, every flip and bytes behind it are seen; so is what is none, whatever its checksum says."""
+    for cut in range(len(data)):
+        assert isinstance(decode(data[:cut]), NeedMore)
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x08
+        assert not isinstance(decode(damaged), Frame)
+    assert isinstance(decode(data + b"x"), Damage)
+    assert isinstance(decode(b"x" * (REQUEST_BYTES_MAX + 1)), Damage)
+    for line in (
+        b"[]", b"{}", b'{"quiver_topic_request": 2, "command": "a", "arguments": {}}',
+        b'{"quiver_topic_request": 1, "command": 7, "arguments": {}}', b'{"quiver_topic_request": 1, "command": "a"}',
+        b'{"quiver_topic_answer": 2, "result": {}}', b'{"quiver_topic_answer": 1, "result": []}',
+        b'{"quiver_topic_answer": 1, "error": ["a"]}', b'{"quiver_topic_answer": 1, "error": ["a", 7]}',
+    ):  # fmt: skip
+        assert isinstance(decode(noted(line)), Damage)
+
+
+def test_names_of_requests():
+    """Built and parsed; any other name is somebody else's."""
+    for stage in ("request", "taken", "answer"):
+        assert parse_request_name(request_name("0123456789abcdef", stage)) == ("0123456789abcdef", stage)
+    for name in ("0123456789abcdef.request.tmp", "0123456789ABCDEF.request", "x.request", "0123456789abcdef.done"):
+        assert parse_request_name(name) is None
+
+
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -354,3 +422,11 @@ def test_subscription_files():
         names.check_subscription("a/b")
     with pytest.raises(WrongUse):
         names.check_file_name("wal.ckpt")
+
+
+def test_names_of_replaced_files():
+    """They say from where on; those of an earlier version do not."""
+    assert names.replaced_name("wal.3.log", 1, 600) == "wal.3.log.1.from600.replaced"
+    assert names.parse_replaced_name("wal.3.log.1.from600.replaced") == 600
+    for name in ("wal.3.log.1.replaced", "wal.3.log.1.from600.reappended", "wal.log.from6.replaced", ""):
+        assert names.parse_replaced_name(name) is None

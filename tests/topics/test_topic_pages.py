@@ -17,12 +17,19 @@ from quiver.primitives.scan import Frame
 from quiver.topics.format.checkpoint import TRAILER_MAGIC
 from quiver.topics.format.frame import decode_frame
 from quiver.topics.format.message import decode_message
+from quiver.topics.format.request import (
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_refusal,
+    encode_request,
+)
 from quiver.topics.format.sink_batch import decode_commit, encode_commit
 from quiver.topics.format.subscription import decode_subscription
 from quiver.topics.format.watch import decode_watch, encode_watch
 
 PAGES = Path(__file__).parents[2] / "docs" / "formats"
-KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription", "topic-sink", "topic-watch"]
+KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription", "topic-sink", "topic-watch", "topic-request"]
 CODES = {"u32": "I", "u64": "Q"}
 STRUCTS = {
     "topic-wal": ["FRAME_HEADER"],
@@ -30,8 +37,16 @@ STRUCTS = {
     "topic-subscription": [],
     "topic-sink": ["PART_HEADER"],
     "topic-watch": [],
+    "topic-request": [],
 }
-LIMITS = {"topic-wal": 2, "topic-checkpoint": 1, "topic-subscription": 1, "topic-sink": 1, "topic-watch": 1}
+LIMITS = {
+    "topic-wal": 2,
+    "topic-checkpoint": 1,
+    "topic-subscription": 1,
+    "topic-sink": 1,
+    "topic-watch": 1,
+    "topic-request": 1,
+}
 
 
 def page_of(kind: str) -> str:
@@ -120,3 +135,14 @@ def test_the_watch_example():
     (text,) = re.findall(r"^```text\n(.*?)```", page_of("topic-watch"), re.MULTILINE | re.DOTALL)
     assert isinstance(answer := decode_watch(text.encode()), Frame)
     assert encode_watch(*answer.value) == text.encode()
+
+
+def test_the_request_examples():
+    """The texts are what the code writes."""
+    request, answer, refusal = re.findall(r"^```text\n(.*?)```", page_of("topic-request"), re.MULTILINE | re.DOTALL)
+    assert isinstance(found := decode_request(request.encode()), Frame)
+    assert encode_request(found.value) == request.encode()
+    assert isinstance(result := decode_answer(answer.encode()), Frame)
+    assert encode_answer(result.value) == answer.encode()
+    assert isinstance(why := decode_answer(refusal.encode()), Frame)
+    assert encode_refusal(why.value) == refusal.encode()

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from quiver.cli import main as entry
 from quiver.errors import SettingsInvalid
 from quiver.metadata import open_metadata
+from quiver.testing.clock import ManualClock
 from quiver.topics import check
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.store import TopicStore
@@ -224,3 +225,46 @@ def test_files_that_go_while_they_are_checked_are_no_damage(tmp_path, monkeypatc
     (report,) = json.loads(done.stdout)
     assert (done.exit_code, report["sound"]) == (0, True)
     assert (report["start_offset"], report["next_offset"]) == (0, 40)
+
+
+def test_a_dead_machine_is_handed_over_by_hand(tmp_path):
+    """What its process had not uploaded goes up, and another machine goes on there; what was replaced comes back."""
+    url, cold = f"sqlite://{tmp_path}/shared.db", tmp_path / "cold"
+    place = ("--objects", cold, "--metadata", url)
+    chosen = settings(rotate=600, keep_minutes=None)
+
+    def opened(name):
+        return TopicStore.open(
+            tmp_path / name, objects=str(cold), metadata=url, settings=chosen, background=False, takeover_wait=9999,
+            clock=ManualClock(),
+        )  # fmt: skip
+
+    def killed(name, count):
+        store = opened(name)
+        append(store.topic(NAME), count)
+        store.flush()
+        store.close(timeout=0)
+
+    killed("one", 10)
+    assert json.loads(run("topic", "upload", tmp_path / "one", *place, "--json").stdout) == [
+        {"topic": NAME, "uploaded_offset": 10}
+    ]
+    killed("one", 5)
+    assert "15" in run("topic", "unload", tmp_path / "one", NAME, *place).stdout
+    with opened("two") as store:
+        assert store.topic(NAME).wal.next_offset == 15
+
+    killed("one", 5)  # 15 to 19 are there only
+    with opened("two") as store:  # and are replaced
+        append(store.topic(NAME), 6)
+    assert run("topic", "list", tmp_path / "one", "--metadata", url).exit_code == 0
+    done = run("topic", "reappend", tmp_path / "one", *place, "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)
+    assert sum(one["appended"] for one in found["files"]) == 5
+    assert "nothing is to be appended" in run("topic", "reappend", tmp_path / "one", *place).stdout
+    assert "are in the topic again" in run("topic", "inspect", tmp_path / "one", NAME, "--metadata", url).stdout
+    with opened("two") as store:
+        assert read(store.topic(NAME)) == expected(21) + expected(20, 15)
+    assert json.loads(run("topic", "delete", tmp_path / "two", NAME, *place, "--yes", "--json").stdout)["deleted"]
+    assert [path for path in cold.rglob("*") if path.is_file()] == []

@@ -1,5 +1,6 @@
 """
-`quiver topic list|inspect|verify|repair|tail|produce|subscriptions`; `topic_objects.py` has `rebuild-catalogue`.
+`quiver topic list|inspect|verify|repair|tail|produce|subscriptions`; `topic_objects.py` has `rebuild-catalogue`, and
+`topic_admin.py` what is done to topics and subscriptions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import typer
 
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, ObjectsUrl
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
+from quiver.cli.topic_admin import add_admin_commands
 from quiver.cli.topic_objects import (
     Namespace,
     RootPrefix,
@@ -53,6 +55,7 @@ def build_topic_app() -> typer.Typer:
     app.command("tail", short_help="Print messages.")(tail)
     app.command("produce", short_help="Append messages.")(produce)
     app.command("subscriptions", short_help="Show who subscribes, and how far behind.")(subscriptions)
+    add_admin_commands(app)
     app.command("rebuild-catalogue", short_help="Make the metadata anew from the objects.")(rebuild_catalogue)
     return app
 

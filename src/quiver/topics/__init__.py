@@ -14,6 +14,10 @@ file                 what it holds
 `settings.py`        every key of the broker's file, with its default
 `store.py`           all topics of a directory; the one thread
 `subscribing.py`     their subscriptions: made, listed, moved, removed
+`administration.py`  whole topics: uploaded, truncated, deleted; `removal.py` removes a directory
+`requests.py`        … asked for by another process
+`takeover.py`        owners that may be dead are watched, over restarts
+`handover.py`        topics handed over when the store closes
 `log.py`             one topic: append, read, seal
 `producer.py`        numbered messages, appended once
 `wal.py`             its files: append, sync, rotate, release
@@ -30,7 +34,7 @@ file                 what it holds
 `catalogue.py`       what is in the object store; `catalogue_rebuild.py` finds it out from the objects
 `object_spans.py`    … in forty bytes an object, packed
 `tiered_reader.py`   objects read from any offset
-`replaced.py`        local files whose messages another owner's have replaced
+`replaced.py`        local files whose messages another owner's have replaced; `reappend.py` appends them again
 `deleter.py`         which files and objects go
 `cursor_mirror.py`   subscriptions, told to the metadata store
 `adoption.py`        what Spark sinks committed, appended by the owner

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from quiver.errors import WrongUse
 from quiver.topics.log import Start, TopicLog
-from quiver.topics.object_opening import owner_of
+from quiver.topics.object_opening import OWNER_FILE, owner_of
 from quiver.topics.reappend import Reappended, reappend_replaced
 from quiver.topics.removal import remove_topic_directory
 from quiver.topics.subscribing import TopicSubscriptions
@@ -131,5 +131,7 @@ class TopicAdministration(TopicSubscriptions):
             return []
         cold = self._cold
         upload = None if cold is None or not self.settings.uploader.enabled else lambda: cold.upload(log.topic)
+        # Without a tier there is no name, and none is made up: it would say that there was a tier.
+        owner = owner_of(self._files, self.root) if self._files.exists(f"{self.root}/{OWNER_FILE}") else ""
         with self._reappending:
-            return reappend_replaced(self._files, log, owner=owner_of(self._files, self.root), upload=upload)
+            return reappend_replaced(self._files, log, owner=owner, upload=upload)

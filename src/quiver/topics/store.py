@@ -38,12 +38,15 @@ from quiver.topics.handover import UnfinishedHandOver
 from quiver.topics.log import TopicLog
 from quiver.topics.object_opening import names_in, refuse_tier_in_vain, tier_behind
 from quiver.topics.removal import remove_deleted
+from quiver.topics.requests import RequestQueue, perform
 from quiver.topics.settings import TopicSettings
 from quiver.topics.takeover import patiently
 
 __all__ = ["TopicStore", "topics_below"]
 
 TICK_S_MAX = 1.0
+_ADMINISTRATION_S = 5.0
+"""So long closing waits for what another process asked for; it is asked for again."""
 
 
 class TopicStore(TopicAdministration):
@@ -87,6 +90,11 @@ class TopicStore(TopicAdministration):
             f"quiver-topics {root}", self._turn, every=self._tick_s, on_death=self._fail, clock=clock, observer=observer
         )
         self._adoption = None if root is None else SinkAdoption(files, root, topic=self._topic_now, observer=observer)
+        self._requests = None if root is None else RequestQueue(files, root)
+        self._administrator = Worker(
+            f"quiver-topics-requests {root}", self._serve, every=None, on_death=self._fail, clock=clock,
+            observer=observer,
+        )  # fmt: skip
 
     @classmethod
     def open(
@@ -161,6 +169,8 @@ class TopicStore(TopicAdministration):
         if self.root is not None:
             with contextlib.suppress(OSError):  # it is no topic any more, and takes nothing but room
                 remove_deleted(self._files, self.root)
+        if self._requests is not None:
+            self._requests.clear()
         if background:
             self._worker.start()
         self.adopt()
@@ -309,6 +319,7 @@ class TopicStore(TopicAdministration):
             StoreFailed: a topic's disk failed, now or earlier; the others were looked after.
         """
         self.adopt()
+        self._serve()
         self._upkeep(within_s=0.0)
         if self._cold is not None:
             self._cold.maintain()
@@ -318,6 +329,10 @@ class TopicStore(TopicAdministration):
         Append what Spark sinks committed; return how many messages came. What cannot come now waits, and is reported.
         """
         return 0 if self._adoption is None else self._adoption.adopt()
+
+    def _serve(self) -> None:
+        if self._requests is not None:
+            self._requests.serve(lambda request: perform(self, request))
 
     def _upkeep(self, *, within_s: float) -> None:
         failed: QuiverError | None = None
@@ -363,6 +378,9 @@ class TopicStore(TopicAdministration):
             if log.topic in full:
                 log.unsynced_since_s = 0.0  # due at once
         self.adopt()
+        if self._requests is not None and self._requests.is_waiting():
+            self._administrator.start()
+            self._administrator.wake()
         for one in self._open_now():
             try:
                 one.upkeep(within_s=self._tick_s)
@@ -420,6 +438,7 @@ class TopicStore(TopicAdministration):
                 return ()
             self._closed = True
         self._worker.stop()
+        self._administrator.stop(_ADMINISTRATION_S)
         failed: QuiverError | OSError | None = None
         synced: list[TopicLog] = []
         try:

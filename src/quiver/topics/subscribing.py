@@ -174,9 +174,9 @@ class TopicSubscriptions(ABC):
         finally:
             lock.release()
 
-    def unsubscribe(self, topic: str, subscription: str) -> None:
+    def unsubscribe(self, topic: str, subscription: str) -> bool:
         """
-        Forget a subscription and where it stood. Durable on return; fine when there is none.
+        Forget a subscription and where it stood; say whether there was one. Durable on return.
 
         Raises:
             WrongUse: no name, or there is no such topic.
@@ -190,12 +190,15 @@ class TopicSubscriptions(ABC):
             if found is not None:
                 found.close()
             keep = self._subscription_files(log)
-            if keep is not None:
-                lock = keep.hold(name, owner="topics", clock=self._clock)
-                try:
-                    keep.remove(name)
-                finally:
-                    lock.release()
+            if keep is None:
+                return found is not None
+            was_kept = name in keep.names()
+            lock = keep.hold(name, owner="topics", clock=self._clock)
+            try:
+                keep.remove(name)
+            finally:
+                lock.release()
+            return was_kept
 
     def subscriptions(self, topic: str) -> list[str]:
         """

@@ -1,0 +1,272 @@
+"""
+Administration of topics that another process has open: asked for in files, done by that process.
+
+::
+
+    1  the asker writes        .requests/<id>.request    whole at once, by a rename
+    2  the owner renames it    .requests/<id>.taken      whoever gives up from here on cannot take it back
+    3  the owner does it       every command may be done twice: what crashes here is asked for again
+    4  the owner writes        .requests/<id>.answer     and removes what it took
+    5  the asker reads it      and removes it
+
+The owner looks once in a while, with its other upkeep, and works in a thread of its own: an upload takes its time, and
+a subscription may be held by a consumer. Nothing here is durable. An asker that finds its request gone, or the
+directory free, begins again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import quiver.errors
+from quiver.clock import Clock
+from quiver.errors import DirectoryInUse, QuiverError, RetryLater, WrongUse
+from quiver.primitives.atomic import replace_advisory_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.lock import is_held
+from quiver.primitives.scan import Frame
+from quiver.topics.format.names import LOCK_NAME
+from quiver.topics.format.request import (
+    REQUEST_BYTES_MAX,
+    REQUESTS_DIR,
+    Refusal,
+    Request,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_refusal,
+    encode_request,
+    parse_request_name,
+    request_name,
+)
+
+if TYPE_CHECKING:
+    from quiver.topics.store import TopicStore
+
+__all__ = ["RequestQueue", "ask", "perform"]
+
+_POLL_S = 0.1
+
+
+# ── what can be asked for ────────────────────────────────────────────────────────────────────────────────
+
+
+def perform(store: TopicStore, request: Request) -> dict[str, Any]:
+    """
+    Do what *request* says to *store*; return how it ended, as JSON can say it.
+
+    Raises:
+        WrongUse: there is no such command, or its arguments are not right.
+        QuiverError, OSError: as the method of `TopicStore`.
+    """
+    command = _COMMANDS.get(request.command)
+    if command is None:
+        raise WrongUse(f"{request.command!r} is no command; known are {', '.join(_COMMANDS)}")
+    try:
+        return command(store, **request.arguments)
+    except TypeError as error:
+        raise WrongUse(f"{request.command}: {error}") from error
+
+
+def _seek(store: TopicStore, topic: str, subscription: str, start: str | int) -> dict[str, Any]:
+    return {"offset": store.seek(topic, subscription, _start(start))}
+
+
+def _unsubscribe(store: TopicStore, topic: str, subscription: str) -> dict[str, Any]:
+    if not store.unsubscribe(topic, subscription):
+        raise WrongUse(f"{topic} has no subscription {subscription}")
+    return {}
+
+
+def _truncate(store: TopicStore, topic: str, before: str | int) -> dict[str, Any]:
+    return {"start_offset": store.truncate(topic, _start(before))}
+
+
+def _delete(store: TopicStore, topic: str) -> dict[str, Any]:
+    store.delete(topic)
+    return {}
+
+
+def _upload(store: TopicStore, topic: str | None) -> dict[str, Any]:
+    return _each(store, topic, lambda name: {"uploaded_offset": store.upload(name)})
+
+
+def _unload(store: TopicStore, topic: str | None) -> dict[str, Any]:
+    return _each(store, topic, lambda name: {"next_offset": store.unload(name)})
+
+
+def _reappend(store: TopicStore, topic: str | None) -> dict[str, Any]:
+    return _each(store, topic, lambda name: {"files": [asdict(one) for one in store.reappend(name)]})
+
+
+def _each(store: TopicStore, topic: str | None, do: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    if topic is not None:
+        return {"topics": [{"topic": topic, **do(topic)}]}
+    rows = []
+    for name in store.topics():
+        try:
+            rows.append({"topic": name, **do(name)})
+        except (QuiverError, OSError) as error:
+            rows.append({"topic": name, "problem": str(error)})  # the others are done all the same
+    return {"topics": rows}
+
+
+_COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "seek": _seek,
+    "unsubscribe": _unsubscribe,
+    "truncate": _truncate,
+    "delete": _delete,
+    "upload": _upload,
+    "unload": _unload,
+    "reappend": _reappend,
+}
+
+
+def _start(value: str | int) -> Any:
+    if isinstance(value, str) and value not in {"earliest", "latest"}:
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError as error:
+            raise WrongUse(f"{value!r} is no start: an offset, earliest, latest or a time") from error
+    return value
+
+
+# ── the process that has the topics open ─────────────────────────────────────────────────────────────────
+
+
+class RequestQueue:
+    """
+    The requests below *root*, whose lock the caller holds. `serve` is called by one thread at a time.
+    """
+
+    def __init__(self, files: FileSystem, root: str) -> None:
+        self._files = files
+        self._directory = f"{root}/{REQUESTS_DIR}"
+        self._turn = threading.Lock()
+
+    def clear(self) -> None:
+        """
+        Remove what was left to a process that had the directory before: whoever waits asks again.
+        """
+        for name in self._names():
+            with contextlib.suppress(OSError):
+                self._files.remove(f"{self._directory}/{name}")
+
+    def is_waiting(self) -> bool:
+        """
+        Say whether anything is asked for.
+        """
+        return any(name.endswith(".request") for name in self._names())
+
+    def serve(self, do: Callable[[Request], Mapping[str, Any]]) -> int:
+        """
+        Do what is asked for, with *do*, and answer; return how many requests that were.
+        """
+        count = 0
+        with self._turn:
+            for name in self._names():
+                parsed = parse_request_name(name)
+                if parsed is not None and parsed[1] == "request":
+                    count += self._serve_one(parsed[0], do)
+        return count
+
+    def _serve_one(self, identity: str, do: Callable[[Request], Mapping[str, Any]]) -> bool:
+        taken = self._path(identity, "taken")
+        try:
+            self._files.rename(self._path(identity, "request"), taken)
+            found = decode_request(self._files.read_all(taken, size_max=REQUEST_BYTES_MAX))
+        except OSError:
+            return False  # whoever asked has given up
+        if isinstance(found, Frame):
+            answer = self._answer(found.value, do)
+        else:
+            answer = encode_refusal(Refusal("WrongUse", getattr(found, "reason", "the request is cut short")))
+        with contextlib.suppress(OSError):  # on a full disk nobody is answered: it is asked for again
+            replace_advisory_file(self._files, self._path(identity, "answer"), answer)
+        with contextlib.suppress(OSError):
+            self._files.remove(taken)
+        return True
+
+    @staticmethod
+    def _answer(request: Request, do: Callable[[Request], Mapping[str, Any]]) -> bytes:
+        try:
+            return encode_answer(do(request))
+        except (QuiverError, OSError) as error:
+            return encode_refusal(Refusal(type(error).__name__, str(error)))
+        except Exception as error:  # noqa: BLE001 - told to who asked; the topics go on
+            return encode_refusal(Refusal("QuiverError", f"{request.command} failed by {error!r}"))
+
+    def _names(self) -> list[str]:
+        try:
+            return self._files.list_dir(self._directory)
+        except OSError:
+            return []
+
+    def _path(self, identity: str, stage: Any) -> str:
+        return f"{self._directory}/{request_name(identity, stage)}"
+
+
+# ── the process that asks ────────────────────────────────────────────────────────────────────────────────
+
+
+def ask(files: FileSystem, root: str, request: Request, *, wait_s: float, clock: Clock) -> Mapping[str, Any] | None:
+    """
+    Ask the process that has the topics below *root* open to do *request*; return how it ended.
+
+    None when it has to be asked for again: that process has ended, or another one has the directory by now.
+
+    Raises:
+        DirectoryInUse: nobody took the request, or it was not finished, within *wait_s*.
+        WrongUse, RetryLater, QuiverError: what the command ended with there.
+        OSError: the request cannot be written.
+    """
+    identity = secrets.token_hex(8)
+    directory = f"{root}/{REQUESTS_DIR}"
+    files.make_dirs(directory)
+    paths = {stage: f"{directory}/{request_name(identity, stage)}" for stage in ("request", "taken", "answer")}
+    replace_advisory_file(files, paths["request"], encode_request(request))
+    deadline = clock.monotonic() + wait_s
+    sleeping = threading.Condition()
+    try:
+        while True:
+            there = [stage for stage, path in paths.items() if files.exists(path)]
+            if "answer" in there:
+                return _result(files.read_all(paths["answer"], size_max=REQUEST_BYTES_MAX))
+            if not there or is_held(files, f"{root}/{LOCK_NAME}") is False:
+                return None
+            if clock.monotonic() >= deadline:
+                raise _unanswered(root, wait_s, is_taken="taken" in there)
+            with sleeping:
+                clock.wait(sleeping, _POLL_S)
+    finally:
+        for path in paths.values():
+            with contextlib.suppress(OSError):
+                files.remove(path)
+
+
+def _unanswered(root: str, wait_s: float, *, is_taken: bool) -> DirectoryInUse:
+    remedy = (
+        f"it has begun and not finished within {wait_s:g} s: it goes on there; ask again, with a longer --wait"
+        if is_taken
+        else f"it did not take the request within {wait_s:g} s: stop it, or let it call TopicStore.maintain"
+    )
+    return DirectoryInUse(root, "another process", remedy=remedy)
+
+
+def _result(data: bytes) -> Mapping[str, Any]:
+    found = decode_answer(data)
+    if not isinstance(found, Frame):
+        raise QuiverError(f"the answer cannot be read: {getattr(found, 'reason', 'it is cut short')}")
+    if not isinstance(found.value, Refusal):
+        return found.value
+    kind = getattr(quiver.errors, found.value.kind, QuiverError)
+    for known in (WrongUse, RetryLater):
+        if isinstance(kind, type) and issubclass(kind, known):
+            raise known(found.value.message)
+    raise QuiverError(found.value.message)

@@ -1,0 +1,203 @@
+"""
+Administration beside the process that has the topics open, and without one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from topic_disks import ROOT, TOPIC, open_topics, payloads
+from typer.testing import CliRunner
+
+from quiver.cli.main import build_app
+from quiver.errors import DirectoryInUse, QuiverError, RetryLater, StoreClosed, WrongUse
+from quiver.primitives.lock import hold
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.format.names import LOCK_NAME
+from quiver.topics.format.request import Request
+from quiver.topics.requests import RequestQueue, ask
+from quiver.topics.store import TopicStore
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def fill(store, count=8):
+    log = store.topic(TOPIC)
+    for number in range(count):
+        log.append(b"%d" % number)
+    log.flush()
+    return log
+
+
+class Owner(ManualClock):
+    """A clock whose waits let the owner of the topics do its upkeep."""
+
+    def __init__(self, upkeep):
+        super().__init__()
+        self.upkeep = upkeep
+
+    def wait(self, condition, timeout_s):
+        self.upkeep()
+        return super().wait(condition, timeout_s)
+
+
+def asked(files, store, command, *, wait_s=5.0, **arguments):
+    return ask(files, ROOT, Request(command, arguments), wait_s=wait_s, clock=Owner(store.maintain))
+
+
+def test_the_owner_does_what_it_is_asked():
+    """Subscriptions that are open go on where they were moved to; errors come back as what they are."""
+    files = CrashFileSystem()
+    with open_topics(files, rotate_max_bytes=300) as store:
+        fill(store)
+        billing = store.subscribe(TOPIC, "billing", start=0)
+        with billing.consumer("c") as consumer:
+            assert consumer.receive(0).offset == 0
+            assert asked(files, store, "seek", topic=TOPIC, subscription="billing", start=5) == {"offset": 5}
+            assert consumer.receive(0).offset == 5
+            answer = asked(files, store, "seek", topic=TOPIC, subscription="billing", start="2023-11-14T22:13:20+00:00")
+            assert answer == {"offset": 0}
+            assert asked(files, store, "unsubscribe", topic=TOPIC, subscription="billing") == {}
+            with pytest.raises(StoreClosed):
+                consumer.receive(0)
+        assert store.subscriptions(TOPIC) == []
+        start = asked(files, store, "truncate", topic=TOPIC, before=7)["start_offset"]
+        assert 0 < start <= 7
+        assert payloads(store.topic(TOPIC))[0] == b"%d" % start
+        assert asked(files, store, "unload", topic=None) == {"topics": [{"topic": TOPIC, "next_offset": 8}]}
+        (row,) = asked(files, store, "upload", topic=None)["topics"]
+        assert "open its directory with objects" in row["problem"]
+        assert asked(files, store, "delete", topic=TOPIC) == {}
+        assert store.topics() == []
+        for arguments, words in (
+            ({"command": "seek", "topic": "a/b", "subscription": "x", "start": 1}, "there is no topic a/b"),
+            ({"command": "seek", "topic": "a/b", "subscription": "x", "start": "soon"}, "'soon' is no start"),
+            ({"command": "seek", "topic": "a/b"}, "missing 2 required"),
+            ({"command": "explode"}, "no command; known are seek"),
+        ):
+            with pytest.raises(WrongUse, match=words):
+                asked(files, store, **arguments)
+        assert files.list_dir(f"{ROOT}/.requests") == []
+
+
+def test_errors_of_a_command_come_back():
+    """As something to try later, as wrong use, or as an error; an unexpected one ends no thread."""
+    files = CrashFileSystem()
+    files.make_dirs(ROOT)
+    lock = hold(files, f"{ROOT}/{LOCK_NAME}", owner="topics")
+    queue = RequestQueue(files, ROOT)
+    for error, kind in (
+        (DirectoryInUse("a", "b"), RetryLater),
+        (WrongUse("no"), WrongUse),
+        (StoreClosed("no"), QuiverError),
+        (OSError(28, "full"), QuiverError),
+        (ZeroDivisionError("odd"), QuiverError),
+    ):
+
+        def fail(_request, error=error):
+            raise error
+
+        with pytest.raises(kind, match=str(error.args[-1])):
+            ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(lambda fail=fail: queue.serve(fail)))
+    lock.release()
+
+
+def test_nobody_answers():
+    """The request is taken back, unless it was taken: then it goes on. Damaged requests are refused."""
+    files = CrashFileSystem()
+    files.make_dirs(ROOT)
+    lock = hold(files, f"{ROOT}/{LOCK_NAME}", owner="topics")
+    queue = RequestQueue(files, ROOT)
+    with pytest.raises(DirectoryInUse, match="did not take the request within 5 s"):
+        ask(files, ROOT, Request("x", {}), wait_s=5, clock=ManualClock())
+    assert queue.serve(lambda _: {}) == 0
+
+    def taken():
+        for name in files.list_dir(f"{ROOT}/.requests"):
+            files.rename(f"{ROOT}/.requests/{name}", f"{ROOT}/.requests/{name.partition('.')[0]}.taken")
+
+    with pytest.raises(DirectoryInUse, match="has begun and not finished within 5 s"):
+        ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(taken))
+
+    def damaged():
+        for name in files.list_dir(f"{ROOT}/.requests"):
+            file = files.open_write(f"{ROOT}/.requests/{name}")
+            file.pwrite(b"?", 3)
+            file.close()
+        queue.serve(lambda _: {})
+
+    with pytest.raises(WrongUse, match="checksum of the note differs"):
+        ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(damaged))
+    lock.release()
+
+
+def test_another_process_has_the_directory_by_now():
+    """It removes what was asked of the one before; who asked is told to ask again."""
+    files = CrashFileSystem()
+    first = open_topics(files)
+
+    def restart():
+        first.close()
+        open_topics(files).close()
+
+    assert ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(restart)) is None
+    assert files.list_dir(f"{ROOT}/.requests") == []
+
+
+@pytest.fixture
+def root(tmp_path):
+    with TopicStore.open(tmp_path / "topics", settings={"wal": {"rotate_max_bytes": 300}}, background=False) as store:
+        fill(store)
+        store.subscribe(TOPIC, "billing", start="earliest").close()
+    return tmp_path / "topics"
+
+
+def run(*arguments, code=0, text=None):
+    done = CliRunner().invoke(build_app(), ["topic", *map(str, arguments)], input=text)
+    assert done.exit_code == code, done.output
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_commands(root, live):
+    """The same, whether a process has the topics open or not."""
+    owner = TopicStore.open(root, settings={"wal": {"fsync_interval_ms": 20}}) if live else None  # looks every 5 ms
+    assert "billing of default/orders goes on at offset 5" in run("seek", root, TOPIC, "billing", "--to", 5)
+    assert json.loads(run("seek", root, TOPIC, "billing", "--to", "latest", "--json"))["offset"] == 8
+    assert "at its end at most" in run("seek", root, TOPIC, "billing", "--to", 9, code=2)
+    assert "2026" in run("seek", root, TOPIC, "billing", "--to", "soon", code=2)
+    assert json.loads(run("subscriptions", root, TOPIC, "--json"))[0]["next_offset"] == 8
+    run("unsubscribe", root, TOPIC, "billing")
+    assert "has no subscription billing" in run("unsubscribe", root, TOPIC, "billing", code=2)
+    assert "begins at offset" in run("truncate", root, TOPIC, "--before", 5)
+    assert json.loads(run("truncate", root, TOPIC, "--before", "latest", "--json"))["start_offset"] == 8
+    assert json.loads(run("unload", root, "--json")) == [{"topic": TOPIC, "next_offset": 8}]
+    assert "with objects" in run("upload", root, code=1)
+    assert "nothing is to be appended" in run("reappend", root)
+    assert "for good?" in run("delete", root, TOPIC, text="n\n", code=1)
+    assert "is deleted" in run("delete", root, TOPIC, "--yes")
+    assert "there is no topic" in run("delete", root, TOPIC, "--yes", code=2)
+    assert json.loads(run("list", root, "--json")) == []
+    if owner is not None:
+        owner.close()
+
+
+def test_a_command_goes_on_by_itself_when_the_owner_ends(root):
+    """It was asked, and closed before it looked: the directory is free, and the command does it."""
+    owner = TopicStore.open(root, background=False)
+    closing = threading.Timer(0.05, owner.close)
+    closing.start()
+    run("seek", root, TOPIC, "billing", "--to", 5)
+    closing.join()
+    with TopicStore.open(root, background=False) as store:
+        assert store.subscribe(TOPIC, "billing").next_offset == 5
+
+
+def test_an_owner_without_upkeep_is_named(root):
+    """What to do about it, too."""
+    with TopicStore.open(root, background=False):
+        told = run("seek", root, TOPIC, "billing", "--to", 5, "--wait", 0.01, code=1)
+    assert "did not take the request within 0.01 s: stop it, or let it call TopicStore.maintain" in told
