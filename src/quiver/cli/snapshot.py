@@ -1,5 +1,5 @@
 """
-`quiver snapshot DIR|PIPELINE.yaml TO` and `quiver restore FROM TO|PIPELINE.yaml`.
+`quiver snapshot DIR|PIPELINE.yaml TO`, `quiver restore FROM TO|PIPELINE.yaml` and `quiver restore --cold URL TO`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quiver.cli.cold_restore import Cold, DryRun, Stores, restore_cold
+from quiver.cli.object_store import ObjectOptions
 from quiver.cli.output import JsonFlag, human_bytes, print_json
 from quiver.cli.paths import pipeline_given
+from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.store.snapshot import Copied
@@ -87,10 +90,18 @@ def _others(directory: Path) -> tuple[dict[str, str], str | None]:
 
 
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="FROM", help="A snapshot.")],
-    to: Annotated[
-        Path, typer.Argument(help="A new directory for the store; of a pipeline's snapshot the pipeline file.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[FROM] TO",
+            help="A snapshot, which there is none of with --cold; and a new directory for the store, or of a pipeline's"
+            " snapshot the pipeline file.",
+        ),
     ],
+    cold: Cold = None,
+    option: ObjectOptions = None,
+    stores: Stores = None,
+    dry_run: DryRun = False,
     keep_identity: Annotated[
         bool,
         typer.Option(
@@ -109,7 +120,20 @@ def restore(
 
     Every subscriber goes on where the snapshot found it, and gets what it may have had since once more. The stores of a
     pipeline are made where its file says they are.
+
+    With --cold the store is made from its object tier, without the disk that it was on: it has every segment that was
+    sent, its old identity, and no subscribers. Exits with 1 when objects are damaged.
     """
+    if cold is not None:
+        if len(paths) != 1 or keep_identity or damaged_too or assignments or run_dir is not None:
+            raise WrongUse("quiver restore --cold URL TO takes one directory, --option, --store, --dry-run and --json")
+        restore_cold(paths[0], cold, option, stores, dry_run=dry_run, as_json=as_json)
+        return
+    if len(paths) != 2:
+        raise WrongUse("quiver restore FROM TO: name a snapshot and a new directory, or an object tier with --cold")
+    source, to = paths
+    if option or stores or dry_run:
+        raise WrongUse("--option, --store and --dry-run are for --cold")
     import uuid  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.cli.progress import Progress  # noqa: PLC0415

@@ -51,6 +51,7 @@ With an object tier:
 `cold_register.py`         the list of what it has: in memory, on disk
 `cold_tier.py`             sealed segments are sent and verified, finished ones removed
 `cold_rebuild.py`          its list, damaged, made anew from the objects
+`cold_restore.py`          a store made again from its objects, on another disk
 `cold_window.py`           what it has leaves the disk
 `cold_files.py`            a file system that shows what only the tier has
 =========================  ========================================================================
@@ -66,6 +67,7 @@ Beside an open store, from the files alone:
 `check.py`                 every file checked to its last byte, and against the others
 `roster.py`                who subscribes, how each stands, and what an operator may change
 `snapshot.py`              consistent copies of stores beside their writers, and back
+`new_directory.py`         directories that are built under another name and renamed last
 `snapshot_copy.py`         one store of such a copy, file by file
 `export.py`                batches to Parquet, Arrow or JSON lines
 `doctor.py`                the disk below, measured and put in words

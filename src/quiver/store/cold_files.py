@@ -29,12 +29,21 @@ from quiver.store.cold_location import location_from_list, mark_path, object_key
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list
 from quiver.store.format.names import COLD_LIST, SEGMENTS_DIR, parse_segment_name, segment_name
 
-__all__ = ["COLD_INODE", "ColdFiles", "OpenTier", "fetch_segment", "read_cold_list", "require_place"]
+__all__ = [
+    "COLD_INODE",
+    "ColdFiles",
+    "OpenTier",
+    "fetch_segment",
+    "object_problem",
+    "read_cold_list",
+    "require_place",
+]
 
 COLD_INODE = 0
 """What `stat` says of a segment in the tier; no file has it."""
 
 _CRC_BYTES = 4
+_PIECE_BYTES = 4 * 1024 * 1024
 _TRIES = 3
 """What came back wrong may have been cut on the way: it is asked for again this often."""
 
@@ -133,6 +142,36 @@ def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
         else:
             return data
     raise Damaged(key, 0, reason)
+
+
+def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None:
+    """
+    Return why the object is not the segment, byte for byte; None when it is. No more than a piece of it is in memory.
+
+    Raises:
+        ObjectsUnavailable: nobody answers.
+    """
+    reason = ""
+    for _ in range(_TRIES):
+        try:
+            # First what costs nothing: of another object, however large, no more is read.
+            end = tier.get_range(key, max(0, entry.size_bytes - _CRC_BYTES), _CRC_BYTES)
+            if end != entry.crc32.to_bytes(_CRC_BYTES, "little"):
+                reason = f"the object does not end with {entry.crc32:08x}"
+                continue
+            computed = offset = 0
+            while offset < entry.size_bytes - _CRC_BYTES:
+                piece = tier.get_range(key, offset, min(_PIECE_BYTES, entry.size_bytes - _CRC_BYTES - offset))
+                if not piece:
+                    break
+                computed = crc32(piece, computed)
+                offset += len(piece)
+        except ObjectMissing:
+            return "the object is gone from the tier"
+        if computed == entry.crc32:
+            return None
+        reason = f"the object's checksum is not {entry.crc32:08x}"
+    return reason
 
 
 class _ColdFile:

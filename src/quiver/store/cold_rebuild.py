@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quiver.errors import Damaged
 from quiver.objects.port import ObjectTier
 from quiver.primitives.copying import keep_damaged
 from quiver.primitives.files import FileSystem
-from quiver.store.cold_files import ColdFiles, ColdListing, fetch_segment
-from quiver.store.cold_location import location_from_list
+from quiver.store.cold_files import ColdFiles, ColdListing, object_problem
+from quiver.store.cold_location import location_from_list, object_key
 from quiver.store.cold_register import ColdRegister, cold_segment
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, parse_object_name
 from quiver.store.format.names import COLD_LIST, QUARANTINE_DIR, segment_name
 from quiver.store.segment.tail import read_info
 
-__all__ = ["rebuild_cold_list"]
+__all__ = ["list_tier", "rebuild_cold_list"]
 
 _NOWHERE = "objects"
 """No directory of a store: a path in it is never that of a local file."""
@@ -62,6 +62,29 @@ def rebuild_cold_list(
         ObjectsUnavailable: nobody answers; nothing was changed.
         OSError: the disk says so.
     """
+    found = list_tier(files, location, tier)
+    if not found:
+        raise damage
+    path = f"{directory}/{COLD_LIST}"
+    with contextlib.suppress(FileNotFoundError):  # lost, not damaged
+        keep_damaged(files, f"{root}/{QUARANTINE_DIR}", COLD_LIST, files.read_all(path, size_max=COLD_LIST_BYTES_MAX))
+    register = ColdRegister(files, directory, location)
+    register.replace_all(found)
+    return register
+
+
+def list_tier(files: FileSystem, location: Mapping[str, Any], tier: ObjectTier) -> list[ColdSegment]:
+    """
+    Return an entry for each segment that has an object, ascending, after reading all objects.
+
+    Args:
+        files: any file system.
+        location: where the objects are, as a list has it.
+        tier: the objects.
+
+    Raises:
+        ObjectsUnavailable: nobody answers.
+    """
     where, folder = location_from_list(location)
     found: dict[int, ColdSegment] = {}
     for one in tier.list_below(f"{folder}/segments/"):
@@ -69,24 +92,33 @@ def rebuild_cold_list(
         if name is None:
             continue
         seq, checksum = name
+        entry = ColdSegment(seq, one.size_bytes, checksum, 0, None, None, None, "sent")
         known = found.get(seq)
-        if known is None or known.state != "verified":
-            entry = ColdSegment(seq, one.size_bytes, checksum, 0, None, None, None, "sent")
+        if one.key == object_key(folder, entry) and (known is None or known.state != "verified"):
             shown = _Shown(files, ColdListing(where, folder, {seq: entry}), tier)
             found[seq] = _entry_of(shown, tier, one.key, entry)
-    if not found:
-        raise damage
-    path = f"{directory}/{COLD_LIST}"
-    with contextlib.suppress(FileNotFoundError):  # lost, not damaged
-        keep_damaged(files, f"{root}/{QUARANTINE_DIR}", COLD_LIST, files.read_all(path, size_max=COLD_LIST_BYTES_MAX))
-    register = ColdRegister(files, directory, location)
-    register.replace_all(found.values())
-    return register
+    return _each_once(found[seq] for seq in sorted(found))
+
+
+def _each_once(entries: Iterable[ColdSegment]) -> list[ColdSegment]:
+    """
+    Return *entries*, of which those are damaged that are the same segment under another number.
+    """
+    contents: set[tuple[int, int]] = set()
+    kept = []
+    for entry in entries:
+        content = (entry.size_bytes, entry.crc32)
+        if entry.state == "verified" and content in contents:
+            entry = dataclasses.replace(entry, state="damaged")  # noqa: PLW2901
+        contents.add(content)
+        kept.append(entry)
+    return kept
 
 
 def _entry_of(shown: FileSystem, tier: ObjectTier, key: str, entry: ColdSegment) -> ColdSegment:
+    if object_problem(tier, key, entry) is not None:
+        return dataclasses.replace(entry, state="damaged")
     try:
-        fetch_segment(tier, key, entry)
         info = read_info(shown, f"{_NOWHERE}/{segment_name(entry.seq)}")
     except Damaged:
         return dataclasses.replace(entry, state="damaged")

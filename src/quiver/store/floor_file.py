@@ -4,15 +4,19 @@ The file that says which segment numbers were given out: read and raised, never 
 
 from __future__ import annotations
 
+from quiver.clock import Clock
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.floor import Floor, decode_floor_file, encode_floor
 from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR
 
-__all__ = ["FLOOR_BYTES_MAX", "raise_floor", "read_floor", "skip_numbers"]
+__all__ = ["FLOOR_BYTES_MAX", "number_beyond", "raise_floor", "read_floor", "skip_numbers"]
 
 FLOOR_BYTES_MAX = 64 * 1024
+
+_FLOOR_STEP = 2**32
+"""How far the numbers move on where the clock cannot say: a segment for each millisecond of seven weeks."""
 
 
 def read_floor(fs: FileSystem, root: str) -> Floor:
@@ -57,3 +61,14 @@ def skip_numbers(fs: FileSystem, root: str, floor: int) -> None:
 def _write(fs: FileSystem, root: str, floor: Floor) -> None:
     data = encode_floor(floor.value, skipped=floor.skipped)
     replace_file(fs, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", data)
+
+
+def number_beyond(floor: int, clock: Clock) -> int:
+    """
+    Return a segment number above every one that the store can have given out since its snapshot had *floor*, and above
+    those of every store that was restored from that snapshot before.
+
+    One number for each microsecond since 1970. Where the clock has not come that far, it is not set.
+    """
+    now_us = clock.now_ns() // 1_000
+    return now_us if now_us > floor else floor + _FLOOR_STEP

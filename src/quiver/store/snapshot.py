@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import posixpath
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quiver.clock import SYSTEM_CLOCK, Clock
@@ -31,7 +31,7 @@ from quiver.primitives.copying import checksum_of, copy_file, link_or_copy
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.check import check_store
-from quiver.store.floor_file import read_floor, skip_numbers
+from quiver.store.floor_file import number_beyond, read_floor, skip_numbers
 from quiver.store.format.names import (
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
@@ -48,6 +48,7 @@ from quiver.store.format.snapshot_list import (
     encode_snapshot_list,
 )
 from quiver.store.instances import instance_roots
+from quiver.store.new_directory import begin_directory, finish_directory
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.snapshot_copy import Copied, StoreCopy
 
@@ -70,12 +71,6 @@ __all__ = [
 BESIDE_DIR = "beside"
 BUFFERS_DIR = "buffers"
 CHECKPOINTS_DIR = "checkpoints"
-
-PARTIAL_SUFFIX = ".partial"
-"""A directory of this name is a copy that was not finished; the next one to the same name replaces it."""
-
-_FLOOR_STEP = 2**32
-"""How far the numbers move on where the clock cannot say: a segment for each millisecond of seven weeks."""
 
 CopyPositions = Callable[[FileSystem, str], Iterable[SnapshotFile]]
 """Copies positions that consumers keep outside of the store into the directory given; returns what it copied, relative
@@ -129,7 +124,7 @@ def snapshot_parts(fs: FileSystem, parts: Sequence[Part], target: str, *, now_ns
         OSError: the disk refused; there is no *target*.
     """
     roots = [instance_roots(fs, part.path) for part in parts]
-    partial = _begin(fs, [part.path for part in parts], target)
+    partial = begin_directory(fs, [part.path for part in parts], target)
     done = Copied(target)
     files: list[SnapshotFile] = []
     identity = ""
@@ -149,7 +144,7 @@ def snapshot_parts(fs: FileSystem, parts: Sequence[Part], target: str, *, now_ns
         if not part.below or not identity:
             identity = _identity(fs, cores[0])
     replace_file(fs, f"{partial}/{SNAPSHOT_LIST}", encode_snapshot_list(Snapshot(now_ns, identity, tuple(files))))
-    _finish(fs, partial, target)
+    finish_directory(fs, partial, target)
     done.files = len(files)
     done.size_bytes = sum(file.size_bytes for file in files)
     return done
@@ -308,7 +303,7 @@ def restore_parts(
     listed, problems = check_snapshot(fs, source)
     if problems and not damaged_too:
         raise problems[0]
-    partials = {place: _begin(fs, [source], target) for place, target in targets.items()}
+    partials = {place: begin_directory(fs, [source], target) for place, target in targets.items()}
     done = Copied(next(iter(targets.values())))
     done.notes += [str(problem) for problem in problems]
     copied = _copy_back(fs, source, listed, partials, done)
@@ -323,7 +318,7 @@ def restore_parts(
                     replace_file(fs, path, f"{identities[old]}\n".encode())
             elif posixpath.basename(path) == SEGMENT_FLOOR and moves_on:
                 root = posixpath.dirname(posixpath.dirname(path))
-                skip_numbers(fs, root, _beyond(read_floor(fs, root).value, clock))
+                skip_numbers(fs, root, number_beyond(read_floor(fs, root).value, clock))
     for place, partial in partials.items():
         if not place.startswith(f"{CHECKPOINTS_DIR}/"):
             for root in instance_roots(fs, partial):
@@ -333,7 +328,7 @@ def restore_parts(
         elif positions is not None:
             positions(posixpath.basename(place), partial, identities)
     for place in reversed(list(targets)):
-        _finish(fs, partials[place], targets[place])
+        finish_directory(fs, partials[place], targets[place])
     return done
 
 
@@ -369,17 +364,6 @@ def _new_identity(identity: str, place: str, partial: str, root: str) -> str:
     return str(uuid.uuid5(uuid.UUID(identity), "/".join(names))) if names else identity
 
 
-def _beyond(floor: int, clock: Clock) -> int:
-    """
-    Return a segment number above every one that the store can have given out since its snapshot had *floor*, and above
-    those of every store that was restored from that snapshot before.
-
-    One number for each microsecond since 1970. Where the clock has not come that far, it is not set.
-    """
-    now_us = clock.now_ns() // 1_000
-    return now_us if now_us > floor else floor + _FLOOR_STEP
-
-
 def _check_file(fs: FileSystem, path: str, file: SnapshotFile) -> None:
     try:
         if file.crc32 is None:
@@ -405,57 +389,3 @@ def _identity(fs: FileSystem, root: str) -> str:
         return fs.read_all(f"{root}/{STORE_ID}", size_max=1024).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return ""
-
-
-def _begin(fs: FileSystem, sources: Iterable[str], target: str) -> str:
-    """
-    Return the empty directory in which *target* is made.
-    """
-    if fs.exists(target):
-        # Killed between its rename and its sync, an earlier call left a name that loss of power would take back.
-        fs.sync_dir(posixpath.dirname(target) or ".")
-        raise WrongUse(f"{target} exists; name a new directory")
-    for source in sources:
-        if f"{posixpath.normpath(target)}/".startswith(f"{posixpath.normpath(source)}/"):
-            raise WrongUse(f"{target} lies within {source}; name a directory beside it")
-    partial = target + PARTIAL_SUFFIX
-    if fs.exists(partial):
-        _remove_below(fs, partial)
-    fs.make_dirs(partial)
-    return partial
-
-
-def _remove_below(fs: FileSystem, directory: str) -> None:
-    """
-    Remove what a copy that was cut off left in *directory*; an empty directory would pass for a store.
-    """
-    for name in fs.list_dir(directory):
-        path = f"{directory}/{name}"
-        try:
-            _remove_below(fs, path)
-        except NotADirectoryError:
-            fs.remove(path)
-        else:
-            fs.remove_dir(path)
-    fs.sync_dir(directory)
-
-
-def _files_below(fs: FileSystem, directory: str) -> Iterator[str]:
-    for name in fs.list_dir(directory):
-        path = f"{directory}/{name}"
-        try:
-            fs.list_dir(path)
-        except NotADirectoryError:
-            yield path
-        else:
-            yield from _files_below(fs, path)
-
-
-def _finish(fs: FileSystem, partial: str, target: str) -> None:
-    """
-    Make all names in *partial* durable, then give it its own.
-    """
-    for directory in {posixpath.dirname(path) for path in _files_below(fs, partial)}:
-        fs.sync_dir(directory)
-    fs.rename(partial, target)
-    fs.sync_dir(posixpath.dirname(target) or ".")

@@ -1,0 +1,102 @@
+"""
+`quiver restore --cold URL DIR`: a store made again from its object tier.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quiver.cli.object_store import object_location
+from quiver.cli.output import human_bytes, print_json, print_table
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    from quiver.store.cold_restore import RestoredStore
+
+__all__ = ["Cold", "DryRun", "Stores", "restore_cold"]
+
+Cold = Annotated[
+    str | None,
+    typer.Option("--cold", metavar="URL", help="Make the store DIR from its object tier instead: s3://bucket/prefix."),
+]
+Stores = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store",
+        metavar="ID",
+        help="With --cold, where it has several stores: this one. Given again, they are the cores of one store.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="With --cold: show what is there, and write nothing.")]
+
+
+def restore_cold(
+    target: Path, url: str, option: list[str] | None, stores: list[str] | None, *, dry_run: bool, as_json: bool
+) -> None:
+    """
+    Make the store *target* from the objects at *url*, or show what is there.
+    """
+    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.cold_restore import restore_from_tier, stores_in_tier  # noqa: PLC0415
+
+    location = object_location(url, option) or ObjectLocation.from_url(url)
+    tier = open_objects(location, writable=False)
+    try:
+        known = stores_in_tier(tier)
+        if not known:
+            raise WrongUse(f"{location} has no segment of a store: is it what cold.objects says?")
+        if not stores and len(known) > 1 and not dry_run:
+            raise WrongUse(f"{location} has several stores: choose with --store. There are {', '.join(known)}")
+        with Progress("reading") as progress:
+            files = progress.files(REAL_FILES)
+            if dry_run:
+                found = [
+                    one
+                    for identity in stores or known
+                    for one in restore_from_tier(
+                        files, str(target), tier, location, [identity], clock=SYSTEM_CLOCK, dry_run=True
+                    )
+                ]
+            else:
+                found = restore_from_tier(files, str(target), tier, location, stores or known, clock=SYSTEM_CLOCK)
+    finally:
+        tier.close()
+    if as_json:
+        print_json([_as_dict(one) for one in found])
+    else:
+        print_table(f"stores in {location}", [_row(one) for one in found])
+        for one in found:
+            for key in one.damaged:
+                typer.echo(f"damaged: {key} is not the segment that its name says", err=True)
+    if any(one.damaged for one in found):
+        raise typer.Exit(1)
+
+
+def _row(one: RestoredStore) -> dict[str, Any]:
+    told = _as_dict(one)
+    return told | {"size_bytes": human_bytes(one.size_bytes), "damaged": len(one.damaged)}
+
+
+def _as_dict(one: RestoredStore) -> dict[str, Any]:
+    times = [entry.ingested_ns for entry in one.segments if entry.ingested_ns is not None]
+    return {
+        "store": one.identity,
+        "path": one.path,
+        "segments": len(one.segments),
+        "bundles": one.bundles,
+        "size_bytes": one.size_bytes,
+        "from": _time(min(first for first, _ in times)) if times else None,
+        "to": _time(max(last for _, last in times)) if times else None,
+        "damaged": one.damaged,
+    }
+
+
+def _time(ns: int) -> str:
+    return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

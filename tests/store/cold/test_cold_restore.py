@@ -1,0 +1,203 @@
+"""
+A store made again from its object tier, without the disk that it was on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from store_cold_rig import WHERE, Rig, drain, number_of
+from test_cold_tools import fill, run, settings_with
+
+import quiver
+from quiver.errors import ObjectsUnavailable, WrongUse
+from quiver.objects.location import ObjectLocation
+from quiver.primitives.real_files import REAL_FILES
+from quiver.store.check import check_store
+from quiver.store.cold_restore import restore_from_tier, stores_in_tier
+from quiver.store.floor_file import read_floor
+from quiver.store.format.cold_list import parse_object_name
+from quiver.store.instances import instance_roots
+from quiver.store.read import read
+from quiver.testing.faultfs import FaultFileSystem
+from s3_server import S3Server
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+NEW = "/new/buffer"
+
+
+def sent(segments: int = 3) -> tuple[Rig, str]:
+    """A closed store whose segments are in the tier, with one bundle more in its log; and its identity."""
+    rig = Rig(cold_local_bytes=0, cold_keep_finished_s=1e9)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, segments)
+        for _ in range(2):
+            store.maintain()
+    rig.files.make_dirs("/new")
+    (identity,) = stores_in_tier(rig.tier)
+    return rig, identity
+
+
+def restored(rig: Rig, identity: str, **options):
+    files = options.pop("files", rig.files)
+    (one,) = restore_from_tier(files, NEW, rig.tier, WHERE, [identity], clock=rig.clock, **options)
+    return one
+
+
+def opened(rig: Rig):
+    return quiver.open(NEW, rig.settings, files=rig.files, clock=rig.clock, background=False)
+
+
+def test_another_disk_has_every_segment() -> None:
+    """For readers, for subscribers and for what is ingested from now on; nothing but a list is on the disk."""
+    rig, identity = sent()
+    one = restored(rig, identity)
+    assert (len(one.segments), one.bundles, one.damaged) == (3, 9, [])
+    assert [number_of(bundle) for _, bundle in read(NEW, fs=rig.files).bundles()] == list(range(9))
+    assert check_store(rig.files, NEW).findings == []
+    floor = read_floor(rig.files, NEW)
+    assert floor.skipped == range(3, floor.value)
+    assert floor.value > 2**32
+    with opened(rig) as store:
+        rig.fill(store, 1)
+        assert drain(store, "one") == list(range(12))
+        for _ in range(2):
+            store.maintain()
+        assert rig.objects()[-1] >= floor.value
+    again = rig.clock
+    again.advance(1.0)
+    (third,) = restore_from_tier(rig.files, "/third", rig.tier, WHERE, [identity], clock=again)
+    assert third.bundles == 12
+
+
+def test_every_step_may_be_the_last() -> None:
+    """A crash leaves no store, or all of it; the next call succeeds."""
+    rig, identity = sent()
+    moments = []
+    rig.files.on_step = lambda *_: moments.extend([rig.files.clone_after_crash(1), rig.files.clone_after_kill()])
+    restored(rig, identity)
+    rig.files.on_step = None
+    made = 0
+    for disk in moments:
+        if disk.exists(NEW):
+            made += 1
+        else:
+            restored(rig, identity, files=disk)
+        assert disk.list_dir("/new") == ["buffer"]
+        assert len(list(read(NEW, fs=disk).bundles())) == 9
+    assert 0 < made < len(moments)
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir"])
+def test_a_disk_that_refuses_leaves_no_store(operation) -> None:
+    """Whichever call it is; then it succeeds."""
+    rig, identity = sent()
+    files = FaultFileSystem(rig.files, path_part=".partial")
+    for nth in range(1, 6):
+        files.fail_on(operation, nth)
+        try:
+            restored(rig, identity, files=files)
+        except OSError:
+            assert not rig.files.exists(NEW)
+        else:
+            break
+    if not rig.files.exists(NEW):
+        files.heal()
+        restored(rig, identity, files=files)
+    assert len(list(read(NEW, fs=rig.files).bundles())) == 9
+
+
+def test_objects_that_are_not_what_their_names_say() -> None:
+    """They are named and left where they are. Everything else is there."""
+    rig, identity = sent()
+    keys = rig.names()
+    tier = rig.tier
+    whole = tier.get(keys[0], size_max=1 << 20)
+    folder = keys[0].rpartition("/")[0]
+    name = parse_object_name(keys[0].rpartition("/")[2])
+    assert name is not None
+    tier.put(f"{folder}/0000000000000007-00000000.qseg", b"junk" * 1000)
+    tier.put(f"{folder}/0000000000000008-{name[1]:08x}.qseg", whole[:-1])
+    tier.put(f"{folder}/0000000000000009-{name[1]:08x}.qseg", whole)  # segment 0 again, under another number
+    tier.put(f"{folder}/0000000000000010-00000000.qseg", b"")
+    tier.put(f"{folder}/0000000000000011-{name[1]:08x}.qseg", b"x" * 100 + whole[-4:])
+    tier.put(f"{folder}/deeper/{keys[0].rpartition('/')[2]}", whole)
+    tier.put(f"{folder}/notes", b"x")
+    tier.put("stores/not-an-identity/segments/0000000000000000-00000000.qseg", b"x")
+    before = rig.names()
+    one = restored(rig, identity)
+    assert [int(key.rpartition("/")[2][:16]) for key in one.damaged] == [7, 8, 9, 10, 11]
+    assert [entry.seq for entry in one.segments] == [0, 1, 2]
+    assert rig.names() == before
+    with opened(rig) as store:
+        assert drain(store, "one") == list(range(9))
+
+
+def test_what_cannot_be_restored_is_refused() -> None:
+    """A directory that exists, a store without segments, a tier that does not answer: nothing is made."""
+    rig, identity = sent()
+    rig.tier.fail_on("get_range", 2)
+    with pytest.raises(ObjectsUnavailable):
+        restored(rig, identity)
+    with pytest.raises(WrongUse, match="no object below"):
+        restored(rig, "00000000-0000-0000-0000-000000000000")
+    assert not rig.files.exists(NEW)
+    assert restored(rig, identity, dry_run=True).bundles == 9
+    assert not rig.files.exists(NEW)
+    restored(rig, identity)
+    with pytest.raises(WrongUse, match="exists"):
+        restored(rig, identity)
+
+
+def test_cores_of_a_store(tmp_path: Path) -> None:
+    """Each has its objects below an identity of its own: together they are one store again."""
+    settings = settings_with(ObjectLocation.from_url(str(tmp_path / "cold")))
+    with quiver.open(tmp_path / "buffer", settings, cores=2, background=False) as store:
+        for core in range(2):
+            fill(store.core(core), 0, 1)
+    shutil.rmtree(tmp_path / "buffer")
+    place = ("--cold", tmp_path / "cold")
+    refused = run("restore", *place, tmp_path / "new", code=2)
+    assert "choose with --store" in refused
+    looked = json.loads(run("restore", *place, tmp_path / "new", "--dry-run", "--json"))
+    assert [one["bundles"] for one in looked] == [3, 3]
+    stores = [word for one in looked for word in ("--store", one["store"])]
+    run("restore", *place, tmp_path / "new", *stores)
+    assert len(instance_roots(REAL_FILES, str(tmp_path / "new"))) == 2
+    with quiver.open(tmp_path / "new", settings, cores=2, background=False) as store:
+        subscriber = store.register("one", start="earliest")
+        got = []
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            got.append(number_of(handle.bundle))
+            handle.ack()
+    assert sorted(got) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_real_bucket(s3_server: S3Server, tmp_path: Path, monkeypatch) -> None:
+    """By its URL, with credentials of the environment or as options; wrong uses are refused in words."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    url = s3_server.url()
+    location = ObjectLocation.from_url(url, s3_server.options())
+    with quiver.open(tmp_path / "buffer", settings_with(location), background=False) as store:
+        fill(store, 0, 2)
+    shutil.rmtree(tmp_path / "buffer")
+    options = [word for key, value in s3_server.options().items() for word in ("--option", f"{key}={value}")]
+    place = ("--cold", url, *options)
+    (one,) = json.loads(run("restore", *place, tmp_path / "new", "--json"))
+    assert (one["segments"], one["bundles"], one["damaged"]) == (2, 6, [])
+    assert s3_server.secret_key.encode() not in (tmp_path / "new" / "segments" / "quiver.cold").read_bytes()
+    reader = quiver.read(tmp_path / "new", objects=location)
+    assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(6))
+    assert "exists" in run("restore", *place, tmp_path / "new", code=2)
+    assert "takes one directory" in run("restore", *place, tmp_path / "new", tmp_path / "other", code=2)
+    assert "for --cold" in run("restore", tmp_path / "new", tmp_path / "other", "--dry-run", code=2)
+    assert "name a snapshot" in run("restore", tmp_path / "new", code=2)
+    assert "no segment of a store" in run("restore", "--cold", tmp_path, tmp_path / "other", code=2)
