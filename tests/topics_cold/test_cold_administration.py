@@ -61,7 +61,7 @@ def test_truncating_deletes_objects_too(before):
 
 
 def test_deleting_leaves_nothing_in_either_store():
-    """But for the record of who owned it; another machine that opens it begins at 0."""
+    """But for who owned it, and how far it came: another machine goes on behind that, and brings nothing back."""
     rig, log = opened()
     append(log, 20)
     rig.store.subscribe(TOPIC, "billing", start=0)
@@ -72,13 +72,35 @@ def test_deleting_leaves_nothing_in_either_store():
     rig.store.maintain()
     rig.store.delete(TOPIC)
     keys = [entry.key for entry in rig.facts.range("/") if "/other" not in entry.key]
-    assert keys == [f"/danube/storage/topics/{TOPIC}/owner"]
+    assert keys == [f"/danube/storage/topics/{TOPIC}/{name}" for name in ("owner", "state")]
     assert rig.keys() == []
     assert rig.store.topics() == ["default/other"]
     assert read(other) == expected(3)
     rig.close()
     with Rig(memory=rig.memory, facts=rig.facts, owner="two", chosen=rig.chosen).opened() as log:
-        assert log.wal.next_offset == 0
+        assert log.wal.next_offset == 20
+        assert read(log, 20) == []
+
+
+@pytest.mark.parametrize("rotate", [None, 400])
+@pytest.mark.parametrize("what", ["truncate", "delete"])
+def test_a_machine_that_had_the_topic_brings_nothing_back(what, rotate):
+    """Its files that are older go when it has the topic again, also when it had all of it."""
+    one = Rig(chosen=settings(keep_minutes=None, rotate=rotate))
+    with one.opened() as log:
+        append(log, 20)
+    two = Rig(memory=one.memory, facts=one.facts, owner="two", chosen=one.chosen)
+    two.open()
+    if what == "truncate":
+        assert two.store.truncate(TOPIC, "latest") == 20
+    else:
+        two.store.delete(TOPIC)
+    two.close()
+    for _ in range(2):
+        with one.opened() as log:
+            assert log.start_offset() >= 20
+            assert read(log, log.start_offset()) == expected(log.wal.next_offset, 20)
+            append(log, 3)
 
 
 @pytest.mark.parametrize("step", ["list", "delete", "commit"])

@@ -98,6 +98,13 @@ def test_what_only_objects_have_is_not_damage(tmp_path):
             append(store.topic(NAME), count)
             store.unload(NAME)
 
+    done = run("topic", "tail", tmp_path / "here", NAME, "--objects", tmp_path / "cold")
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == [str(offset) for offset in range(9)]
+    done = run("topic", "tail", tmp_path / "here", NAME, "--from", 5)
+    assert done.stderr == "messages 5 to 6 are in objects: say where, with --objects\n"
+    done = run("topic", "tail", tmp_path / "there", NAME, "--objects", tmp_path / "cold", "--metadata", url)
+    assert len(done.stdout.splitlines()) == 9
+
     def verify(*options, code):
         done = run("topic", "verify", tmp_path / "here", NAME, "--json", *options)
         assert done.exit_code == code, done.output

@@ -87,6 +87,9 @@ def test_keys():
         "/danube/storage/topics/ns/topic/objects/00000000000000001000"
     )
     assert current_key("/danube", "ns/topic") == "/danube/storage/topics/ns/topic/objects/cur"
+    assert encode_sealed_state(SealedState(True, 41, "b1", 7, 12)) == (
+        b'{"sealed":true,"last_committed_offset":41,"broker_id":"b1","timestamp":7,"start_offset":12}'
+    )
     assert state_key("/danube", "ns/topic") == "/danube/storage/topics/ns/topic/state"
     assert owner_key("/danube", "ns/topic") == "/danube/storage/topics/ns/topic/owner"
     assert object_key("ns/topic", "data-1000-5000.dnb1") == "storage/topics/ns/topic/objects/data-1000-5000.dnb1"
@@ -164,7 +167,7 @@ def test_a_later_writers_keys_are_passed_over():
 
 def test_states():
     """−1 is a topic in which nothing was committed; anything else that is no offset is damage."""
-    for value in (SealedState(True, -1, "b", 1), SealedState(False, 2**64 - 1, "", 0)):
+    for value in (SealedState(True, -1, "b", 1), SealedState(False, 2**64 - 1, "", 0), SealedState(True, 9, "", 0, 7)):
         assert decode_sealed_state(encode_sealed_state(value)).value == value
     for data in (b"", b"{}", b"[]", b'{"sealed":true,"last_committed_offset":-2,"broker_id":"","timestamp":0}'):
         assert isinstance(decode_sealed_state(data), Damage)

@@ -216,7 +216,7 @@ def tail(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Print the messages that the local files have, also beside a live writer; with --objects those behind them, too.
+    Print the messages that the local files have, also beside a live writer; with --objects those that they lack, too.
 
     Lost ranges are passed over.
     """
@@ -249,19 +249,28 @@ def _messages(root: Path, topic: str, source: TopicFiles, start: int, tier: Tier
     from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
-    local = source.start_offset()
-    if start < local:
-        with metadata_of(root, tier.metadata) as store:
-            name = check_topic(topic)
-            catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=name)
-            first = None if catalogue is None else catalogue.start_offset
-            if catalogue is not None and first is not None and first < local:
-                first = max(first, start)
-                if tier.objects is None:
-                    typer.echo(f"messages {first} to {local - 1} are in objects: say where, with --objects", err=True)
-                else:
-                    yield from messages_of_objects(tier.objects, catalogue, first, local)
-    yield from source.read(max(start, local), on_lost="skip")
+    at = start
+    with metadata_of(root, tier.metadata) as store:
+        name = check_topic(topic)
+        catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=name)
+        for message in source.read(max(start, source.start_offset()), on_lost="skip"):
+            if message.offset > at and catalogue is not None:
+                yield from _from_objects(catalogue, tier, at, message.offset)
+            yield message
+            at = message.offset + 1
+        if catalogue is not None:
+            yield from _from_objects(catalogue, tier, at, catalogue.next_offset)
+
+
+def _from_objects(catalogue: ObjectCatalogue, tier: TierPlace, start: int, stop: int) -> Iterator[Message]:
+    found = catalogue.at_or_after(start)
+    if found is None or found.start_offset >= stop:
+        return  # nobody has them any more
+    first = max(start, found.start_offset)
+    if tier.objects is None:
+        typer.echo(f"messages {first} to {stop - 1} are in objects: say where, with --objects", err=True)
+    else:
+        yield from messages_of_objects(tier.objects, catalogue, first, stop)
 
 
 def produce(

@@ -168,8 +168,7 @@ def delete(
     """
     Delete a topic: its messages, here and in objects, its subscriptions, and what was kept aside.
 
-    Works beside a process that has the topics open: that one does it. A machine that had the topic before, and still
-    has files of it, brings them back when it opens it: delete them there, too.
+    Works beside a process that has the topics open: that one does it.
     """
     if not yes:
         typer.confirm(f"Delete {topic} of {access.root} for good?", abort=True)

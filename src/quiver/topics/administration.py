@@ -76,8 +76,8 @@ class TopicAdministration(TopicSubscriptions):
         """
         Delete *topic*: its messages, here and in objects, its subscriptions, and what was kept aside.
 
-        A topic of that name that is opened later begins at offset 0. Another machine that still has files of the topic
-        brings them back when it opens it: delete them there, too. A crash leaves some of the topic: delete it again.
+        A topic of that name that is opened later begins at offset 0; with objects it goes on at the next offset, so
+        that files which another machine still has bring nothing back. A crash may leave some of it: delete it again.
 
         Raises:
             WrongUse: there is no such topic.

@@ -324,11 +324,11 @@ class ObjectCatalogue:
         """
         self._write(self.changes_for(state))
 
-    def changes_for(self, state: SealedState | None) -> dict[str, bytes | None]:
+    def changes_for(self, state: SealedState) -> dict[str, bytes | None]:
         """
-        Return what `keep_state` writes, for a commit that does more than that; None forgets the state.
+        Return what `keep_state` writes, for a commit that does more than that.
         """
-        return {state_key(self._root, self.topic): None if state is None else encode_sealed_state(state)}
+        return {state_key(self._root, self.topic): encode_sealed_state(state)}
 
     def next_offset_min(self) -> int:
         """

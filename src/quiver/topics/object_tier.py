@@ -58,6 +58,7 @@ class _Owned:
     uploader: Uploader | None = None
     deleter: Deleter | None = None
     delays: Iterator[float] | None = None
+    begins_at: int = 0  # what is below was deleted on purpose
     upload_at: float = 0.0
     delete_at: float = 0.0
 
@@ -191,6 +192,8 @@ class ObjectColdTier:
             owned.kept = SubscriptionFiles(self._files, wal.directory)
             owned.cursors.restore(owned.kept)
             state = owned.catalogue.sealed_state()
+            if state is not None:
+                self._release_truncated(owned, wal, state)
             if state is not None and state.sealed:
                 # From here on what it says of being sealed is no longer true; how far it came still is.
                 owned.catalogue.keep_state(replace(state, sealed=False))
@@ -207,6 +210,20 @@ class ObjectColdTier:
             )  # fmt: skip
             owned.delete_at = self._clock.monotonic() + self._settings.deleter.check_interval_minutes * 60
         self._notify()
+
+    @staticmethod
+    def _release_truncated(owned: _Owned, wal: Wal, state: SealedState) -> None:
+        # 1. The topic was here. 2. Another owner truncated or deleted it. 3. It is back, and our files still have all.
+        owned.begins_at = state.start_offset
+        if wal.start_offset < state.start_offset:
+            if state.start_offset >= wal.next_offset:
+                wal.rotate()
+            wal.release_below(state.start_offset)
+
+    def _state(self, owned: _Owned, *, sealed: bool) -> SealedState:
+        next_offset = owned.catalogue.next_offset if owned.wal is None else owned.wal.next_offset
+        now_s = self._clock.now_ns() // _NS_PER_S
+        return SealedState(sealed, next_offset - 1, self._owner, now_s, owned.begins_at)
 
     def catalogue(self, topic: str) -> ObjectCatalogue:
         """
@@ -286,15 +303,15 @@ class ObjectColdTier:
         """
         owned = self._find(topic)
         with owned.work:
-            if owned.wal is not None and owned.deleter is not None:
+            if owned.deleter is not None:
+                owned.begins_at = max(owned.begins_at, offset)
                 # 1. All objects go. 2. The local disk is lost. Nobody else would know which offsets were given out.
-                now_s = self._clock.now_ns() // _NS_PER_S
-                owned.catalogue.keep_state(SealedState(False, owned.wal.next_offset - 1, self._owner, now_s))
+                owned.catalogue.keep_state(self._state(owned, sealed=False))
                 owned.deleter.truncate(offset)
 
     def delete(self, topic: str) -> None:
         """
-        Remove everything of *topic* from both stores, but for the record of its owner, and release it.
+        Remove everything of *topic* from both stores, but for how far it came, and release it.
 
         Raises:
             WrongUse: it is not open here.
@@ -307,7 +324,9 @@ class ObjectColdTier:
             if owned.deleter is not None:
                 owned.deleter.remove_all()
             owned.cursors.forget_all()
-            owned.ownership.release(owned.catalogue.changes_for(None))
+            if owned.wal is not None:
+                owned.begins_at = owned.wal.next_offset
+            owned.ownership.release(owned.catalogue.changes_for(self._state(owned, sealed=True)))
             self._forget(owned)
 
     def _every(self) -> list[_Owned]:
@@ -428,10 +447,7 @@ class ObjectColdTier:
                 owned.uploader.run_once()
             if owned.kept is not None:
                 owned.cursors.tell(owned.kept)
-            committed = (wal.next_offset if wal is not None else owned.catalogue.next_offset) - 1
-            now_s = self._clock.now_ns() // _NS_PER_S
-            state = SealedState(True, committed, self._owner, now_s)
-            owned.ownership.release(owned.catalogue.changes_for(state))
+            owned.ownership.release(owned.catalogue.changes_for(self._state(owned, sealed=True)))
 
     def hand_over(self, topics: Sequence[str], *, timeout_s: float) -> Sequence[UnfinishedHandOver]:
         """

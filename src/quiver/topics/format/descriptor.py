@@ -99,12 +99,15 @@ class ObjectDescriptor:
 class SealedState:
     """
     How an owner left a topic on purpose: everything up to `last_committed_offset` (−1: nothing) is in objects.
+
+    What is below `start_offset` was deleted on purpose: no machine that still has it brings it back.
     """
 
     sealed: bool
     last_committed_offset: int
     broker_id: str
     timestamp: int
+    start_offset: int = 0
 
 
 def encode_descriptor(value: ObjectDescriptor) -> bytes:
@@ -201,12 +204,14 @@ def encode_sealed_state(value: SealedState) -> bytes:
     """
     Return the JSON of a topic's state.
     """
-    fields = {
+    fields: dict[str, object] = {
         "sealed": value.sealed,
         "last_committed_offset": value.last_committed_offset,
         "broker_id": value.broker_id,
         "timestamp": value.timestamp,
     }
+    if value.start_offset:
+        fields["start_offset"] = value.start_offset
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -218,7 +223,10 @@ def decode_sealed_state(data: Buffer) -> Answer[SealedState]:
         fields = _mapping(data)
         last = fields["last_committed_offset"]
         committed = -1 if last == -1 else _number(last)
-        value = SealedState(fields["sealed"] is True, committed, str(fields["broker_id"]), _number(fields["timestamp"]))
+        value = SealedState(
+            fields["sealed"] is True, committed, str(fields["broker_id"]), _number(fields["timestamp"]),
+            _number(fields.get("start_offset", 0)),
+        )  # fmt: skip
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         return Damage(0, f"no state of a topic: {type(error).__name__}: {error}")
     return Frame(value, len(data))
