@@ -1100,6 +1100,30 @@ def test_e7_closes_that_are_not(code):
         told(one, Ok(0))
 
 
+@pytest.mark.parametrize(
+    ("keys", "status"), [("on_internal_error", 6), ("on_server_error", 6), ("on_server_error", 12)]
+)
+def test_e7_a_policy_of_retry_has_no_end(keys, status):
+    """The user asked for it; by default the same refusals count as poison after a while, and halt."""
+    policies = conf(f"{keys}=retry;").policies
+    for given, ends in ((policies, False), ({}, True)):
+        one = session(policies=given)
+        for number in range(20):
+            one.connected(acked_fsn=6, durable_ack=False, now=number * 10.0)
+            one.sent(number * 10.0)
+            (action,) = told(one, Refusal(status, 0, "not now"), now=number * 10.0)
+            if isinstance(action, Halt):
+                break
+            assert action.paced
+            assert action.error.applied_policy is Policy.RETRY
+        assert isinstance(action, Halt) is ends
+    one = session(policies=policies)
+    for number in range(20):  # a server that falls over instead of answering
+        one.connected(acked_fsn=6, durable_ack=False, now=number * 10.0)
+        one.sent(number * 10.0)
+        assert isinstance(one.closed(1011, "", number * 10.0, published_fsn=9), Reconnect)
+
+
 def test_e7_a_frame_that_ends_every_connection_is_poison():
     """Often and for long enough: then it is final, and names the frame."""
     one = session(acked=6)

@@ -70,8 +70,9 @@ class Policy(Enum):
     """
     What happens to a refused frame. Always on another connection: a server answers nothing behind a refusal.
 
-    ``DROP`` gives it up, into the dead letters unless these are off, and goes on behind it. ``RETRY`` sends it again,
-    until it counts as poison. ``HALT`` stops the sender; the frame stays.
+    ``DROP`` gives it up, into the dead letters unless these are off, and goes on behind it. ``RETRY`` sends it again:
+    without end where the settings say so, and until it counts as poison where it is only the default. ``HALT`` stops
+    the sender; the frame stays.
     """
 
     DROP = "DROP_AND_CONTINUE"
@@ -158,6 +159,12 @@ class SessionSettings:
         if category in FORCED:
             return Policy.HALT
         return self.policies.get(category) or DEFAULT_POLICIES[category]
+
+    def retries_without_end(self, category: Category) -> bool:
+        """
+        Say whether a frame refused as *category* is sent again for as long as it takes: the user asked for that.
+        """
+        return category not in FORCED and self.policies.get(category) is Policy.RETRY
 
 
 # ---- the handshake
@@ -432,6 +439,8 @@ class Session:
         if policy is Policy.HALT:
             return [Halt(error)]
         if policy is Policy.RETRY:
+            if self._settings.retries_without_end(category):
+                return [Reconnect(f"the server refused frame {fsn}: {text}", paced=True, error=error)]
             struck = self._struck(f"the server refused frame {fsn}: {text}", now, published_fsn)
             return [struck if isinstance(struck, Halt) else Reconnect(struck.reason, paced=True, error=error)]
         if not 0 <= refusal.sequence < self._sent or fsn <= self._confirmed:
@@ -460,7 +469,10 @@ class Session:
             # At once, unless the connection before this one was closed as fruitlessly.
             paced = not self._has_progress and self._fruitless > 0
             return Reconnect(f"the connection was closed ({code}) {reason}".rstrip(), paced=paced)
-        return self._struck(f"the server closed the connection: ws-close[{code}]: {reason}", now, published_fsn)
+        text = f"the server closed the connection: ws-close[{code}]: {reason}"
+        if self._settings.retries_without_end(Category.INTERNAL_ERROR):  # it gave no better reason
+            return Reconnect(text, paced=True)
+        return self._struck(text, now, published_fsn)
 
     def gave_up(self, reason: str, *, published_fsn: int) -> Halt:
         """

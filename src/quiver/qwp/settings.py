@@ -218,13 +218,19 @@ def _from_pairs(service: str, pairs: list[tuple[str, str]]) -> SenderSettings:
         else:
             raise SettingsInvalid(_unknown(key))
     if general is not None:
-        policies = {**dict.fromkeys(_POLICIES.values(), general), **policies}
+        policies = {**_for_all(general), **policies}
     values["policies"] = MappingProxyType(policies)
     if values.get("buffer_bytes", 0) > values.get("message_bytes_max", values.get("buffer_bytes", 0)):
         raise SettingsInvalid("init_buf_size must not be larger than max_buf_size")
     if values.pop("auto_flush", True) is False:
         values.update(auto_flush_rows=None, auto_flush_bytes=None, auto_flush_s=None)
     return SenderSettings(**values)
+
+
+def _for_all(policy: Policy) -> dict[Category, Policy]:
+    # What is retried by default is dropped or halted for by nobody, but may be retried without end.
+    retried = (Category.NOT_WRITABLE, Category.DICTIONARY_GAP) if policy is Policy.RETRY else ()
+    return dict.fromkeys((*_POLICIES.values(), *retried), policy)
 
 
 def _unknown(key: str) -> str:
