@@ -68,6 +68,7 @@ def test_sizes_at_the_limits(manager, size):
     manager.maintain()
     with log.append_reserve(size) if size < 9 else _reserved(log, size) as room:
         room.payload[:] = record
+        room.commit()
     assert payloads(log) == [record] * 3
     log.close()
     assert payloads(manager.log("orders")) == [record] * 3
@@ -187,6 +188,18 @@ def test_a_cancelled_reservation_leaves_no_trace(manager):
     log.flush()
     with open_manager(files.clone_after_crash(1)) as again:
         assert payloads(again.log("orders")) == [b"z" * 30, b"y" * 30]
+
+
+def test_leaving_a_reservation_without_a_commit_cancels_it(manager):
+    """Nobody knows whether it was filled; a commit inside is the only one."""
+    log = manager.log("orders")
+    with log.append_reserve(10) as room:
+        room.payload[:4] = b"half"
+    assert room.record_id is None
+    with log.append_reserve(10) as room:
+        room.payload[:4] = b"done"
+        room.commit(4)
+    assert payloads(log) == [b"done"]
 
 
 def test_a_reservation_that_is_dropped_is_cancelled_by_the_next_append(manager):
@@ -319,6 +332,30 @@ def test_an_async_append_waits_and_can_be_cancelled():
         ids = asyncio.run(run())
         assert ids == sorted(ids)
         assert payloads(log) == [b"later", *(b"%d" % number * 9_000 for number in range(8))]
+
+
+def test_async_appends_keep_their_order():
+    """Also while some wait for segments, for a reservation, or for a flush; one that fails holds up no other."""
+    config = tiny(flush=FlushConfig(max_unflushed_bytes=64 * 1024))
+    with AofManager.open("/aof", config, files=CrashFileSystem()) as manager:
+        log = manager.log("orders")
+
+        async def run():
+            room = log.append_reserve(10)
+            futures = [log.append_record_async(b"%d " % number * 40) for number in range(1_000)]
+            wrong = log.append_record_async(b"x" * 20_000)
+            futures += [log.append_record_async(b"%d " % number * 40) for number in range(1_000, 3_000)]
+            futures.pop(500).cancel()
+            room.cancel()
+            with pytest.raises(RecordInvalid):
+                await asyncio.wait_for(wrong, 60)
+            return await asyncio.wait_for(asyncio.gather(*futures), 60)
+
+        ids = asyncio.run(run())
+        assert ids == sorted(ids)
+        expected = [number for number in range(3_000) if number != 500]
+        assert [int(one.split()[0]) for one in payloads(log)] == expected
+        asyncio.run(run())  # another loop begins a line of its own
 
 
 def test_closing_wakes_who_waits():

@@ -276,6 +276,7 @@ def test_small_syncs_prepare_the_blocks_to_come():
         with log.append_reserve(1000) as room:
             log.flush()
             room.payload[:] = b"y" * 1000
+            room.commit()
             assert segment.zeroed == 0
         for number in range(300):
             log.append_record(b"%d" % number * 1000)

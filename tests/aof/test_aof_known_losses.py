@@ -212,6 +212,7 @@ def test_a_reserved_first_record_has_its_timestamp_in_the_header():
         log = manager.log("orders")
         with log.append_reserve(3) as room:
             room.payload[:] = b"abc"
+            room.commit()
         log.flush()
         header = decode_header(memoryview(files.read_all(segment_files(files)[0], size_max=SIZE))).value
         assert header.base_timestamp == next(iter(log.open_reader())).timestamp > 0

@@ -20,8 +20,9 @@ class Reservation:
     A record to be: fill `payload`, then `commit`, or `cancel`. Nobody else appends meanwhile; they are refused with
     `WouldBlock("tail")`.
 
-    As a context it commits at the end, and cancels when an error leaves it. A crash before `commit` leaves nothing. One
-    that is dropped without either is cancelled by the next who appends; arrays made of `payload` must not outlive it.
+    Leaving it as a context without `commit` cancels, with an error or without. A crash before `commit` leaves nothing.
+    One that is dropped without either is cancelled by the next who appends; arrays made of `payload` must not outlive
+    it.
 
     Attributes:
         payload: the writable memory of the record, in the mapped segment.
@@ -80,7 +81,4 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.cancel()
-        elif self._open:
-            self.commit()
+        self.cancel()

@@ -5,8 +5,11 @@ Waiting for what `WouldBlock` names: in a thread, or as a future of an event loo
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from quiver.aof.notify import KINDS, Notifier, deadline_of, in_loop
 from quiver.aof.workers import Workers
@@ -22,6 +25,16 @@ _PASSING = frozenset({"admission", "rollover", "flush", "tail"})
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class _Line:
+    """
+    Attempts of one event loop that wait for their turn, and whether the first waits for a signal.
+    """
+
+    entries: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = field(default_factory=deque)
+    is_waiting: bool = False
+
+
 class Waiting:
     """
     How one log waits. Thread-safe.
@@ -32,6 +45,8 @@ class Waiting:
         self._workers = workers
         self._clock = clock
         self._observer = observer
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+        self._guard = threading.Lock()
 
     def retry(self, attempt: Callable[[], T], timeout_s: float | None) -> T:
         """
@@ -63,6 +78,45 @@ class Waiting:
             if not self._workers.threaded:
                 self._workers.run_pending()
             self._notifier.wait(kind, seen[kind], left)
+
+    def in_order(self, attempt: Callable[[], T]) -> asyncio.Future[T]:
+        """
+        Return a future of what *attempt* returns when it is not refused any more, for the event loop that runs.
+
+        It is called in the thread of the loop, after all that were given here before it in this loop; a future that was
+        cancelled first never calls it.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        with self._guard:
+            for other in [one for one in self._lines if one.is_closed()]:
+                del self._lines[other]  # its futures can never be done any more
+            line = self._lines.setdefault(loop, _Line())
+        line.entries.append((attempt, future))
+        if not line.is_waiting:
+            self._advance(loop, line)
+        return future
+
+    def _advance(self, loop: asyncio.AbstractEventLoop, line: _Line) -> None:
+        line.is_waiting = False
+        while line.entries:
+            attempt, future = line.entries[0]
+            if not future.done():
+                seen = {kind: self._notifier.generation(kind) for kind in _PASSING}
+                try:
+                    future.set_result(attempt())
+                except WouldBlock as blocked:
+                    if blocked.kind in _PASSING:
+                        line.is_waiting = True
+                        go_on = in_loop(loop, lambda: self._advance(loop, line))
+                        self._notifier.call_once(blocked.kind, seen[blocked.kind], go_on)
+                        return
+                    future.set_exception(blocked)
+                except Exception as error:  # noqa: BLE001 - it belongs to this future, not to who has its turn now
+                    future.set_exception(error)
+            line.entries.popleft()
+        with self._guard:
+            self._lines.pop(loop, None)
 
     def future(self, attempt: Callable[[], T], *, passing: frozenset[str] = _PASSING) -> asyncio.Future[T]:
         """

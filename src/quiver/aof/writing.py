@@ -114,7 +114,7 @@ class LogWriting:
 
     def append_reserve(self, size: int) -> Reservation:
         """
-        Reserve *size* bytes at the end, to be filled in place. See `Reservation`.
+        Reserve *size* bytes at the end, to be filled in place and committed. See `Reservation`.
 
         Raises:
             WouldBlock, RecordInvalid, StoreClosed, StoreFailed: nothing was reserved.
@@ -125,10 +125,11 @@ class LogWriting:
         """
         Append one record from an event loop: the future has its id as soon as it is written.
 
-        Cancelling the future before that means that it is never written. It waits for what `WouldBlock` names, and
-        fails with any other error, and with a `WouldBlock` of a kind that does not pass by itself.
+        Records of one event loop are written in the order of the calls: while one waits for what `WouldBlock` names,
+        those that came after it wait, too. Cancelling the future before it is done means that its record is never
+        written. One that fails with any other error holds up no other.
         """
-        return self._waiting.future(lambda: self._tail.append(payload, ext_id))
+        return self._waiting.in_order(lambda: self._tail.append(payload, ext_id))
 
     def wait_for_writable_segment(self, timeout_s: float | None) -> None:
         """
