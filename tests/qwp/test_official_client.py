@@ -156,7 +156,7 @@ def _rows_seen(server: QwpServer) -> list[int]:
         return found
 
 
-def _leave_a_slot(server: QwpServer, directory: Path) -> None:
+def _leave_a_slot(server: QwpServer, directory: Path, rows_a_frame: int = 1) -> None:
     """Let the official client write rows that nobody confirms."""
     server.answer = lambda *_: None
     keys = "close_flush_timeout_millis=100;sf_max_segment_bytes=4096;auto_flush=off;"
@@ -164,7 +164,8 @@ def _leave_a_slot(server: QwpServer, directory: Path) -> None:
     sender.establish()
     for number in range(ROWS):
         sender.row("t", symbols={"s": f"z{number % 30}"}, columns={"v": number}, at=questdb.TimestampNanos(number))
-        sender.flush()
+        if number % rows_a_frame == rows_a_frame - 1:
+            sender.flush()
     with pytest.raises(questdb.QuestDBError):
         sender.close()
     server.lives.clear()
@@ -185,6 +186,19 @@ def test_we_drain_its_slot(tmp_path):
     assert [row["v"] for row in rows] == list(range(ROWS + 1))
     assert [row["s"] for row in rows] == [f"z{number % 30}" for number in range(ROWS)] + ["new"]
     assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == [".lock", ".lock.pid"]
+
+
+def test_we_cut_its_frames_for_a_server_that_takes_less(tmp_path):
+    """Built offline they may be larger than any server takes."""
+    with QwpServer() as server:
+        _leave_a_slot(server, tmp_path, rows_a_frame=10)
+        server.headers["X-QWP-Max-Batch-Size"] = "70"
+        with Sender.from_conf(f"ws::addr={server.address};sf_dir={tmp_path};sender_id=theirs;") as sender:
+            assert sender.wait_until_confirmed(sender.published_fsn, 20)
+        assert max(map(len, server.frames)) <= 70
+        rows = _rows(server)
+    assert [row["v"] for row in rows] == list(range(ROWS))
+    assert [row["s"] for row in rows] == [f"z{number % 30}" for number in range(ROWS)]
 
 
 def test_we_adopt_its_orphan(tmp_path):

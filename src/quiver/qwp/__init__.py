@@ -21,6 +21,7 @@ file or room         purpose, in the order in which data passes
 `segment_files.py`   one segment, on disk or in memory
 `format/`            the bytes of every file in a slot                                (pure)
 `wire_loop.py`       the thread that drains a slot
+`fitting.py`         frames cut to what the server takes
 `session.py`         what a connection means: answers in, decisions out              (pure)
 `failover.py`        which host next, after which pause
 `transport.py`       one WebSocket connection

@@ -39,8 +39,6 @@ __all__ = ["GROUP_NAME", "Group", "GroupSent", "message_bytes_max", "send_group"
 
 GROUP_NAME = ".quiver-group"
 _NOTE_BYTES_MAX = 1 << 16
-_MESSAGE_BYTES_MAX = 2_097_138
-"""What servers take when they say nothing; a constant, so that the same rows are always the same messages."""
 _STOP_S = 5.0
 _LOOK_S = 0.1
 
@@ -78,9 +76,9 @@ class _Note:
 
 def message_bytes_max(settings: SenderSettings) -> int:
     """
-    Return the most that a message of a group may take.
+    Return the most that a message of a group may take: a constant, so that the same rows are always the same messages.
     """
-    return min(settings.ring.payload_bytes_max, settings.message_bytes_max, _MESSAGE_BYTES_MAX)
+    return min(settings.ring.payload_bytes_max, settings.message_bytes_max, settings.offline_bytes_max)
 
 
 def send_group(

@@ -231,25 +231,30 @@ class Sender:
                     # The row is kept; whoever comes next is told that there is no room.
                     self._observer.count("quiver.qwp.flushes_postponed_total")
 
-    def _limit(self) -> int:
+    def _limit(self, rows: int = 1) -> int:
         """
-        Return the bytes of the largest message that fits into a segment and that the server takes.
+        Return the bytes of the largest message of so many rows that fits into a segment and that the server takes.
+
+        Before a server has said what it takes, several rows go together only as far as any server takes them: a single
+        one cannot be made smaller, and may have to wait for a server that takes it.
         """
-        return min(self._message_bytes_max, self._loop.batch_bytes_max or self._message_bytes_max)
+        said = self._loop.batch_bytes_max
+        if not said and rows > 1:
+            said = self.settings.offline_bytes_max
+        return min(self._message_bytes_max, said or self._message_bytes_max)
 
     def _when_due(self) -> _Due:
         settings = self.settings
-        limit = self._limit()
         nbytes: float = math.inf
         if settings.auto_flush_bytes is not None:
             nbytes = settings.auto_flush_bytes
         elif settings.auto_flush_rows is not None:
-            nbytes = limit  # what fills a frame gains nothing by waiting; off means off for rows and time
+            nbytes = self._limit(2)  # what fills a frame gains nothing by waiting; off means off for rows and time
         return _Due(
             math.inf if settings.auto_flush_rows is None else settings.auto_flush_rows,
             nbytes,
             math.inf if settings.auto_flush_s is None else self._clock.monotonic() + settings.auto_flush_s,
-            limit - _HEADROOM_BYTES,
+            self._limit() - _HEADROOM_BYTES,
         )
 
     def table(self, name: str, data: Any, *, symbols: Collection[str] = (), at: str | None = None) -> int:
@@ -275,7 +280,8 @@ class Sender:
                     batches,
                     symbols=symbols,
                     at=at,
-                    message_bytes_max=self._limit(),
+                    message_bytes_max=self._limit(2),
+                    row_bytes_max=self._limit(),
                     dialect=self.settings.dialect,
                     shared=self._symbol_ids,
                     into=self._buffer,
@@ -361,7 +367,7 @@ class Sender:
             message = encode_message(
                 packed, dialect=dialect, shared=self._symbol_ids, schemas_max=schemas_max, into=self._buffer
             )
-            limit = self._limit()
+            limit = self._limit(sum(one.rows for one in tables))
             if len(message) > limit and len(tables) == tables[0].rows == 1:
                 message = encode_message(packed, dialect=dialect)  # without symbols of other rows
             if len(message) <= limit:

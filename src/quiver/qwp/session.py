@@ -9,8 +9,9 @@ What a connection means, without one: bytes and times in, decisions out. No sock
                                                      ← refused: drop, retry or halt, and always another connection
                                                      ← closed: another connection, or the end
 
-Frames have numbers in the slot (fsn); a connection counts them from 0 as they are sent. What a policy dropped while it
-waited for durability is left out when the rest is sent again, and counts as confirmed as soon as all before it are.
+Frames have numbers in the slot (fsn); a connection counts messages from 0 as they are sent. Mostly a frame is a
+message; one that is larger than the server takes is several. What was given up while frames before it were not
+confirmed is left out when the rest is sent again, and counts as confirmed as soon as all before it are.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ _DIGITS_MAX = 18
 class Category(Enum):
     """
     Why a frame was refused, or a connection ended.
+
+    ``TOO_LARGE`` is no answer of a server: a row is larger than the server said it takes, and was not sent.
     """
 
     SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
@@ -62,6 +65,7 @@ class Category(Enum):
     WRITE_ERROR = "WRITE_ERROR"
     NOT_WRITABLE = "NOT_WRITABLE"
     DICTIONARY_GAP = "DICTIONARY_GAP"
+    TOO_LARGE = "TOO_LARGE"
     PROTOCOL_VIOLATION = "PROTOCOL_VIOLATION"
     UNKNOWN = "UNKNOWN"
 
@@ -98,9 +102,10 @@ DEFAULT_POLICIES: Mapping[Category, Policy] = {
     # Newer servers: this node does not take writes now, and a dictionary that a new connection starts afresh.
     Category.NOT_WRITABLE: Policy.RETRY,
     Category.DICTIONARY_GAP: Policy.RETRY,
+    Category.TOO_LARGE: Policy.DROP,
 }
 FORCED = frozenset({Category.PROTOCOL_VIOLATION, Category.UNKNOWN})
-"""Always halt."""
+"""Always halt. `Category.TOO_LARGE` always drops."""
 
 TERMINAL_CLOSES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 _ORDERLY_CLOSES = frozenset({1000, 1001, 1006})
@@ -255,9 +260,12 @@ class Confirm:
 class Drop:
     """
     Give up the frame `error.from_fsn`: keep it as a dead letter, tell the handler. A `Confirm` follows when it is due.
+
+    Where the frame was sent as several messages, only the one with this number among them.
     """
 
     error: SenderError
+    piece: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +299,12 @@ class Session:
     def __init__(self, settings: SessionSettings, *, acked_fsn: int = -1) -> None:
         self._settings = settings
         self._durable = False
-        self._first_fsn = 0  # of this connection: fsn of its message 0, before left-out frames are counted
+        self._runs: list[tuple[int, int, int]] = []  # (message, its frame, messages of that frame), see `_place_of`
+        self._next_fsn = acked_fsn + 1
         self._sent = 0
         self._confirmed = acked_fsn
         self._pending: deque[tuple[int, Mapping[str, int]]] = deque()  # (fsn, table → transaction), in order
+        self._applied_sequence = -1  # of the newest entry there
         self._watermarks: dict[str, int] = {}
         self._dropped: list[int] = []  # given up, and something before them is not durable yet; in order
         self._last_sent_at = 0.0
@@ -312,9 +322,11 @@ class Session:
         self._has_progress = False
         self._durable = durable_ack
         self._confirmed = acked_fsn
-        self._first_fsn = acked_fsn + 1
+        self._next_fsn = acked_fsn + 1
+        self._runs.clear()
         self._sent = 0
         self._pending.clear()
+        self._applied_sequence = -1
         self._watermarks.clear()
         self._dropped = [fsn for fsn in self._dropped if fsn > acked_fsn]
         self._last_sent_at = now
@@ -324,7 +336,12 @@ class Session:
         """
         The frame to be sent next.
         """
-        return self._fsn_of(self._sent)
+        fsn = self._next_fsn
+        for dropped in self._dropped:
+            if dropped > fsn:
+                break
+            fsn += dropped == fsn
+        return fsn
 
     @property
     def fruitless(self) -> int:
@@ -346,12 +363,24 @@ class Session:
         """
         self._strikes = 0
 
-    def sent(self, now: float) -> None:
+    def sent(self, now: float, messages: int = 1) -> None:
         """
-        Note that the frame `next_fsn` is on its way.
+        Note that the frame `next_fsn` is on its way, as so many messages.
         """
-        self._sent += 1
+        fsn = self.next_fsn
+        if messages > 1 or not self._runs or self._place_of(self._sent) != (fsn, 0, 1):
+            self._runs.append((self._sent, fsn, messages))
+        self._next_fsn = fsn + 1
+        self._sent += messages
         self._last_sent_at = now
+
+    def given_up(self) -> list[Action]:
+        """
+        Note that nothing of the frame `next_fsn` is sent; return what is to be done, in order.
+        """
+        fsn = self.next_fsn
+        self._next_fsn = fsn + 1
+        return self._leave_out(fsn, follows_confirmed=self._confirmed >= fsn - 1)
 
     def pinged(self, now: float) -> None:
         """
@@ -383,19 +412,27 @@ class Session:
             return [] if answer.value.is_local else self._made_durable(answer.value)
         return self._refused(answer.value, now, published_fsn)
 
-    def _fsn_of(self, sequence: int) -> int:
-        fsn = self._first_fsn + sequence
-        for dropped in self._dropped:
-            if dropped > fsn:
-                break
-            fsn += 1
-        return fsn
+    def _place_of(self, sequence: int) -> tuple[int, int, int]:
+        """
+        Return the frame of a message, its number among the messages of that frame, and how many these are.
+
+        A run is one frame of several messages, or frames of one message each, one behind the other.
+        """
+        first, fsn, messages = self._runs[bisect.bisect_right(self._runs, sequence, key=lambda run: run[0]) - 1]
+        if messages == 1 or sequence >= first + messages:
+            return fsn + sequence - first - (messages - 1), 0, 1
+        return fsn, sequence - first, messages
+
+    def _complete_fsn(self, sequence: int) -> int:
+        """
+        Return the newest frame of which all messages are among those up to *sequence*.
+        """
+        fsn, number, messages = self._place_of(sequence)
+        return fsn if number == messages - 1 else fsn - 1
 
     def _confirm(self, fsn: int) -> list[Action]:
         while self._dropped and self._dropped[0] <= fsn + 1:
             fsn = max(fsn, self._dropped.pop(0))
-            # The wire's numbers are counted from frames that are left out: keep them in step.
-            self._first_fsn += 1
         if fsn <= self._confirmed:
             return []
         self._confirmed = fsn
@@ -407,10 +444,12 @@ class Session:
         sequence = min(ok.sequence, self._sent - 1)  # a server cannot have applied what was not sent
         if sequence < 0:
             return []
-        fsn = self._fsn_of(sequence)
+        fsn = self._complete_fsn(sequence)
         if not self._durable:
             return self._confirm(fsn)
-        if fsn > self._confirmed and (not self._pending or fsn > self._pending[-1][0]):
+        if sequence > self._applied_sequence:
+            # Also that of a part of a frame: the frame is durable with all of them.
+            self._applied_sequence = sequence
             self._pending.append((fsn, ok.tables))
         return self._drain()
 
@@ -433,7 +472,7 @@ class Session:
         policy = self._settings.policy_of(category)
         if self._sent == 0:
             return [Halt(self._violation("the server refused a message that was not sent", published_fsn))]
-        fsn = self._fsn_of(max(0, min(refusal.sequence, self._sent - 1)))
+        fsn, number, messages = self._place_of(max(0, min(refusal.sequence, self._sent - 1)))
         text = refusal.text or "no reason given"
         error = SenderError(category, policy, refusal.status, text, refusal.sequence, fsn, fsn)
         if policy is Policy.HALT:
@@ -452,12 +491,20 @@ class Session:
                     )
                 )
             ]
-        actions: list[Action] = [Drop(error)]
-        if not self._durable or self._confirmed >= fsn - 1:
-            actions += self._confirm(fsn)
-        elif fsn not in self._dropped:
+        again = Reconnect(f"frame {fsn} was refused and given up")
+        if messages > 1:
+            # The others are sent again without it: whether the server kept those before it is not known.
+            return [Drop(error, number), *([] if self._durable else self._confirm(fsn - 1)), again]
+        # What is refused comes behind everything that was applied.
+        follows_confirmed = not self._durable or self._confirmed >= fsn - 1
+        return [Drop(error), *self._leave_out(fsn, follows_confirmed=follows_confirmed), again]
+
+    def _leave_out(self, fsn: int, *, follows_confirmed: bool) -> list[Action]:
+        if follows_confirmed:
+            return self._confirm(fsn)
+        if fsn not in self._dropped:
             bisect.insort(self._dropped, fsn)
-        return [*actions, Reconnect(f"frame {fsn} was refused and given up")]
+        return []
 
     def closed(self, code: int, reason: str, now: float, *, published_fsn: int) -> Action:
         """

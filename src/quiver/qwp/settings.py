@@ -23,7 +23,7 @@ from quiver.qwp.conf import (
 from quiver.qwp.format.names import check_sender_id
 from quiver.qwp.ring import Durability, RingSettings
 from quiver.qwp.session import Category, Policy
-from quiver.qwp.wire.message import SCHEMAS_MAX, Dialect
+from quiver.qwp.wire.message import BATCH_BYTES_DEFAULT, SCHEMAS_MAX, Dialect
 
 __all__ = ["IGNORED_KEYS", "InitialConnect", "SenderSettings"]
 
@@ -69,6 +69,8 @@ class SenderSettings:
         policies: category → what happens to a frame that is refused so; see `quiver.qwp.session.Policy`.
         auto_flush_rows, auto_flush_bytes, auto_flush_s: a row that reaches one of them flushes; None: never.
         message_bytes_max: ``max_buf_size``: no message is larger.
+        offline_bytes_max: ``quiver_offline_frame_bytes``: nor are several rows together, before a server has said how
+            much it takes.
         tls_roots, tls_roots_password: a PEM file; with a password a trust store of Java, JKS or PKCS#12.
         buffer_bytes: ``init_buf_size``: of the memory in which messages are put together, to begin with.
         schemas_max: ``max_schemas_per_connection``: tables of more schemas are not put into one message. Only the
@@ -112,6 +114,7 @@ class SenderSettings:
     auto_flush_s: float | None = 0.1
     buffer_bytes: int = 64 * 1024
     message_bytes_max: int = 100 * _MIB
+    offline_bytes_max: int = BATCH_BYTES_DEFAULT
     name_bytes_max: int = 127
     schemas_max: int = SCHEMAS_MAX
     handshake_s: float = 15.0
@@ -142,6 +145,7 @@ class SenderSettings:
         _require(self.tls or (self.tls_verify and self.tls_roots is None), "tls_verify and tls_roots need wss, not ws")
         _require(self.tls_roots_password is None or self.tls_roots is not None, "tls_roots_password needs tls_roots")
         _require(self.buffer_bytes >= 1, "init_buf_size must be at least 1")
+        _require(self.offline_bytes_max >= 1, "quiver_offline_frame_bytes must be at least 1")
         _require(1 <= self.schemas_max <= SCHEMAS_MAX, f"max_schemas_per_connection must be 1 to {SCHEMAS_MAX}")
 
     @property
@@ -336,4 +340,5 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "client_id": ("client_id", _given),
     "quiver_dialect": ("dialect", _word(get_args(Dialect))),
     "quiver_dead_letters": ("dead_letters", parse_bool),
+    "quiver_offline_frame_bytes": ("offline_bytes_max", parse_size),
 }

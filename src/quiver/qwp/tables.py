@@ -104,14 +104,15 @@ def encode_slices(
     symbols: Collection[str],
     at: str | None,
     message_bytes_max: int,
+    row_bytes_max: int | None = None,
     dialect: Dialect,
     shared: SymbolIds | None = None,
     into: MessageBuffer | None = None,
     name_bytes_max: int = NAME_BYTES_MAX,
 ) -> Iterator[tuple[Buffer, int]]:
     """
-    Yield messages that together hold all rows of *batches*, in order, and how many rows each has. With *into* a message
-    is valid until the next one is asked for.
+    Yield messages that together hold all rows of *batches*, in order, and how many rows each has. A single row may take
+    *row_bytes_max* where that is more. With *into* a message is valid until the next one is asked for.
 
     Raises:
         WrongUse: the table or a column cannot be sent, or one row is larger than a message may be.
@@ -130,10 +131,11 @@ def encode_slices(
             message = encode_message(packed, dialect=dialect, shared=shared, into=into)
             if len(message) > message_bytes_max and piece.num_rows == 1:
                 message = encode_message(packed, dialect=dialect)  # without symbols of other rows
-            if len(message) > message_bytes_max:
+            limit = max(row_bytes_max or 0, message_bytes_max) if piece.num_rows == 1 else message_bytes_max
+            if len(message) > limit:
                 if piece.num_rows == 1:
                     raise WrongUse(
-                        f"table {name}: row {start} has {len(message)} bytes; {message_bytes_max} fit into a segment, "
+                        f"table {name}: row {start} has {len(message)} bytes; {limit} fit into a segment, "
                         "or the server takes so many"
                     )
                 rows_max = max(1, piece.num_rows // 2)

@@ -26,6 +26,7 @@ from quiver.primitives.scan import Frame
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.qwp.conf import Address
 from quiver.qwp.failover import Backoff, HostTracker
+from quiver.qwp.fitting import FrameFitter
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.session import (
     Accepted,
@@ -142,6 +143,7 @@ class WireLoop:
         self._pause = threading.Condition()
         self._wake_up = WakeUp()
         self._worker: Worker | None = None
+        self._fitter = FrameFitter()
         self._ring.why_full = self._why_full
         self.halted: SenderError | None = None
         self.batch_bytes_max = 0
@@ -396,8 +398,13 @@ class WireLoop:
         now = self._clock.monotonic()
         while connection.queued_bytes < _QUEUED_BYTES_MAX and session.next_fsn <= self._ring.published_fsn:
             fsn = session.next_fsn
-            connection.send(self._frame(fsn))
-            session.sent(now)
+            messages = self._messages(fsn)
+            if not messages:
+                self._apply(session.given_up())
+                continue
+            for message in messages:
+                connection.send(message)
+            session.sent(now, len(messages))
             self._counters.frames_sent += 1
             self._observer.count("quiver.qwp.frames_sent_total")
             if fsn <= self._highest_sent:
@@ -411,6 +418,14 @@ class WireLoop:
         # From here on a producer that appends wakes this thread; whoever appended before is seen by the next line.
         self._wake_up.asleep = True
         return session.next_fsn <= self._ring.published_fsn and connection.queued_bytes < _QUEUED_BYTES_MAX
+
+    def _messages(self, fsn: int) -> list[Buffer]:
+        fitted = self._fitter.fit(fsn, self._frame(fsn), self.batch_bytes_max)
+        for one in fitted.too_large:
+            self._give_up(SenderError(Category.TOO_LARGE, Policy.DROP, -1, one.reason, -1, fsn, fsn), one.message)
+        if len(fitted.messages) > 1:
+            self._observer.count("quiver.qwp.frames_split_total")
+        return fitted.messages
 
     def _frame(self, fsn: int) -> Buffer:
         message = self._ring.read(fsn)
@@ -436,8 +451,9 @@ class WireLoop:
         for action in actions:
             if isinstance(action, Confirm):
                 self._ring.acknowledge(action.fsn)
+                self._fitter.confirmed(action.fsn)
             elif isinstance(action, Drop):
-                self._drop(action.error)
+                self._drop(action)
             elif isinstance(action, Halt):
                 if action.error.status >= 0:
                     self._count_refusal()
@@ -453,14 +469,21 @@ class WireLoop:
         self._counters.server_errors += 1
         self._observer.count("quiver.qwp.server_errors_total")
 
-    def _drop(self, error: SenderError) -> None:
+    def _drop(self, action: Drop) -> None:
         self._count_refusal()
+        fsn = action.error.from_fsn
+        if action.piece is None:
+            message = bytes(self._ring.read(fsn))
+        else:
+            message = self._fitter.leave_out(fsn, self._frame(fsn), action.piece)
+        self._give_up(action.error, message)
+
+    def _give_up(self, error: SenderError, message: bytes) -> None:
         self._observer.count("quiver.qwp.frames_dropped_total")
         if self._settings.dead_letters:
             # Kept before it counts as confirmed: a crash in between sends it again, and it is kept twice.
-            message = bytes(self._ring.read(error.from_fsn))
-            at_ns = self._clock.now_ns()
-            self._slot.keep_dead_letter(DeadLetter(error.from_fsn, at_ns, error.status, error.message, message))
+            at_ns, status = self._clock.now_ns(), max(0, error.status)
+            self._slot.keep_dead_letter(DeadLetter(error.from_fsn, at_ns, status, error.message, message))
         self._on_error(error)
 
     def _reconnect(self, action: Reconnect) -> None:

@@ -11,6 +11,7 @@ file                 purpose
 `arrow_columns.py`   columns from Arrow arrays, by kernels
 `message.py`         a message of tables, written
 `decoder.py`         a message, read
+`pieces.py`          a message that is too large for a server, cut into smaller ones
 `decoded.py`         what was read: as Python values, as Arrow
 `responses.py`       what the server answers: OK, durable, refused
 `queries.py`         how a server that answers no queries says so

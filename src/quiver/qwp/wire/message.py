@@ -35,6 +35,7 @@ from quiver.qwp.wire.columns import ColumnData, symbol_ids
 from quiver.qwp.wire.varint import encode_varint
 
 __all__ = [
+    "BATCH_BYTES_DEFAULT",
     "COLUMNS_MAX",
     "MESSAGE_HEADER",
     "MESSAGE_MAGIC",
@@ -64,6 +65,8 @@ COLUMNS_MAX = 2_048
 NAME_BYTES_MAX = 127
 SYMBOL_BYTES_MAX = 1 << 20
 SCHEMAS_MAX = 65_535
+BATCH_BYTES_DEFAULT = 2_097_138
+"""The largest message that a server takes by default."""
 _SHARED_SYMBOLS_MAX = 1_000
 _SHARED_BYTES_MAX = 16 * 1024
 
