@@ -102,7 +102,8 @@ class Settings:
     How a store behaves. Every field has a default that is safe.
 
     Attributes:
-        durability: `wal` logs each bundle first; `segment_only` loses the open segment in a crash.
+        durability: `wal` logs each bundle first; `segment_only` keeps no log: a crash loses the open segment, and a
+            durable call waits for its segment to be sealed.
         format_profile: `spec` writes what the architecture document says; `otap` what the Rust engine reads.
         segment_bytes_max: a segment is sealed when its bundles take this many bytes (`segment.target_size`).
         segment_open_s_max: … or when its first bundle is this old (`segment.max_open_duration`).
@@ -297,6 +298,12 @@ class Settings:
             parsed = parse(value, key)
             if values.setdefault(name, parsed) != parsed:
                 raise SettingsInvalid(f"{key} contradicts another key for the same: {parsed} and {values[name]}")
+        if values.get("durability") == "segment_only":
+            for key, _ in _flatten(mapping):
+                _require(
+                    not key.startswith("wal."),
+                    f"{key} has no effect with durability segment_only, which keeps no log; leave it out",
+                )
         return cls(**values)
 
 

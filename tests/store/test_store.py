@@ -223,7 +223,7 @@ def test_segment_only_keeps_nothing_in_the_log(files: CrashFileSystem) -> None:
         store.ingest(numbered(0))
     store = opened(files, durability="segment_only")
     for number in range(1, 40):
-        store.ingest(numbered(number), durable=True)
+        store.ingest(numbered(number))
     sealed = len(store.catalog)
     assert sealed > 1
     files = files.clone_after_crash(0)

@@ -85,7 +85,7 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
                 "Dead letters are in memory, too, and lost with the rest: look at them, or replay them, while it runs "
                 f"(quiver dead-letters {' and '.join(kept)})."
             )
-    said += [f"Beware: {text}" for text in (*_exposed(pipeline), *_loops(pipeline))]
+    said += [f"Beware: {text}" for text in (*_exposed(pipeline), *_loops(pipeline), *_unlogged(pipeline))]
     if cores is not None and cores > 1:
         said.append(f"{cores} ingest processes share each port, each with a store of its own; exporters read them all.")
     return said
@@ -113,6 +113,20 @@ def _exposed(pipeline: Pipeline) -> list[str]:
         f"{name} listens on {address}, where others can reach it, without {lacks}, as insecure: true allows."
         for name, address, lacks in ports
         if lacks and not is_loopback(split_address(address)[0])
+    ]
+
+
+def _unlogged(pipeline: Pipeline) -> list[str]:
+    """
+    Return which receivers confirm what is in memory only.
+    """
+    return [
+        f"{node.name} confirms requests that are in memory only (ack: logged), because {buffer.name} keeps no log "
+        "(durability: segment_only): a crash loses them until their segment is sealed."
+        for buffer in pipeline.buffers
+        if buffer.kind != "memory" and buffer.config.settings.durability == "segment_only"
+        for node in buffer.receivers
+        if getattr(node.config, "ack", None) == "logged"
     ]
 
 
@@ -194,7 +208,7 @@ def _survives(buffer: Buffer, settings: Settings) -> str:
     if buffer.kind == "memory":
         return "nothing: it is in memory"
     if settings.durability == "segment_only":
-        return "sealed segments; a crash loses the open one"
+        return "sealed segments, and so what was confirmed with ack: synced; a crash loses the open segment"
     if settings.wal_flush_interval_s == 0:
         return "a crash and a power loss"
     return f"a crash; a power loss but for the last {duration_words(settings.wal_flush_interval_s)}"

@@ -325,6 +325,7 @@ def _survives(settings: Settings, *, is_volatile: bool) -> tuple[tuple[str, str,
         ("ingest(durable=True)", "nothing is lost", "nothing is lost"),
         ("ingest()", "nothing is lost", late),
         ("ingest(), durability: segment_only", "the open segment", "the open segment"),
+        ("ingest(durable=True), durability: segment_only", "nothing is lost", "nothing is lost"),
         ("ack(), then a maintenance pass", "not delivered again", "not delivered again"),
         ("ack() before that", "delivered again", "delivered again"),
     ]

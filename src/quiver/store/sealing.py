@@ -46,6 +46,7 @@ class Pending:
         sealed: its bundles.
         arena: the memory that they are in.
         log: reads the large ones, which stayed in the log.
+        sequence_last: of the last of them.
         born_s: when the newest of them came, in monotonic seconds; never before it did.
     """
 
@@ -53,6 +54,7 @@ class Pending:
     sealed: SealedSegment
     arena: Arena
     log: LogReader
+    sequence_last: int
     born_s: float
 
 
@@ -89,6 +91,10 @@ class Sealing:
         self.arena = Arena(self._pool)
         self.log = LogReader(files)
         self.pending: Pending | None = None
+        self.added_through = -1
+        """The sequence number of the last bundle that was added."""
+        self.sealed_through = -1
+        """No bundle up to this sequence number is in memory only: all of them are sealed, or dropped by policy."""
         self.failure: OSError | None = None
         self._opened_at: float | None = None
         self._opened_wall_ns = 0
@@ -122,6 +128,7 @@ class Sealing:
             self._opened_at = self._clock.monotonic()
             self._opened_wall_ns = self._clock.now_ns()
         full = self.open.append(encoded.slots, ingested_at_ns, sequence, wal_start, wal_end, encoded.nbytes)
+        self.added_through = sequence
         self._bundles_left -= 1
         self.full = full = full or self._bundles_left <= 0
         return full
@@ -141,7 +148,8 @@ class Sealing:
         if self.pending is not None or self.open.is_empty:
             return False
         sealed = self.open.seal()
-        self.pending = Pending(self.next_seq, sealed, self.arena, self.log, self._born_s(sealed.ingested_max_ns))
+        born_s = self._born_s(sealed.ingested_max_ns)
+        self.pending = Pending(self.next_seq, sealed, self.arena, self.log, self.added_through, born_s)
         self.next_seq += 1
         self.arena = Arena(self._pool)
         self.log = LogReader(self._files)
@@ -174,6 +182,7 @@ class Sealing:
         self.failure = None
         if self.pending is not None:
             pending, self.pending = self.pending, None
+            self.sealed_through = pending.sequence_last
             pending.arena.release()
 
     def try_now(self) -> None:

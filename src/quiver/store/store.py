@@ -21,7 +21,6 @@ from quiver.clock import Clock
 from quiver.errors import AtCapacity, BundleInvalid, Damaged
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.checksum import crc32
 from quiver.primitives.files import FileSystem, Lock
 from quiver.primitives.worker import WorkerDied
 from quiver.settings import Settings
@@ -34,17 +33,17 @@ from quiver.store.cleanup import Cleanup
 from quiver.store.cold_opening import open_cold_side
 from quiver.store.cold_tier import ColdTier
 from quiver.store.drops import DropLedger
-from quiver.store.encode import EncodedBundle, SlotEncoder, slot_pieces, write_slots
+from quiver.store.encode import SlotEncoder, write_slots
+from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR
-from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
+from quiver.store.group_seal import GroupSeal
 from quiver.store.parts import Parts
 from quiver.store.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
 from quiver.store.sealer import Sealer
 from quiver.store.sealing import LAG_SEGMENTS, Sealing
 from quiver.store.segment.info import SegmentInfo
-from quiver.store.segment.logged import LoggedMessage
 from quiver.store.subscribers.calls import SubscriberCalls
 from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef
@@ -54,23 +53,14 @@ from quiver.store.wal.scan import ScannedEntry
 from quiver.store.wal.timing import timed_sync
 from quiver.store.wal.writer import ZERO_AHEAD_BYTES, WalLimits, WalWriter
 
-__all__ = ["Store"]
+__all__ = ["REREAD_BYTES_MIN", "Store"]
 
-_ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
-_LENGTH_BYTES = 4
-
-REREAD_BYTES_MIN = 128 * 1024
-"""Entries of one slot from this size on are not kept in memory: their segment reads them back from the log."""
 _STAMP_NS_MAX = 2**63 - 1
-_UNCOUNTED = _LENGTH_BYTES + CRC.size
-"""An entry's length counts neither itself nor the checksum."""
-
-
 _receipt = partial(tuple.__new__, BundleReceipt)
 """`BundleReceipt(*pair)` at a third of the price: it is made for every bundle."""
 
 
-class Store(SubscriberCalls, StoreViews):
+class Store(StoreEntries, SubscriberCalls, StoreViews):
     """
     One writer's view of one directory. Thread-safe. Made by `quiver.open`.
 
@@ -275,6 +265,9 @@ class Store(SubscriberCalls, StoreViews):
         self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
         self._sealer = Sealer(parts, self._cleanup)
         self._admission = Admission(parts, self._cleanup, self._capacity, self._sealer)
+        self._group_seal = GroupSeal(
+            self._sealing, self.flush, require_sound=self._wal.require_sound, clock=self._clock
+        )
         self._wal.grant(0)
 
     def _leave_log(self) -> None:
@@ -316,15 +309,19 @@ class Store(SubscriberCalls, StoreViews):
 
         On return it is in the log, where the death of this process cannot take it; it survives a power loss
         within `wal.flush_interval`, or on return with ``durable=True`` (callers that overlap share one sync).
+        With `durability: segment_only` it is in memory on return, or with ``durable=True`` in a sealed segment
+        (callers that overlap share one).
 
         Args:
             bundle: what to keep. Its buffers are not needed after return.
-            durable: wait until the log is synced.
+            durable: wait until it survives a power loss.
             timeout: seconds to wait for room when full; None and 0 raise at once.
 
         Raises:
             AtCapacity: no room, also after *timeout*; nothing was kept.
             BundleInvalid: it cannot be stored as it is; nothing was kept.
+            NotYetDurable: with *durable* and `segment_only`: it is kept and delivered, but the disk had no room to seal
+                it, also after *timeout*. Do not ingest it again.
             StoreFailed: a write or sync failed, now or earlier; reopen to recover.
             StoreClosed: the store was closed.
         """
@@ -339,9 +336,9 @@ class Store(SubscriberCalls, StoreViews):
                 f"slots were named after adapter {bundle.adapter.name!r}; this store has {self.adapter.name!r}"
             )
         encoded = self._encode(bundle._slots)  # noqa: SLF001 - a copy or a view costs as much as the rest of this line
-        durable = (durable and self._logging) or self._sync_each
+        durable = durable or self._sync_each
         with self._lock:
-            nbytes = encoded.nbytes + _ENTRY_OVERHEAD
+            nbytes = encoded.nbytes + ENTRY_OVERHEAD
             if self._needs_care or not self._wal.has_room(nbytes) or self._sealing.full:
                 self._admission.make_room(nbytes, self._clock.monotonic() + (timeout or 0.0))
             stamp = bundle.ingested_at_ns
@@ -350,7 +347,7 @@ class Store(SubscriberCalls, StoreViews):
             elif not (isinstance(stamp, int) and 0 <= stamp <= _STAMP_NS_MAX):
                 raise BundleInvalid(f"ingested_at_ns={stamp} is not a whole number from 1970 to 2262")
             try:
-                end = self._log(encoded, stamp, nbytes, zero_ahead=durable)
+                end = self._log(encoded, stamp, nbytes, zero_ahead=durable)  # without a log: to memory
             except AtCapacity as full:
                 end = self._log_when_there_is_room(encoded, stamp, nbytes, full, timeout)
             start = end - nbytes if self._logging else end
@@ -360,58 +357,15 @@ class Store(SubscriberCalls, StoreViews):
             self._sequence = sequence + 1
         if swapped:
             self._sealing_wanted()
-        if durable:
+        if durable and not self._logging:
+            self._group_seal.wait_for(sequence, self._clock.monotonic() + (timeout or 0.0))
+        elif durable:
             if self._wal.zeros_wanted and self._background is not None:
                 self._background.ask_zeros()
             self._wal.sync_through(end)
         elif self._background is not None and not self._background.dirty:
             self._background.mark_dirty()
         return _receipt((sequence, end))
-
-    def _log(self, encoded: EncodedBundle, stamp: int, nbytes: int, *, zero_ahead: bool) -> int:
-        if nbytes >= REREAD_BYTES_MIN and self._logging and len(encoded.slots) == 1:
-            return self._log_large(encoded, stamp, nbytes, zero_ahead=zero_ahead)
-        arena = self._sealing.arena
-        entry = arena.take(nbytes)
-        ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
-        write_slots(encoded.slots, entry, ENTRY_HEAD.size)
-        if not self._logging:
-            self._wal.require_sound()
-            return self._wal.written
-        CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
-        try:
-            return self._wal.append((entry,), nbytes, zero_ahead=zero_ahead)
-        except AtCapacity:
-            arena.untake(entry)
-            raise
-
-    def _log_large(self, encoded: EncodedBundle, stamp: int, nbytes: int, *, zero_ahead: bool) -> int:
-        """
-        Log a bundle of one slot from where it was serialised; the segment reads it back from the log.
-        """
-        slot = encoded.slots[0]
-        message = slot.message
-        head, tail = slot_pieces(slot, ENTRY_HEAD.size)
-        ENTRY_HEAD.pack_into(head, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
-        checksum = crc32(tail, crc32(message, crc32(memoryview(head)[_LENGTH_BYTES:])))
-        end = self._wal.append((head, message, tail + CRC.pack(checksum)), nbytes, zero_ahead=zero_ahead)
-        log = self._sealing.log
-        log.note(end - nbytes, end)
-        prefix = bytes(memoryview(message)[:8])
-        slot.message = LoggedMessage(log, end - nbytes, nbytes, len(head), len(message), prefix)
-        return end
-
-    def _log_when_there_is_room(
-        self, encoded: EncodedBundle, stamp: int, nbytes: int, refused: AtCapacity, timeout: float | None
-    ) -> int:
-        deadline = self._clock.monotonic() + (timeout or 0.0)
-        while True:
-            self._admission.wait_for_disk(refused, nbytes, deadline)
-            self._admission.make_room(nbytes, deadline)
-            try:
-                return self._log(encoded, stamp, nbytes, zero_ahead=False)
-            except AtCapacity as again:
-                refused = again
 
     def _on_reserve(self, is_lacking: bool) -> None:  # noqa: FBT001 - a callback
         self._needs_care = is_lacking or self._is_limited or self._closed
@@ -439,12 +393,16 @@ class Store(SubscriberCalls, StoreViews):
 
     def sync(self) -> None:
         """
-        Make everything ingested so far durable.
+        Make everything ingested so far durable. With `durability: segment_only` that seals the open segment.
 
         Raises:
+            AtCapacity: with `segment_only`: the disk has no room for the segment; it is kept and tried again.
             StoreFailed: the sync failed, now or earlier.
         """
-        self._wal.sync_through(self._wal.written)
+        if self._logging:
+            self._wal.sync_through(self._wal.written)
+        else:
+            self._group_seal.through(self._sealing.added_through)
 
     def flush(self) -> None:
         """
@@ -473,7 +431,7 @@ class Store(SubscriberCalls, StoreViews):
         """
         with self._maintenance:
             self._require_open()
-            if self._background is None:
+            if self._background is None and self._logging:
                 self.sync()
                 self._fill_ahead()
             with self._lock:

@@ -1,0 +1,83 @@
+"""
+A bundle on its way into an open store: laid out as an entry of the log, and written.
+"""
+
+from __future__ import annotations
+
+from quiver.clock import Clock
+from quiver.errors import AtCapacity
+from quiver.primitives.checksum import crc32
+from quiver.store.admission import Admission
+from quiver.store.encode import EncodedBundle, slot_pieces, write_slots
+from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
+from quiver.store.sealing import Sealing
+from quiver.store.segment.logged import LoggedMessage
+from quiver.store.wal.writer import WalWriter
+
+__all__ = ["ENTRY_OVERHEAD", "StoreEntries"]
+
+ENTRY_OVERHEAD = ENTRY_HEAD.size + CRC.size
+_LENGTH_BYTES = 4
+
+REREAD_BYTES_MIN = 128 * 1024
+"""Entries of one slot from this size on are not kept in memory: their segment reads them back from the log."""
+_UNCOUNTED = _LENGTH_BYTES + CRC.size
+"""An entry's length counts neither itself nor the checksum."""
+
+
+class StoreEntries:
+    """
+    A base of `Store`, which sets what is named here.
+    """
+
+    _admission: Admission
+    _clock: Clock
+    _logging: bool
+    _sealing: Sealing
+    _sequence: int
+    _wal: WalWriter
+
+    def _log(self, encoded: EncodedBundle, stamp: int, nbytes: int, *, zero_ahead: bool) -> int:
+        if nbytes >= REREAD_BYTES_MIN and self._logging and len(encoded.slots) == 1:
+            return self._log_large(encoded, stamp, nbytes, zero_ahead=zero_ahead)
+        arena = self._sealing.arena
+        entry = arena.take(nbytes)
+        ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
+        write_slots(encoded.slots, entry, ENTRY_HEAD.size)
+        if not self._logging:
+            self._wal.require_sound()
+            return self._wal.written
+        CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
+        try:
+            return self._wal.append((entry,), nbytes, zero_ahead=zero_ahead)
+        except AtCapacity:
+            arena.untake(entry)
+            raise
+
+    def _log_large(self, encoded: EncodedBundle, stamp: int, nbytes: int, *, zero_ahead: bool) -> int:
+        """
+        Log a bundle of one slot from where it was serialised; the segment reads it back from the log.
+        """
+        slot = encoded.slots[0]
+        message = slot.message
+        head, tail = slot_pieces(slot, ENTRY_HEAD.size)
+        ENTRY_HEAD.pack_into(head, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
+        checksum = crc32(tail, crc32(message, crc32(memoryview(head)[_LENGTH_BYTES:])))
+        end = self._wal.append((head, message, tail + CRC.pack(checksum)), nbytes, zero_ahead=zero_ahead)
+        log = self._sealing.log
+        log.note(end - nbytes, end)
+        prefix = bytes(memoryview(message)[:8])
+        slot.message = LoggedMessage(log, end - nbytes, nbytes, len(head), len(message), prefix)
+        return end
+
+    def _log_when_there_is_room(
+        self, encoded: EncodedBundle, stamp: int, nbytes: int, refused: AtCapacity, timeout: float | None
+    ) -> int:
+        deadline = self._clock.monotonic() + (timeout or 0.0)
+        while True:
+            self._admission.wait_for_disk(refused, nbytes, deadline)
+            self._admission.make_room(nbytes, deadline)
+            try:
+                return self._log(encoded, stamp, nbytes, zero_ahead=False)
+            except AtCapacity as again:
+                refused = again

@@ -1,0 +1,213 @@
+"""
+A store without a log keeps durable calls waiting until their bundles are in a sealed segment, which they share.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from quiver import Bundle, Settings, SettingsInvalid, Store, StoreFailed, read
+from quiver import open as open_store
+from quiver.errors import AtCapacity, NotYetDurable, PipelineInvalid
+from quiver.pipeline.explain import describe
+from quiver.pipeline.graph import load_pipeline
+from quiver.primitives.real_files import REAL_FILES
+from quiver.receivers.intake import OtlpIntake
+from quiver.receivers.settings import OtlpSettings
+from quiver.store.group_seal import INTERVAL_S
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.testing.faultfs import FaultFileSystem
+
+SETTINGS = Settings(durability="segment_only", segment_open_s_max=3600.0)
+WAIT_S = 30.0
+
+
+def numbered(number: int) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number])})})
+
+
+def opened(files: Any, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:
+    return open_store("/store", settings, files=files, clock=clock or ManualClock(), background=False)
+
+
+def numbers(files: Any) -> list[int]:
+    with opened(files) as store:
+        store.flush()
+        return [n for _, one in read("/store", fs=files).bundles() for n in one[30]["n"].to_pylist()]
+
+
+def test_a_durable_call_survives_a_power_loss() -> None:
+    """Whatever comes after it; what was not asked to be durable goes with the open segment."""
+    files = CrashFileSystem()
+    store = opened(files)
+    store.ingest(numbered(0))
+    store.ingest(numbered(1), durable=True)
+    store.ingest(numbered(2))
+    assert numbers(files.clone_after_crash(0)) == [0, 1]
+    store.sync()
+    assert numbers(files.clone_after_crash(0)) == [0, 1, 2]
+    store.ingest(numbered(3))
+    store.maintain()
+    assert len(store.catalog) == 2, "maintenance does not seal before it is due"
+    store.ingest(numbered(4), durable=True)
+    assert numbers(files.clone_after_crash(0)) == [0, 1, 2, 3, 4]
+    store.close()
+
+
+def test_an_otlp_confirmation_survives_a_power_loss() -> None:
+    """As `ack: synced` says."""
+    files = CrashFileSystem()
+    store = opened(files)
+    intake = OtlpIntake(store, OtlpSettings(ack="synced"))
+    request = bytes.fromhex("0a0c120a0a0012061204") + b"\x0a\x02hi"
+    confirmed = [intake.accept("logs", request).confirmed for _ in range(3)]
+    with read("/store", fs=files.clone_after_crash(0)) as reader:
+        assert sum(1 for _ in reader.bundles()) == sum(confirmed) == 3
+    store.close()
+
+
+class Gate:
+    """
+    A file system in which the first segment waits before it gets its name.
+    """
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(REAL_FILES, name)
+
+    def rename(self, source: str, target: str) -> None:
+        if target.endswith(".qseg"):
+            self.reached.set()
+            assert self.opened.wait(WAIT_S)
+        REAL_FILES.rename(source, target)
+
+
+def test_callers_share_a_segment(tmp_path: Path) -> None:
+    """While one segment is written, those who come meanwhile wait for the next one, together."""
+    gate, clock = Gate(), ManualClock(waits="hold")
+    store = open_store(tmp_path / "store", SETTINGS, files=gate, clock=clock, background=False)  # type: ignore[arg-type]
+    threads = [
+        threading.Thread(target=store.ingest, args=(numbered(number),), kwargs={"durable": True}) for number in range(9)
+    ]
+    threads[0].start()
+    assert gate.reached.wait(WAIT_S)
+    for thread in threads[1:]:
+        thread.start()
+    clock.wait_for_waiters(8)
+    gate.opened.set()
+    while any(thread.is_alive() for thread in threads):
+        clock.advance(INTERVAL_S)
+        for thread in threads:
+            thread.join(0.01)
+    assert [info.bundle_count for info in store.catalog.segments()] == [1, 8]
+    clock.advance(1.0)
+    store.close()
+
+
+def test_seals_of_one_caller_are_spaced() -> None:
+    """The first is not delayed."""
+    clock = ManualClock()
+    store = opened(CrashFileSystem(), clock)
+    began_s = clock.monotonic()
+    store.ingest(numbered(0), durable=True)
+    assert clock.monotonic() == began_s
+    for number in range(4):
+        store.ingest(numbered(number), durable=True)
+    assert clock.monotonic() == pytest.approx(began_s + 4 * INTERVAL_S)
+    store.close()
+
+
+def test_a_full_disk_says_that_the_bundle_is_kept() -> None:
+    """It must not be ingested again: it is sealed when there is room."""
+    inner = CrashFileSystem()
+    files = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    store = opened(files)
+    with pytest.raises(NotYetDurable, match="full"):
+        store.ingest(numbered(0), durable=True)
+    with pytest.raises(NotYetDurable):
+        store.ingest(numbered(1), durable=True, timeout=3.0)
+    with pytest.raises(AtCapacity):
+        store.sync()
+    files.heal()
+    store.ingest(numbered(2), durable=True, timeout=5.0)
+    assert numbers(inner.clone_after_crash(0)) == [0, 1, 2]
+    store.close()
+
+
+def test_a_disk_that_fails_ends_it() -> None:
+    """Nobody waits for ever, and nothing is called durable."""
+    inner = CrashFileSystem()
+    files = FaultFileSystem(inner, {"sync": 1}, error=errno.EIO, path_part=".qseg", forever=True)
+    store = opened(files)
+    for _ in range(2):
+        with pytest.raises(StoreFailed):
+            store.ingest(numbered(0), durable=True)
+    with pytest.raises(StoreFailed):
+        store.sync()
+    with pytest.raises(StoreFailed):
+        store.close()
+
+
+def test_what_drop_oldest_gives_up_is_not_waited_for() -> None:
+    """On a full disk without a segment left, the one that could not be written goes, and the call returns."""
+    inner = CrashFileSystem()
+    files = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    settings = replace(SETTINGS, size_cap_policy="drop_oldest")
+    store = opened(files, settings=settings)
+    with pytest.raises(NotYetDurable):
+        store.ingest(numbered(0), durable=True)
+    store._admission._drop_unwritten(store._admission.why_full(1) or _FULL)
+    assert store._sealing.sealed_through == 0
+    store.sync()
+    files.heal()
+    store.close()
+
+
+_FULL: Any = type("Full", (), {"cause": "disk", "what": ""})()
+
+PIPELINE = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [store]}}
+    config: {protocols: {http: {listening_addr: "127.0.0.1:4318"}}}
+  store:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    config:
+      path: buffer
+      durability: segment_only
+      wal:
+        flush_interval: 25ms
+"""
+
+
+def test_a_confirmation_from_memory_is_told() -> None:
+    """`ack: logged` without a log promises nothing; `synced` is kept."""
+    for ack, warned in (("logged", True), ("synced", False)):
+        text = PIPELINE.partition("      wal:")[0].replace("config: {protocols", f"config: {{ack: {ack}, protocols")
+        described = describe(load_pipeline(text, source="p.yaml", values={})[0])
+        assert any("in memory only" in sentence for sentence in described["says"]) == warned
+
+
+@pytest.mark.parametrize("key", ["wal.flush_interval", "wal.max_size", "wal.rotation_target", "wal.max_rotated_files"])
+def test_keys_of_the_log_are_refused(key: str) -> None:
+    """There is none, so they would have no effect; also where they say what is the default anyway."""
+    value = {"wal.flush_interval": "25ms", "wal.max_rotated_files": 10}.get(key, "256MiB")
+    with pytest.raises(SettingsInvalid, match=f"{key} has no effect with durability segment_only"):
+        Settings.from_mapping({"durability": "segment_only", key: value})
+    with pytest.raises(PipelineInvalid, match=r"wal\.flush_interval has no effect") as refused:
+        load_pipeline(PIPELINE, source="p.yaml", values={})
+    assert str(refused.value).startswith("p.yaml:14: ")
