@@ -434,7 +434,9 @@ def test_no_key_of_the_store_is_left_out():
         load(document("urn:otap:processor:persistence", {"path": "b", "nothing.like.it.at.all": 1}))
 
     assert sorted(caught.value.reason.partition("known are ")[2].split(", ")) == sorted(STORE)
-    assert Settings.from_mapping({key: STORE[key] for key in STORE if "hours" not in key})
+    together = {key: STORE[key] for key in STORE if "hours" not in key}
+    assert Settings.from_mapping(together | {"durability": "wal"})
+    assert Settings.from_mapping({key: value for key, value in together.items() if not key.startswith("wal.")})
 
 
 @pytest.mark.parametrize("key", ["size_cap", "size_cap_policy"])
