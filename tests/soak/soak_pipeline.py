@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -126,6 +128,20 @@ class Pipeline:
             return False
         return True
 
+    @contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """Inside, a child and its own children are stopped (SIGSTOP)."""
+        pid = read_state(self.run_dir)["children"][name]["pid"]
+        stopped = [pid, *descendants(pid)]
+        for one in stopped:
+            os.kill(one, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for one in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGCONT)
+
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(120) == 0, self.tail()
@@ -142,6 +158,15 @@ class Pipeline:
     def tail(self) -> str:
         logs = [self.log, *sorted(self.run_dir.glob("*.log"))]
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists())
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that *pid* started, and those that they started."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
 
 
 def alive(pid: int) -> bool:

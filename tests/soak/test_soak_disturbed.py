@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import subprocess
+import threading
 from random import Random
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 SETTLE_S = 300.0
 DISK_BYTES = 96 * 1024 * 1024
+FROZEN_S = 120.0
 
 
 class Sending:
@@ -89,6 +91,30 @@ def test_parts_restart_in_any_order(tmp_path, seed):
         pipeline.stop()
     far.down()
     check(tmp_path, far, producer.confirmed, producer.unknown)
+
+
+@pytest.mark.parametrize("part", ["spark", "ingest"])
+def test_a_part_that_stands_still_for_minutes_goes_on(tmp_path, part):
+    """
+    A process that is stopped is alive and answers nobody: nothing is lost, and nothing is exported twice, afterwards.
+    """
+    far = FarSide()
+    with Pipeline(tmp_path, far.port) as pipeline:
+        with Sending(pipeline, 0) as producer:
+            wait_for(pipeline, producer, 100)
+            for _ in range(2):
+                with pipeline.frozen(part):
+                    pause(FROZEN_S)
+                wait_for(pipeline, producer, 100)
+        settle(pipeline, SETTLE_S)
+        pipeline.stop()
+    far.down()
+    check(tmp_path, far, producer.confirmed, producer.unknown)
+
+
+def pause(seconds):
+    """Let real time go by: the processes beside this one have clocks of their own."""
+    threading.Event().wait(seconds)
 
 
 @pytest.fixture

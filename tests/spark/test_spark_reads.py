@@ -243,3 +243,20 @@ def test_a_batch_read_refuses_the_options_of_a_stream(store, option):
     source = QuiverDataSource({"path": store.root, "slot": "30", option: "5"})
     with pytest.raises(WrongUse, match=f"{option} has no effect in a batch read"):
         source.reader(source.schema())
+
+
+def test_an_older_checkpoint_of_a_store_that_went_on_is_refused(spark, store, tmp_path):
+    """A checkpoint that came back from a backup: what lies between is acknowledged, and may be deleted."""
+    checkpoint, backup = tmp_path / "checkpoint", tmp_path / "backup"
+    store.rows(1)
+    run(stream(spark, store), Sink(), checkpoint)
+    shutil.copytree(checkpoint, backup)
+    for _ in range(2):
+        store.rows(1)
+        run(stream(spark, store), Sink(), checkpoint)
+    store.rows(1)
+    with pytest.raises(Exception, match="the checkpoint is behind the subscriber"):
+        run(stream(spark, store), Sink(), backup)
+    sink = Sink()
+    run(stream(spark, store, failOnDataLoss="false"), sink, backup)
+    assert sink.ids == list(range(30, 40))
