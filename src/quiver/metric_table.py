@@ -481,6 +481,7 @@ LOG_METRICS: tuple[Metric, ...] = (
     _counter("aof_flush_metadata_failures_total", "{time}", "Durability snapshots that could not be written."),
     _counter("aof_retention_retired_total", "{segment}", "Segments that retention took away.", "action"),
     _counter("aof_recovery_findings_total", "{file}", "What recovery found that a clean stop does not leave.", "kind"),
+    _counter("aof_records_lost_total", "{record}", "Records that a reader could not be given any more.", "kind"),
     _counter("aof_upkeep_failed_total", "{time}", "Passes of the background work that failed."),
     _counter(
         "aof_tier_moves_total",

@@ -115,6 +115,24 @@ def test_tail_from_an_id_that_no_record_has(root):
     assert "none begins at" in run("tail", root, "--log", "orders", "--from", first + 1, code=2)
 
 
+def test_tail_says_what_is_lost(root):
+    """Once, with the range, on the error output; the other records are printed, and the exit code is 1."""
+    paths = sorted((root / "orders" / "segments").glob("*_*_*.seg"))
+    first = json.loads(run("tail", root, "--log", "orders", "-n", 1, "--json"))["record_id"]
+    paths[1].unlink()
+    with paths[2].open("r+b") as file:
+        file.seek(64)
+        file.write(bytes(4))
+    done = CliRunner().invoke(build_app(), ["aof", "tail", str(root), "--log", "orders"])
+    assert done.exit_code == 1
+    assert [line.rpartition("\t")[2] for line in done.stdout.splitlines()] == ["0.0", "0.1", "0.2", "2.1", "2.2"]
+    gone, damaged = done.stderr.splitlines()
+    assert "3 records from" in gone
+    assert f"records from {2 << 32 | 64} on are lost" in damaged
+    paths[0].unlink()
+    assert "is not there; the log goes on with record" in run("tail", root, "--log", "orders", "--from", first, code=2)
+
+
 def test_a_payload_moves_no_cursor(tmp_path):
     """One line for a record, whatever is in it."""
     with AofManager.open(str(tmp_path), background=False) as manager:

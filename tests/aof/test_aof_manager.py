@@ -244,16 +244,16 @@ def test_a_watermark_that_no_footer_holds_is_refused(watermark):
         assert log.force_rollover(timeout_s=5) == 0
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(9))
 def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
     """Every example of the page, one behind the other in one directory."""
     page = (Path(__file__).parents[2] / "docs" / "howto" / "aof.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n(.*?)```", page, re.MULTILINE | re.DOTALL)
     examples = [source for source in examples if "quiver.spark" not in source]
-    assert len(examples) == 8
+    assert len(examples) == 9
     monkeypatch.chdir(tmp_path)
     exec(examples[number], {})
-    assert ("payload" in capsys.readouterr().out) == (number in {0, 7})
+    assert ("payload" in capsys.readouterr().out) == (number in {0, 8})
 
 
 def test_what_is_given_wrongly_is_told(tmp_path):

@@ -65,7 +65,7 @@ def opened(files, config=None):
 
 
 def read(files, directory=LOG):
-    reader = Reader(LogFiles(directory, files=files, objects=COLD), 0)
+    reader = Reader(LogFiles(directory, files=files, objects=COLD), 0, on_lost="skip")
     return {record.record_id: bytes(record.payload) for record in reader}
 
 

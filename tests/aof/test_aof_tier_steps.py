@@ -159,7 +159,8 @@ def test_a_damaged_object_keeps_no_log_from_opening():
     file.close()
     with open_tiered(files, config) as manager:
         log = manager.log("orders")
-        assert payloads(log) == [*written[:3], *written[6:]]
+        assert [one.payload for one in log.open_reader(on_lost="skip")] == [*written[:3], *written[6:]]
+        assert [first >> 32 for first, _ in log.snapshot().missing] == [0]  # behind the last record of segment 0
         log.append_record(b"more")
     assert len(objects_in(files)) == 4
 

@@ -252,7 +252,7 @@ def test_retired_segments_are_a_loss_only_when_they_were_not_read(log):
     other = lenient.streamReader(schema=made.schema())
     last = other.latestOffset(end, ReadMaxBytes(1 << 30))
     assert len(rows_of(other, other.partitions(end, last), made.schema())) == 3
-    with pytest.raises(DataLoss, match="is gone"):
+    with pytest.raises(DataLoss, match="are gone; the log goes on with record"):
         read(log.source(startingOffsets=list(log.written)[1]))
 
 
@@ -267,6 +267,70 @@ def test_damage_stops_a_read_or_is_passed_over(log):
         read(log.source())
     kept = list(log.written.values())
     assert payloads(log.source(failOnDataLoss="false")) == [kept[0], kept[2]]
+
+
+@pytest.mark.parametrize("limit", [1, 300, 1 << 30])
+@pytest.mark.parametrize("length", [bytes(4), (100).to_bytes(4, "little"), b"\xff" * 4])
+def test_a_bad_length_costs_one_record(log, length, limit):
+    """Whatever the sizes of batches and tasks are: none of them begins inside a record."""
+    log.fill(2, records=20, size=50)
+    path = min((log.path / "segments").glob("*_*_*.seg"))
+    ids, data = list(log.written), list(log.written.values())
+    content = bytearray(path.read_bytes())
+    content[ids[7] : ids[7] + 4] = length
+    path.write_bytes(content)
+    lenient = log.source(failOnDataLoss="false", minPartitions=9)
+    assert payloads(lenient) == data[:7] + data[8:]
+    with pytest.raises(DataLoss, match=rf"records from {ids[7]} up to {ids[8]} are lost"):
+        read(log.source())
+    reader = lenient.streamReader(schema=lenient.schema())
+    at, found = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, ReadMaxBytes(limit))) != at:
+        found += [row["payload"] for row in rows_of(reader, reader.partitions(at, end), lenient.schema())]
+        at = end
+    assert found == data[:7] + data[8:]
+    assert payloads(log.source(startingOffsets=ids[8])) == data[8:]
+
+
+@pytest.mark.parametrize("away", ["warm", "cold"])
+@pytest.mark.parametrize("how", ["gone", "damaged", "cut"])
+def test_one_bad_segment_stops_no_lenient_read(log, tmp_path, away, how):
+    """Neither a batch nor a stream, although the only copy of a segment is gone or damaged: all others are read."""
+    objects = str(tmp_path / "cold")
+    changes = {"objects": objects, "warm_max_bytes": 0} if away == "cold" else {}
+    log.fill(4, records=40, config=AofConfig(tiers=TierConfig(tier0_max_bytes=0, **changes)))
+    place = tmp_path / "cold" if away == "cold" else log.path / "warm"
+    path = sorted(one for one in place.rglob("*") if one.suffix == ".zst")[1]
+    if how == "gone":
+        path.unlink()
+    else:
+        packed = path.read_bytes()
+        path.write_bytes(packed[:100] if how == "cut" else packed[:60] + bytes(20) + packed[80:])
+    data = list(log.written.values())
+    with pytest.raises(DataLoss):
+        read(log.source(objects=objects))
+    lenient = log.source(objects=objects, failOnDataLoss="false", minPartitions=6)
+    kept = [one for one in payloads(lenient) if one in data[40:80]]
+    assert len(kept) < (40 if how == "damaged" else 1)
+    assert payloads(lenient) == data[:40] + kept + data[80:]
+    reader = lenient.streamReader(schema=lenient.schema())
+    at, found = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, ReadMaxBytes(700))) != at:
+        found += [row["payload"] for row in rows_of(reader, reader.partitions(at, end), lenient.schema())]
+        at = end
+    assert found == data[:40] + kept + data[80:]
+
+
+@pytest.mark.parametrize("where", [0, -96])
+def test_a_segment_without_header_or_footer_is_read(log, where):
+    """What it says is known from its name and from the segments beside it."""
+    log.fill(3)
+    path = sorted((log.path / "segments").glob("*_*_*.seg"))[1]
+    content = bytearray(path.read_bytes())
+    content[where : where + 64 or None] = bytes(64)
+    path.write_bytes(content)
+    for fails in ("true", "false"):
+        assert payloads(log.source(failOnDataLoss=fails)) == list(log.written.values())
 
 
 def test_a_checkpoint_of_another_log_is_refused(log, tmp_path):

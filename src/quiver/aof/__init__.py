@@ -24,9 +24,12 @@ file                 purpose
 `notify.py`          who waits for what
 `catalog.py`         the sealed segments, and maps of them
 `reading.py`         the calls of a log that read
-`reader.py`          records in order, one by id, and as they come
+`reader.py`          records in order; what is lost on the way is reported
+`follower.py`        records as they come
+`search.py`          one record by its id, the first one of a time
+`resume.py`          where reading goes on behind damage                               (pure)
 `batch.py`           many records at once, as columns and one buffer
-`source.py`          a segment as a reader sees it
+`source.py`          segments as a reader sees them
 `recovery.py`        opening what a crash left, in a listed order of steps
 `retention.py`       which segments leave                                              (pure)
 `compaction.py`      which cold segments nobody needs any more
@@ -51,11 +54,13 @@ from quiver.lazy_names import lazy_names
 if TYPE_CHECKING:
     from quiver.aof.compaction import ColdSegment
     from quiver.aof.config import AofConfig, FlushConfig, Retention, TierConfig
+    from quiver.aof.follower import TailFollower
     from quiver.aof.log import Aof
     from quiver.aof.manager import AofManager
-    from quiver.aof.reader import Reader, Record, TailFollower
+    from quiver.aof.reader import Reader
     from quiver.aof.reservation import Reservation
     from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
+    from quiver.aof.source import Record
     from quiver.aof.upstream import replay_upstream
 else:
     __getattr__, __dir__ = lazy_names(
@@ -63,11 +68,13 @@ else:
         {
             "quiver.aof.compaction": "ColdSegment",
             "quiver.aof.config": "AofConfig FlushConfig Retention TierConfig",
+            "quiver.aof.follower": "TailFollower",
             "quiver.aof.log": "Aof",
             "quiver.aof.manager": "AofManager",
-            "quiver.aof.reader": "Reader Record TailFollower",
+            "quiver.aof.reader": "Reader",
             "quiver.aof.reservation": "Reservation",
             "quiver.aof.snapshots": "LogSnapshot SegmentSnapshot",
+            "quiver.aof.source": "Record",
             "quiver.aof.upstream": "replay_upstream",
         },
     )

@@ -20,7 +20,7 @@ from quiver.aof.source import Source
 from quiver.primitives.checksum import crc64_nvme_function
 from quiver.primitives.scan import Damage
 
-__all__ = ["RecordRun", "behind_record", "read_run"]
+__all__ = ["RecordRun", "read_run"]
 
 _LENGTH = Struct("<I")
 _HEAD = np.dtype([("length", "<u4"), ("checksum", "<u4"), ("timestamp", "<u8"), ("ext_id", "<u8")])
@@ -138,11 +138,11 @@ def _alike(source: Source, offset: int, records_max: int) -> _Found | None:
     """
     Take as many records as have the length of the first one; None when that is hardly any.
     """
-    if offset + RECORD_HEAD_BYTES >= source.end:
+    if offset + RECORD_HEAD_BYTES >= source.limit:
         return None
     length = int(_LENGTH.unpack_from(source.view, offset)[0])
     stride = RECORD_HEAD_BYTES + length
-    count = min((source.end - offset) // stride, records_max, _RUN_BYTES_MAX // stride)
+    count = min((source.limit - offset) // stride, records_max, _RUN_BYTES_MAX // stride)
     if not length or count < _UNIFORM_MIN:
         return None
     heads = np.ndarray((count,), _HEAD, source.view, offset, (stride,))
@@ -161,12 +161,12 @@ def _alike(source: Source, offset: int, records_max: int) -> _Found | None:
 
 def _walked(source: Source, offset: int, records_max: int) -> _Found:
     unpack = _LENGTH.unpack_from
-    view, limit = source.view, source.end
+    view, limit = source.view, source.limit
     starts: list[int] = []
     payloads: list[memoryview] = []
     damage = None
     bytes_max = offset + _RUN_BYTES_MAX
-    while offset < min(limit, bytes_max) and len(starts) < records_max:
+    while offset < min(source.end, bytes_max) and len(starts) < records_max:
         start = offset + RECORD_HEAD_BYTES
         length = unpack(view, offset)[0] if start < limit else 0
         behind = start + length
@@ -201,14 +201,3 @@ def _views(data: Any, starts: Any, lengths: Any) -> Any:
             found[np.arange(width) >= lengths[rows, None]] = 0
             raw[rows, 4 : 4 + width] = found
     return views
-
-
-def behind_record(source: Source, damage: Damage) -> int | None:
-    """
-    Return the offset behind a damaged record if its length can be believed, else None.
-    """
-    if damage.offset + RECORD_HEAD_BYTES >= source.end:
-        return None
-    (length,) = _LENGTH.unpack_from(source.view, damage.offset)
-    behind = damage.offset + RECORD_HEAD_BYTES + int(length)
-    return behind if length and behind <= source.end else None

@@ -13,7 +13,7 @@ from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_recor
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.lookup import OpenSegments
 from quiver.aof.notify import deadline_of
-from quiver.aof.reader import read_one
+from quiver.aof.search import read_one
 from quiver.aof.segment import Segment
 from quiver.aof.tail import Tail
 from quiver.aof.upload_waiting import UploadWaiting

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quiver.aof.format.durability import DURABILITY_BYTES_MAX, decode_durability
@@ -31,6 +31,7 @@ from quiver.aof.format.sealed_pointer import POINTER_BYTES, SealedPointer, decod
 from quiver.aof.format.segment_file import (
     FOOTER_BYTES,
     HEADER_BYTES,
+    SEGMENT_BYTES_MAX,
     SegmentFooter,
     SegmentHeader,
     agrees_with,
@@ -41,12 +42,13 @@ from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.index import load_index
 from quiver.aof.manifest import replay_manifest
-from quiver.aof.source import Source
+from quiver.aof.source import TIME_UNKNOWN, Extent, Source
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.state import TierState
 from quiver.errors import Damaged, WrongUse
 from quiver.objects import ObjectLocation, open_objects
 from quiver.primitives.files import FileSystem
+from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 
@@ -54,7 +56,6 @@ __all__ = ["LogFiles", "SegmentFile", "is_log_directory", "logs_below"]
 
 _IDENTITY_BYTES_MAX = 64
 _LOOKS_MAX = 8
-_TIME_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,11 @@ class SegmentFile:
 
     Attributes:
         header: None when it cannot be read; `problem` says why.
-        footer: None when it is not sealed, or not known to be.
+        footer: None when it is not sealed, or cannot be read.
         size_bytes: of the file.
         durable: the offset up to which its records are known to be synced.
+        problem: what of it is not what was written; empty when nothing is known to be wrong.
+        is_sealed: whether it was sealed, and its records end at `durable`.
     """
 
     name: SegmentName
@@ -76,6 +79,19 @@ class SegmentFile:
     size_bytes: int
     durable: int
     problem: str = ""
+    is_sealed: bool = False
+
+    @property
+    def extent(self) -> Extent:
+        """
+        Where it lies in the log.
+        """
+        return Extent(
+            self.name.base_offset,
+            self.durable if self.is_sealed else None,
+            None if self.header is None else self.header.base_record_count,
+            None if self.footer is None else self.footer.record_count,
+        )
 
 
 class LogFiles:
@@ -263,19 +279,25 @@ class LogFiles:
             name = next((one for one in self.names() if one.segment_id == segment_id), None)
             durable, pointer = self._known_durable()
             found = None if name is None else self._segment_file(name, pointer, durable)
-            source = None if found is None else self._of_file(found, durable_only=durable_only)
+            source = None
+            if found is not None and not found.problem:
+                source = self._of_file(found, durable_only=durable_only)
             if source is not None:
                 return source
             entry = self.tiers().entries.get(segment_id)
             if entry is None:
-                return None
+                return None if found is None else self._of_file(found, durable_only=durable_only)
             try:
                 return self._of_copy(entry, start, end)
             except FileNotFoundError:
-                continue  # it moved on while it was looked at
-            except Damaged:
-                if self._is_as_said(entry):
+                source = self._of_damaged_file(found, durable_only=durable_only)
+            except (Damaged, WrongUse):
+                source = self._of_damaged_file(found, durable_only=durable_only)
+                if source is None and self._is_as_said(entry):
                     raise
+            if source is not None:
+                return source
+            # Or else it moved on while it was looked at.
         raise Damaged(f"{self.directory}/{WARM}", 0, f"segment {segment_id} is nowhere for long enough to be read")
 
     def _is_as_said(self, entry: TierEntry) -> bool:
@@ -287,40 +309,88 @@ class LogFiles:
         return self.tiers().entries.get(entry.segment_id) == entry
 
     def _of_copy(self, entry: TierEntry, start: int, end: int | None) -> Source:
+        stop = entry.original_bytes if end is None else min(end, entry.original_bytes)
+        name, data, problem = self._copied(entry, start, stop)
+        # Memory that nobody writes to costs nothing: offsets stay those of the segment.
+        room = bytearray(stop)
+        room[start:stop] = data
+        return Source(
+            entry.segment_id, name, memoryview(room), stop, True, entry.footer.last_timestamp, _extent_of(entry),
+            entry.header.base_timestamp, problem,
+        )  # fmt: skip
+
+    def _copied(self, entry: TierEntry, start: int, stop: int) -> tuple[str, bytes, str]:
+        """
+        Return which copy of a segment was read, its bytes from *start* to *stop*, and what is wrong with them.
+        """
         copies = self._copies
+        damaged: Damaged | None = None
         if copies.warm_bytes(entry) == entry.warm_bytes:
-            packed = copies.open_warm(entry)
-        elif entry.remote is not None:
-            packed = copies.open_object(entry)
-        else:
+            try:
+                packed = copies.open_warm(entry)
+                return packed.name, packed.read(start, stop), ""
+            except Damaged as error:
+                damaged = error
+        if entry.remote is not None and (damaged is None or copies.has_objects):
+            try:
+                packed = copies.open_object(entry)
+                return packed.name, packed.read(start, stop), ""
+            except Damaged as error:
+                damaged = damaged or error
+        if damaged is None:
             name = SegmentName(entry.segment_id, entry.header.base_offset, entry.header.created_at)
             if self._files.exists(f"{self.directory}/{SEGMENTS}/{name}"):
                 raise FileNotFoundError  # it was brought back
             raise Damaged(f"{self.directory}/{WARM}/{entry.warm_name}", 0, "the only copy of a segment is not there")
-        stop = packed.end if end is None else min(end, packed.end)
-        # Memory that nobody writes to costs nothing: offsets stay those of the segment.
-        room = bytearray(stop)
-        room[start:stop] = packed.read(start, stop)
-        return Source(entry.segment_id, packed.name, memoryview(room), stop, True, entry.footer.last_timestamp)
+        found = copies.salvage(entry, start, stop)
+        if found is None:
+            raise damaged
+        return damaged.path, found, damaged.reason
+
+    def _of_damaged_file(self, found: SegmentFile | None, *, durable_only: bool) -> Source | None:
+        """
+        Return a segment as far as its damaged file has it, because no copy of it is better.
+        """
+        with contextlib.suppress(Damaged):
+            return None if found is None else self._of_file(found, durable_only=durable_only)
+        return None
 
     def _of_file(self, found: SegmentFile, *, durable_only: bool) -> Source | None:
-        segment_id = found.name.segment_id
-        if found.header is None:
+        if found.header is None and not found.is_sealed:
             raise Damaged(found.path, 0, found.problem)
+        first = max(0, found.name.created_at) if found.header is None else found.header.base_timestamp
+        last = TIME_UNKNOWN if found.footer is None else found.footer.last_timestamp
         try:
-            if found.footer is not None:
-                end = found.footer.durable_bytes - found.header.base_offset
-                view = self._files.map_read(found.path).view()
-                return Source(segment_id, found.path, view, end, True, found.footer.last_timestamp)
-            # Read, not mapped: recovery cuts a file like this one, and a map of what was cut off ends the process.
-            limit = found.durable if durable_only else found.size_bytes
-            data = memoryview(self._first_bytes(found.path, max(limit, HEADER_BYTES)) or b"")
+            if found.is_sealed and not found.problem:
+                data = self._files.map_read(found.path).view()
+            else:
+                # Read, not mapped: recovery cuts a file like this one, and a map of what was cut off ends the process.
+                limit = found.durable if durable_only or found.is_sealed else found.size_bytes
+                data = memoryview(self._first_bytes(found.path, max(limit, HEADER_BYTES)) or b"")
         except FileNotFoundError:
             return None
-        end = (
-            HEADER_BYTES + len(data[HEADER_BYTES:]) if durable_only else scan_records(data, HEADER_BYTES, len(data)).end
-        )
-        return Source(segment_id, found.path, data, end, False, _TIME_MAX)
+        end = found.durable
+        if not found.is_sealed:
+            known = min(found.durable, len(data))
+            end = len(data) if durable_only else max(known, scan_records(data, HEADER_BYTES, len(data)).end)
+        return Source(
+            found.name.segment_id, found.path, data, max(end, HEADER_BYTES), found.is_sealed, last, found.extent,
+            first, found.problem,
+        )  # fmt: skip
+
+    def extent(self, segment_id: int) -> Extent | None:
+        """
+        Return where the segment with that id lies in the log; None when there is none.
+
+        Raises:
+            WrongUse: there is no log.
+            OSError: the disk cannot be read.
+        """
+        found = self._file_of(segment_id)
+        entry = None if found is not None and not found.problem else self.tiers().entries.get(segment_id)
+        if entry is not None:
+            return _extent_of(entry)
+        return None if found is None else found.extent
 
     def next_segment_id(self, segment_id: int) -> int | None:
         """
@@ -341,27 +411,25 @@ class LogFiles:
         """
         Return the timestamp of the last record of a sealed segment; None for any other.
         """
-        name = next((one for one in self.names() if one.segment_id == segment_id), None)
-        found = None if name is None else self._segment_file(name, self.pointer(), {})
-        if found is not None:
-            return None if found.footer is None else found.footer.last_timestamp
-        entry = self.tiers().entries.get(segment_id)
+        found = self._file_of(segment_id)
+        if found is not None and found.footer is not None:
+            return found.footer.last_timestamp
+        entry = None if found is not None and not found.problem else self.tiers().entries.get(segment_id)
         return None if entry is None else entry.footer.last_timestamp
 
     def marks(self, segment_id: int) -> Sequence[IndexMark]:
         """
         Return what was written down of where records of a sealed segment begin; nothing is found out here.
         """
-        name = next((one for one in self.names() if one.segment_id == segment_id), None)
-        found = None if name is None else self._segment_file(name, self.pointer(), {})
-        entry = None if found is not None else self.tiers().entries.get(segment_id)
-        index = None
-        if found is not None and found.footer is not None:
-            index = load_index(self._files, self.directory, segment_id, found.name.base_offset, found.durable)
-        elif entry is not None:
-            base = entry.header.base_offset
-            index = load_index(self._files, self.directory, segment_id, base, entry.original_bytes)
+        extent = self.extent(segment_id)
+        if extent is None or extent.end is None:
+            return ()
+        index = load_index(self._files, self.directory, segment_id, extent.base_offset, extent.end)
         return () if index is None else index.marks
+
+    def _file_of(self, segment_id: int) -> SegmentFile | None:
+        name = next((one for one in self.names() if one.segment_id == segment_id), None)
+        return None if name is None else self._segment_file(name, self.pointer(), {})
 
     def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
         """
@@ -382,36 +450,56 @@ class LogFiles:
 
     def _look_at(self, name: SegmentName, pointer: SealedPointer | None, durable: dict[int, int]) -> SegmentFile | None:
         path = f"{self.directory}/{SEGMENTS}/{name}"
-        head = self._first_bytes(path, HEADER_BYTES)
+        try:
+            head = self._first_bytes(path, HEADER_BYTES)
+        except NO_FILE_ERRORS as error:
+            return SegmentFile(name, path, None, None, 0, 0, no_file_reason(error))
         if head is None:
             return None  # it left since it was listed
         size = self._files.stat(path).size_bytes
-        answer = decode_header(memoryview(head))
-        if not isinstance(answer, Frame):
-            reason = "the file is too short" if len(head) < HEADER_BYTES else getattr(answer, "reason", "cut short")
-            return SegmentFile(name, path, None, None, size, 0, reason)
-        header = answer.value
-        if (header.segment_index, header.base_offset) != (name.segment_id & 0xFFFF_FFFF, name.base_offset):
-            return SegmentFile(name, path, None, None, size, 0, "its header belongs to another segment than its name")
-        known = min(durable.get(name.segment_id, 0), size)
+        header, problem = _header_of(name, head)
         if pointer is None or name.segment_id > pointer.segment_id:
-            return SegmentFile(name, path, header, None, size, known)
-        footer = self._footer(path, header, size)
-        problem = "" if footer is not None else "it was sealed, and its footer is not what was written"
-        end = known if footer is None else footer.durable_bytes - header.base_offset
-        return SegmentFile(name, path, header, footer, size, end, problem)
+            known = 0 if header is None else min(durable.get(name.segment_id, 0), size)
+            return SegmentFile(name, path, header, None, size, known, problem)
+        assumed = header or SegmentHeader(name.segment_id & 0xFFFF_FFFF, 0, name.base_offset, size, name.created_at, 0)
+        footer = self._footer(path, assumed, size, is_assumed=header is None)
+        if footer is None:
+            problem = problem or "it was sealed, and its footer is not what was written"
+            end = self._end_of(name, size, pointer)
+        else:
+            end = footer.durable_bytes - name.base_offset
+        return SegmentFile(name, path, header, footer, size, end, problem, is_sealed=True)
 
-    def _footer(self, path: str, header: SegmentHeader, size: int) -> SegmentFooter | None:
-        if header.max_size > size:
+    def _end_of(self, name: SegmentName, size: int, pointer: SealedPointer) -> int:
+        """
+        Return where the records of a sealed segment end whose footer is lost: right before what follows it.
+        """
+        following = [one.base_offset for one in self._listed() if one.segment_id == name.segment_id + 1]
+        entry = self.tiers().entries.get(name.segment_id + 1)
+        if name.segment_id == pointer.segment_id:
+            behind = pointer.durable_bytes + FOOTER_BYTES
+        elif following or entry is not None:
+            behind = min(following) if following or entry is None else entry.header.base_offset
+        else:
+            behind = name.base_offset + size
+        return max(HEADER_BYTES, min(behind - FOOTER_BYTES - name.base_offset, SEGMENT_BYTES_MAX))
+
+    def _footer(self, path: str, header: SegmentHeader, size: int, *, is_assumed: bool = False) -> SegmentFooter | None:
+        """
+        Return the footer if it agrees with the header, of which no count of records is known when it *is_assumed*.
+        """
+        if not HEADER_BYTES + FOOTER_BYTES < header.max_size <= size:
             return None
         file = self._files.open_read(path)
         try:
             answer = decode_footer(memoryview(file.pread(FOOTER_BYTES, header.max_size - FOOTER_BYTES)))
         finally:
             file.close()
-        if not isinstance(answer, Frame) or agrees_with(answer.value, header) is not None:
+        if not isinstance(answer, Frame):
             return None
-        return answer.value
+        if is_assumed:
+            header = replace(header, base_record_count=answer.value.base_record_count)
+        return answer.value if agrees_with(answer.value, header) is None else None
 
     def _known_durable(self) -> tuple[dict[int, int], SealedPointer | None]:
         """
@@ -437,6 +525,24 @@ class LogFiles:
             return file.pread(size, 0)
         finally:
             file.close()
+
+
+def _header_of(name: SegmentName, head: bytes) -> tuple[SegmentHeader | None, str]:
+    """
+    Return the header of the segment *name*, or why there is none.
+    """
+    answer = decode_header(memoryview(head))
+    if not isinstance(answer, Frame):
+        return None, "the file is too short" if len(head) < HEADER_BYTES else getattr(answer, "reason", "cut short")
+    header = answer.value
+    if (header.segment_index, header.base_offset) != (name.segment_id & 0xFFFF_FFFF, name.base_offset):
+        return None, "its header belongs to another segment than its name"
+    return header, ""
+
+
+def _extent_of(entry: TierEntry) -> Extent:
+    header = entry.header
+    return Extent(header.base_offset, entry.original_bytes, header.base_record_count, entry.footer.record_count)
 
 
 def is_log_directory(files: FileSystem, directory: str) -> bool:

@@ -26,7 +26,14 @@ from quiver.aof.lookup import OpenSegments, require_id
 from quiver.aof.notify import Notifier
 from quiver.aof.reading import LogReading
 from quiver.aof.recovery import Recovered
-from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot, end_of, log_snapshot, segment_snapshots
+from quiver.aof.snapshots import (
+    LogSnapshot,
+    SegmentSnapshot,
+    end_of,
+    log_snapshot,
+    missing_ranges,
+    segment_snapshots,
+)
 from quiver.aof.status import STATUS_AFTER_S, StatusFile
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers, has_tiers
@@ -104,7 +111,7 @@ class Aof(LogWriting, LogReading):
             fs, config.root_dir, self._tail, retry=self._waiting.retry,
             flush=lambda timeout_s: self.flush(timeout_s=timeout_s), observer=observer,
         )  # fmt: skip
-        self._segments = OpenSegments(self._tail, self._catalog, self._indexes)
+        self._segments = OpenSegments(config.root_dir, self._tail, self._catalog, self._indexes)
         self._durability = Durability(
             name, self._tail, self._catalog, self._flusher, self._segments, self._uploads, clock=clock,
             is_closed=lambda: self._closed,
@@ -118,6 +125,7 @@ class Aof(LogWriting, LogReading):
         if not self._upkeep.retires:
             self._tiers = self._segments.tiers = self._with_tiers(recovered, fs, objects)
         self._began_at = end_of(self.segment_snapshot(), self._tail)
+        self._missing = self._report_missing()
         try:
             self._indexes.remove_others(one.segment_id for one in self._catalog.all())
             self._sinks.recover()
@@ -138,6 +146,17 @@ class Aof(LogWriting, LogReading):
         self._workers.ask_tiers(self)
         self._tail.next_base_offset, self._tail.next_base_record_count = recovered.behind(self._catalog.all())
         return tiers
+
+    def _report_missing(self) -> tuple[tuple[int, int], ...]:
+        tiers = None if self._tiers is None else self._tiers.snapshot()
+        found = missing_ranges(self.segment_snapshot(), self._tail, tiers)
+        for first, behind in found:
+            self._observer.count("aof_recovery_findings_total", kind="missing")
+            self._observer.event(
+                "aof.recovery.missing", level=logging.WARNING, log=self.name, path=self.config.root_dir, first=first,
+                behind=behind,
+            )  # fmt: skip
+        return tuple(found)
 
     def poison(self, reason: str) -> StoreFailed:
         """
@@ -244,7 +263,7 @@ class Aof(LogWriting, LogReading):
         return log_snapshot(
             self.name, self.stream_id, self._catalog, self._tail, flush=self.flush_metrics, began_at=self._began_at,
             truncated_bytes=self._recovered.truncated_bytes, quarantined=self._recovered.quarantined,
-            tiers=None if self._tiers is None else self._tiers.snapshot(),
+            missing=self._missing, tiers=None if self._tiers is None else self._tiers.snapshot(),
         )  # fmt: skip
 
     # ---- for the workers, and the end

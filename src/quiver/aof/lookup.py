@@ -5,19 +5,20 @@ brought back to them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from itertools import islice
 
-from quiver.aof.catalog import Catalog
+from quiver.aof.catalog import Catalog, SealedSegment
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.index import SparseIndexes, before_number
-from quiver.aof.reader import heads
-from quiver.aof.source import Source
+from quiver.aof.resume import is_believed
+from quiver.aof.search import heads
+from quiver.aof.segment import Segment
+from quiver.aof.source import Extent, Place, Source
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers
-from quiver.errors import RecordUnknown
+from quiver.errors import Damaged, RecordUnknown
 
 __all__ = ["OpenSegments", "require_id"]
 
@@ -30,7 +31,8 @@ class OpenSegments:
         tiers: what brings segments back; None for a log without tiers.
     """
 
-    def __init__(self, tail: Tail, catalog: Catalog, indexes: SparseIndexes) -> None:
+    def __init__(self, directory: str, tail: Tail, catalog: Catalog, indexes: SparseIndexes) -> None:
+        self.directory = directory
         self._tail = tail
         self._catalog = catalog
         self._indexes = indexes
@@ -41,33 +43,65 @@ class OpenSegments:
         """
         Return the same segments for readers that do not wait until one is brought back.
         """
-        found = OpenSegments(self._tail, self._catalog, self._indexes)
+        found = OpenSegments(self.directory, self._tail, self._catalog, self._indexes)
         found.tiers = self.tiers
         found._waits = False
         return found
 
     def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
         """
-        Return the segment with that id, as far as it can be read now; None when there is none.
+        Return the segment with that id, as far as it can be read now; None when there is none, or its file is gone.
+
+        Where no copy of it is what was written, the source has what can still be unpacked of one, and says so.
 
         Raises:
             WouldBlock: it has no file, is being brought back, and nobody waits for that here.
+            Damaged: nothing of it can be read.
+            ObjectsUnavailable: the only copy is an object, and the store does not answer; ask again.
         """
         with self._tail.lock:
             for one in self._tail.unsealed():
                 if one.segment_id == segment_id:
                     end = max(one.durable, HEADER_BYTES) if durable_only else one.size
                     complete = one is not self._tail.segment and end == one.size
-                    return Source(segment_id, one.path, one.view.toreadonly(), end, complete, one.last_timestamp)
+                    return Source(
+                        segment_id, one.path, one.view.toreadonly(), end, complete, one.last_timestamp,
+                        self._extent_of(one), one.base_timestamp,
+                    )  # fmt: skip
         sealed = self._catalog.get(segment_id)
         if sealed is None:
             return None
-        view = None
-        with contextlib.suppress(FileNotFoundError):  # retired between the lines above
+        view, problem = None, ""
+        try:
             view = self._catalog.view(sealed) if self.tiers is None else self.tiers.view(sealed, wait=self._waits)
+        except FileNotFoundError:
+            return None  # retired between the lines above, or removed by somebody else
+        except Damaged as damage:
+            view, problem = None if self.tiers is None else self.tiers.salvage(sealed), damage.reason
+            if view is None:
+                raise
         if view is None:
             return None
-        return Source(segment_id, sealed.path, view, sealed.end, True, sealed.footer.last_timestamp)
+        return Source(
+            segment_id, sealed.path, view, sealed.end, True, sealed.footer.last_timestamp, _extent_of_sealed(sealed),
+            sealed.header.base_timestamp, problem,
+        )  # fmt: skip
+
+    def extent(self, segment_id: int) -> Extent | None:
+        """
+        Return where the segment with that id lies in the log; None when there is none.
+        """
+        with self._tail.lock:
+            for one in self._tail.unsealed():
+                if one.segment_id == segment_id:
+                    return self._extent_of(one)
+        sealed = self._catalog.get(segment_id)
+        return None if sealed is None else _extent_of_sealed(sealed)
+
+    def _extent_of(self, one: Segment) -> Extent:
+        is_growing = one is self._tail.segment
+        count = None if is_growing else one.record_count
+        return Extent(one.base_offset, None if is_growing else one.size, one.base_record_count, count)
 
     def next_segment_id(self, segment_id: int) -> int | None:
         """
@@ -105,7 +139,7 @@ class OpenSegments:
         found = self._indexes.marks(sealed)
         if found is None and self._indexes.enabled:
             source = self.source(segment_id, durable_only=False)
-            found = None if source is None else self._indexes.make(sealed, source.view)
+            found = None if source is None or source.problem else self._indexes.make(sealed, source.view)
         return found or ()
 
     def stretch(self, segment_id: int, _start: int, _end: int | None) -> Source | None:
@@ -113,6 +147,19 @@ class OpenSegments:
         Return the segment with that id; all of it, because it is mapped.
         """
         return self.source(segment_id, durable_only=False)
+
+    def end_place(self) -> Place:
+        """
+        Return the place of the next record, if it goes into the segment that takes records now.
+        """
+        tail = self._tail
+        with tail.lock:
+            one = tail.segment
+            if one is None:
+                begin = tail.next_base_offset + HEADER_BYTES
+                return Place(tail.next_segment_id << 32, begin, tail.next_base_record_count)
+            count = one.base_record_count + one.record_count
+            return Place(one.id_base | one.size, one.base_offset + one.size, count)
 
     def nth(self, number: int) -> int | None:
         """
@@ -128,8 +175,16 @@ class OpenSegments:
                 known, offset = before_number(self.marks(segment_id), number - base)
                 source = self.source(segment_id, durable_only=False)
                 at = None if source is None else next(islice(heads(source, offset), number - base - known, None), None)
+                if source is not None and (at is None or not is_believed(source, at[0])):
+                    raise Damaged(source.path, offset, source.problem or f"record {number} of the log is not found")
                 return None if at is None else segment_id << 32 | at[0]
         return None
+
+
+def _extent_of_sealed(sealed: SealedSegment) -> Extent:
+    return Extent(
+        sealed.header.base_offset, sealed.end, sealed.header.base_record_count, sealed.footer.record_count
+    )  # fmt: skip
 
 
 def require_id(record_id: int) -> None:

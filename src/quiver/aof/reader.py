@@ -1,113 +1,110 @@
 """
 Reading a log: from any record on, across sealed segments and the one that is being written, each checksum verified.
 
-A reader takes no lock while it reads: it looks up a segment, and how far it may read in it, and walks.
+A reader takes no lock while it reads: it looks up a segment, and how far it may read in it, and walks. It knows its
+place in the whole log, so it passes over nothing in silence::
+
+    the next segment begins at its place ─▶ read on
+    it begins further on                 ─▶ what is between them is lost: reported once, with the range
+    a record is damaged                  ─▶ the next intact record is searched for, and the range is reported once
+    no copy of a segment can be read     ─▶ all of the segment is lost, and the next one is read
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
-from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record_id, split_record_id
+from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
-from quiver.aof.index import before_time
-from quiver.aof.notify import Notifier, deadline_of
-from quiver.aof.source import Source
-from quiver.clock import Clock
-from quiver.errors import Damaged, RecordUnknown
+from quiver.aof.resume import resume_after
+from quiver.aof.search import begins_at, unknown_record
+from quiver.aof.source import Extent, Place, Record, Source, Sources
+from quiver.errors import Damaged, DataLoss, ObjectsUnavailable, RecordUnknown, WrongUse
+from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.checksum import crc64_nvme_function
 
 if TYPE_CHECKING:
     from quiver.aof.batch import RecordRun
 
-__all__ = ["OnDamage", "Reader", "Record", "Sources", "TailFollower", "first_at", "heads", "read_one", "require_place"]
+__all__ = ["OnDamage", "OnLost", "Reader"]
 
 OnDamage = Literal["raise", "skip"]
+OnLost = Literal["raise", "skip"]
 
 _HALF = 0xFFFF_FFFF
-
-T = TypeVar("T")
-
-
-class Record(NamedTuple):
-    """
-    One record, as it was appended.
-
-    The payload is `bytes`, or a read-only view of the mapped segment where views were asked for.
-    """
-
-    record_id: int
-    timestamp: int
-    ext_id: int
-    payload: bytes | memoryview
-
-
-class Sources(Protocol):
-    """
-    Where a reader finds segments.
-    """
-
-    def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
-        """
-        Return the segment with that id, as far as it can be read now; None when there is none.
-        """
-
-    def next_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a segment has.
-        """
-
-    def next_sealed_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a sealed segment has.
-        """
-
-    def last_timestamp(self, segment_id: int) -> int | None:
-        """
-        Return the timestamp of the last record of a sealed segment, without reading it; None for any other.
-        """
-
-    def marks(self, segment_id: int) -> Sequence[IndexMark]:
-        """
-        Return what is known of where records of a sealed segment begin; nothing for any other.
-        """
-
-    def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
-        """
-        Return a segment of which only what lies from offset *start* to *end* (None: all) is going to be read.
-        """
 
 
 class Reader:
     """
     The records from one on, in order. Iterating ends where the log ends now; iterating again goes on from there.
 
+    After a `DataLoss` the same reader goes on behind what is lost.
+
     Args:
-        start: the id of a record, or of the place behind the last one. The records from it on are read.
+        start: the id of a record, or of the place behind the last one, or a `Place`. The records from it on are read;
+            0 is the first record there is.
         views: payloads are views of the mapped file: nothing is copied, and the file stays mapped while one is kept.
         durable_only: read only what is synced.
-        on_damage: `raise` stops at a damaged record; `skip` counts it in `skipped` and goes on behind it, as far as its
-            length can be believed.
+        on_damage: what to do about records that are there and damaged: as *on_lost*, which it is when left out.
+        on_lost: `raise` DataLoss once for each range that is lost, or `skip` it and note it in `lost`.
+        observer: counts what is lost.
+
+    Raises:
+        WrongUse: *on_damage* or *on_lost* is neither.
     """
 
     def __init__(
         self,
         sources: Sources,
-        start: int,
+        start: int | Place,
         *,
         views: bool = False,
         durable_only: bool = False,
-        on_damage: OnDamage = "raise",
+        on_damage: OnDamage | None = None,
+        on_lost: OnLost = "raise",
+        observer: Observer | None = None,
     ) -> None:
+        for name, value in (("on_damage", on_damage or on_lost), ("on_lost", on_lost)):
+            if value not in ("raise", "skip"):
+                raise WrongUse(f"{name}={value!r} is neither raise nor skip")
         self._sources = sources
         self._views = views
         self._durable_only = durable_only
-        self._on_damage = on_damage
+        self._on_damage = on_damage or on_lost
+        self._on_lost = on_lost
+        self._observer = observer or InMemoryObserver()
         self.skipped = 0
-        self._segment_id, self._offset = self._start = split_record_id(start)
+        """Records that were passed over; where nobody knows how many, one for the range."""
+        self.lost: list[tuple[int, int]] = []
+        """Ranges that were passed over: the id of the first record that is lost, and where the reader went on."""
+        self._segment_id, self._offset = self._start = split_record_id(start if isinstance(start, int) else start[0])
+        self._has_begun = False
+        self._current: Source | None = None
+        self._is_done = False
+        """The segment at the position has no more records."""
+        self._losses = 0
+        """Ranges of the segment at the position that were reported."""
+        self._base: int | None = None
+        """Bytes of the log before the segment at the position; None: not known."""
+        self._count: int | None = None
+        """Records of the log before the position; None: not known."""
+        self._take_bearings(start)
+
+    def _take_bearings(self, start: int | Place) -> None:
+        """
+        Find out where in the log the position is, while that is known: its segment may leave before it is read.
+        """
+        if isinstance(start, Place):
+            self._base, self._count = start.log_bytes - max(self._offset, HEADER_BYTES), start.record_count
+        elif start:
+            extent = self._sources.extent(self._segment_id)
+            self._base = None if extent is None else extent.base_offset
+            self._count = None if extent is None or self._offset > HEADER_BYTES else extent.base_record_count
 
     @property
     def position(self) -> int:
@@ -128,17 +125,18 @@ class Reader:
         numpy.
 
         Raises:
-            Damaged: behind the last run that is yielded a record is not what was written, and `on_damage` is `raise`.
+            DataLoss: behind the last run that is yielded records are lost or damaged, and that is to be raised.
         """
         batch: Any = importlib.import_module("quiver.aof.batch")  # numpy and Arrow only for those who read so
         while (source := self._source()) is not None:
             while self._offset < source.end:
                 run, end, damage = batch.read_run(source, self._offset, records_max=records_max)
                 self._offset = end
+                self._add_to_count(len(run))
                 if len(run):
                     yield run
                 if damage is not None:
-                    self._damaged(source, damage.offset, damage.reason, batch.behind_record(source, damage))
+                    self._pass_over_damage(source, damage.offset, damage.reason)
             if not self._moved_on(source):
                 return
 
@@ -149,240 +147,225 @@ class Reader:
         Raises:
             WouldBlock: it is being brought back, and this reader does not wait.
         """
-        self._source()
+        with contextlib.suppress(Damaged):  # reading tells
+            self._sources.source(self._segment_id, durable_only=self._durable_only)
+
+    def report_lost_segments(self, first: int, behind: int) -> None:
+        """
+        Report that the segments from id *first* up to *behind* left before a follower asked for them.
+
+        Raises:
+            DataLoss: unless this reader passes over what is lost.
+        """
+        if self._on_lost == "raise":
+            reason = f"the segments from {first} on are gone; the follower goes on with {behind}"
+            raise DataLoss(self._sources.directory, 0, reason)
+
+    # ---- from segment to segment
 
     def _source(self) -> Source | None:
         """
-        Return the segment at the position, or the next one that is there.
+        Return the segment at the position, or the next one that can be read; None when there is none by now.
+
+        Raises:
+            DataLoss: what is between them is lost; the next call goes on behind it.
         """
-        found = self._sources.source(self._segment_id, durable_only=self._durable_only)
-        while found is None:
+        while self._current is None:
+            found, problem = self._look_up()
+            if found is not None:
+                return self._enter(found)
+            extent = None if self._is_done else self._sources.extent(self._segment_id)
+            if extent is not None and problem is None:
+                found, problem = self._look_up()  # it may have been made between the two looks
+                if found is not None:
+                    return self._enter(found)
+            if extent is not None or problem is not None:
+                self._leave_unread(extent, problem)
+                continue
             following = self._sources.next_segment_id(self._segment_id)
             if following is None:
                 return None
-            self._segment_id, self._offset = following, HEADER_BYTES
-            found = self._sources.source(following, durable_only=self._durable_only)
-        self._offset = max(self._offset, HEADER_BYTES)
-        return found
+            self._go_to(following)
+        return self._current
+
+    def _look_up(self) -> tuple[Source | None, Damaged | None]:
+        if self._is_done:
+            return None, None
+        try:
+            return self._sources.source(self._segment_id, durable_only=self._durable_only), None
+        except Damaged as damage:
+            return None, damage
+
+    def _enter(self, source: Source) -> Source:
+        extent = source.extent
+        if not self._has_begun and source.complete and self._offset > source.end:
+            raise unknown_record(source, self._offset)
+        self._has_begun = True
+        self._base = extent.base_offset
+        if self._offset <= HEADER_BYTES:
+            self._offset, self._count = HEADER_BYTES, extent.base_record_count
+        if source.complete:
+            self._current = source  # looked up once: a copy that is damaged is not unpacked for each of its records
+        return source
 
     def _moved_on(self, source: Source) -> bool:
         if not source.complete or self._offset < source.end:
             return False
+        self._is_done, self._current = True, None
+        extent = source.extent
+        if extent.base_record_count is not None and extent.record_count is not None:
+            self._count = extent.base_record_count + extent.record_count
+        if source.problem and not self._losses:
+            # All records have their checksums, but those do not cover times and ext_ids.
+            self._report(self.position, 0, source.path, 0, f"{source.problem}; times may be wrong", is_damage=True)
         following = self._sources.next_segment_id(self._segment_id)
         if following is None:
             return False
-        self._segment_id, self._offset = following, HEADER_BYTES
+        self._go_to(following)
         return True
+
+    def _go_to(self, following: int) -> None:
+        """
+        Make the beginning of segment *following* the position; report what is lost on the way.
+        """
+        extent = self._sources.extent(following)
+        if extent is None:
+            return  # it left meanwhile
+        place = None if self._base is None else self._base + self._offset
+        if self._has_begun or place is not None:
+            # Behind the end of a segment comes a footer, which counts.
+            follows = place is None or extent.base_offset in (place, place + FOOTER_BYTES)
+        else:
+            follows = not any(self._start)
+            if not follows and self._on_lost == "raise":
+                raise RecordUnknown(
+                    f"no record {self.position}: segment {self._segment_id} is not there; the log goes on with record "
+                    f"{join_record_id(following, HEADER_BYTES)}, and a reader with on_lost='skip' begins there"
+                )
+        first, count = self.position, self._count
+        self._has_begun, self._is_done, self._losses, self._current = True, False, 0, None
+        self._segment_id, self._offset = following, HEADER_BYTES
+        self._base, self._count = extent.base_offset, extent.base_record_count
+        if not follows:
+            lost = None if count is None or self._count is None else max(self._count - count, 1)
+            self._report(first, lost, self._sources.directory, 0, "no segment has them", is_damage=False)
+
+    def _leave_unread(self, extent: Extent | None, problem: Damaged | None) -> None:
+        """
+        Pass over the rest of the segment at the position: it has no file, or no copy of it can be read.
+        """
+        first, count, began_at = self.position, self._count, self._offset
+        self._has_begun, self._is_done, self._losses = True, True, 0
+        end = None if extent is None else extent.end
+        self._base = None if extent is None or end is None else extent.base_offset
+        self._offset = began_at if end is None else max(began_at, end)
+        if extent is None or extent.base_record_count is None or extent.record_count is None:
+            self._count = None
+        else:
+            self._count = extent.base_record_count + extent.record_count
+        if end is not None and began_at >= end:
+            return  # all of it was read
+        if count is None and extent is not None and began_at <= HEADER_BYTES:
+            count = extent.base_record_count
+        lost = None if count is None or self._count is None else max(self._count - count, 1)
+        if problem is None:
+            reason = f"segment {self._segment_id} has no file"
+            self._report(first, lost, self._sources.directory, 0, reason, is_damage=False)
+        else:
+            self._report(first, lost, problem.path, problem.offset, problem.reason, is_damage=True)
+
+    # ---- within a segment
 
     def _walk(self, source: Source) -> Iterator[Record]:
         view = source.view
         end = source.end
+        limit = source.limit
         base = source.segment_id << 32
         offset = self._offset
         views = self._views
         unpack = RECORD_HEAD.unpack_from
         crc = crc64_nvme_function()
         new = tuple.__new__
-        while offset < end:
-            if offset + RECORD_HEAD_BYTES > end:
-                self._damaged(source, offset, "no record begins here")
-                return
-            length, checksum, timestamp, ext_id = unpack(view, offset)
-            start = offset + RECORD_HEAD_BYTES
-            stop = start + length
-            if stop > end or not length:
-                self._damaged(source, offset, f"a record of {length} bytes does not fit")
-                return
-            payload: bytes | memoryview = view[start:stop] if views else view[start:stop].tobytes()
-            value = crc(payload)
-            if (value >> 32) ^ (value & _HALF) != checksum:
-                self._damaged(source, offset, "checksum mismatch", stop)
-                offset = stop
-                continue
-            self._offset = stop
-            yield new(Record, (base | offset, timestamp, ext_id, payload))
-            offset = stop
+        count = 0
+        try:
+            while offset < end:
+                start = offset + RECORD_HEAD_BYTES
+                if start <= limit:
+                    length, checksum, timestamp, ext_id = unpack(view, offset)
+                    stop = start + length
+                    if stop <= limit and length:
+                        payload: bytes | memoryview = view[start:stop] if views else view[start:stop].tobytes()
+                        value = crc(payload)
+                        if (value >> 32) ^ (value & _HALF) == checksum:
+                            self._offset = stop
+                            count += 1
+                            yield new(Record, (base | offset, timestamp, ext_id, payload))
+                            offset = stop
+                            continue
+                        problem = "checksum mismatch"
+                    else:
+                        problem = f"a record of {length} bytes does not fit"
+                else:
+                    problem = "no record begins here"
+                self._add_to_count(count)
+                count = 0
+                self._pass_over_damage(source, offset, problem)
+                offset = self._offset
+        finally:
+            self._add_to_count(count)
 
-    def _damaged(self, source: Source, offset: int, reason: str, behind: int | None = None) -> None:
-        if (source.segment_id, offset) == self._start and not _begins_at(self._sources, source, offset):
-            raise _unknown(source, offset)
-        if self._on_damage == "raise":
-            raise Damaged(source.path, offset, reason)
-        self.skipped += 1
-        self._offset = source.end if behind is None else behind
+    def _add_to_count(self, count: int) -> None:
+        if self._count is not None:
+            self._count += count
 
+    def _pass_over_damage(self, source: Source, offset: int, reason: str) -> None:
+        """
+        Go on behind the damaged record at *offset*, with the next intact one.
+        """
+        is_start = (source.segment_id, offset) == self._start
+        if is_start and not source.problem and not begins_at(self._sources, source, offset):
+            raise unknown_record(source, offset)
+        before, total = source.extent.base_record_count, source.extent.record_count
+        records_max = None
+        if before is not None and total is not None and self._count is not None:
+            records_max = max(0, before + total - self._count - 1)
+        resumed = resume_after(source, offset, _known_marks(self._sources, source), records_max=records_max)
+        self._offset = resumed.offset
+        self._losses += 1
+        if resumed.lost is not None:
+            self._add_to_count(resumed.lost)
+        elif resumed.records is not None and before is not None and total is not None:
+            self._count = before + total - resumed.records
+        else:
+            self._count = None
+        first = join_record_id(source.segment_id, offset)
+        self._report(first, resumed.lost, source.path, offset, source.problem or reason, is_damage=True)
 
-def read_one(sources: Sources, record_id: int) -> Record:
-    """
-    Return the record with that id.
-
-    Raises:
-        RecordUnknown: none begins there.
-        Damaged: it does not have its checksum.
-    """
-    segment_id, offset = split_record_id(record_id)
-    source = sources.source(segment_id, durable_only=False)
-    if source is None or not HEADER_BYTES <= offset < source.end:
-        raise RecordUnknown(f"no record {record_id}: segment {segment_id} is not there, or ends before {offset}")
-    start = offset + RECORD_HEAD_BYTES
-    if start > source.end:
-        raise _unknown(source, offset)
-    length, checksum, timestamp, ext_id = RECORD_HEAD.unpack_from(source.view, offset)
-    stop = start + length
-    payload = source.view[start:stop].tobytes()
-    value = crc64_nvme_function()(payload)
-    fits = length > 0 and stop <= source.end
-    if not fits or (value >> 32) ^ (value & _HALF) != checksum:
-        if not _begins_at(sources, source, offset):
-            raise _unknown(source, offset)
-        reason = "checksum mismatch" if fits else f"a record of {length} bytes does not fit"
-        raise Damaged(source.path, offset, reason)
-    return Record(record_id, timestamp, ext_id, payload)
-
-
-def _unknown(source: Source, offset: int) -> RecordUnknown:
-    found = source.segment_id << 32 | offset
-    return RecordUnknown(f"no record {found}: none begins at byte {offset} of segment {source.segment_id}")
-
-
-def _begins_at(sources: Sources, source: Source, offset: int) -> bool:
-    """
-    Say whether a record of *source* begins at *offset*, as the lengths of those before it have it.
-    """
-    known = [one.offset for one in sources.marks(source.segment_id) if one.offset <= offset]
-    walk = heads(source, max(known, default=HEADER_BYTES))
-    return next((found == offset for found, _ in walk if found >= offset), False)
-
-
-def require_place(sources: Sources, record_id: int) -> None:
-    """
-    Return when a record begins at that id, or when none lies across it: before the first one, or behind the last.
-
-    Raises:
-        RecordUnknown: it is inside a record.
-        Damaged, ObjectsUnavailable, WrongUse, OSError: the segment cannot be read.
-    """
-    segment_id, offset = split_record_id(record_id)
-    if offset <= HEADER_BYTES:
-        return
-    start = max((one.offset for one in sources.marks(segment_id) if one.offset <= offset), default=HEADER_BYTES)
-    source = sources.stretch(segment_id, start, offset + RECORD_HEAD_BYTES)
-    if source is None:
-        return
-    for found, _ in heads(source, start):
-        if found >= offset:
+    def _report(self, first: int, count: int | None, path: str, offset: int, reason: str, *, is_damage: bool) -> None:
+        """
+        Count what is lost between *first* and the position, and raise it or note it.
+        """
+        behind = self.position
+        records = 1 if count is None else count
+        if records:
+            self._observer.count("aof_records_lost_total", records, kind="damaged" if is_damage else "gone")
+        if (self._on_damage if is_damage else self._on_lost) == "skip":
+            self._observer.event(
+                "aof.records_lost", level=logging.WARNING, path=path, first=first, behind=behind, reason=reason
+            )
+            if records:
+                self.skipped += records
+                self.lost.append((first, behind))
             return
-        length: int = RECORD_HEAD.unpack_from(source.view, found)[0]
-        if found + RECORD_HEAD_BYTES + length > offset:
-            raise _unknown(source, offset)
+        if not records:
+            raise DataLoss(path, offset, f"{reason}; the reader goes on at {behind}")
+        what = f"records from {first} on are" if count is None else f"{count} records from {first} on are"
+        if count == 1:
+            what = f"record {first} is"
+        raise DataLoss(path, offset, f"{what} lost ({reason}); the reader goes on at {behind}")
 
 
-def first_at(sources: Sources, timestamp: int) -> int | None:
-    """
-    Return the id of the first record that is not older than *timestamp*; None when all are older.
-
-    Timestamps never go back within a log, so segments whose last record is older are passed over.
-    """
-    segment_id = sources.next_segment_id(-1)
-    while segment_id is not None:
-        last = sources.last_timestamp(segment_id)
-        found = None if last is not None and last < timestamp else _first_in(sources, segment_id, timestamp)
-        if found is not None:
-            return found
-        segment_id = sources.next_segment_id(segment_id)
-    return None
-
-
-def _first_in(sources: Sources, segment_id: int, timestamp: int) -> int | None:
-    start, behind = before_time(sources.marks(segment_id), timestamp)
-    source = sources.stretch(segment_id, start, None if behind is None else behind + RECORD_HEAD_BYTES)
-    if source is None or source.last_timestamp < timestamp:
-        return None
-    for offset, found in heads(source, start):
-        if found >= timestamp:
-            return segment_id << 32 | offset
-    return None
-
-
-def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
-    """
-    Yield offset and timestamp of the records of *source* from *offset* on, unverified; a length of none ends them.
-    """
-    unpack, view = RECORD_HEAD.unpack_from, source.view
-    while offset + RECORD_HEAD_BYTES <= source.end:
-        length, _, timestamp, _ = unpack(view, offset)
-        if not length:
-            return
-        yield offset, timestamp
-        offset += RECORD_HEAD_BYTES + int(length)
-
-
-class TailFollower:
-    """
-    Reads a log as it grows. What is notified is only that there is something; what there is, is read from the log, so
-    nothing is missed between two calls.
-    """
-
-    def __init__(
-        self,
-        reader: Reader,
-        sources: Sources,
-        notifier: Notifier,
-        *,
-        clock: Clock,
-        is_closed: Callable[[], bool],
-        sealed_after: int,
-    ) -> None:
-        self._reader = reader
-        self._sources = sources
-        self._notifier = notifier
-        self._clock = clock
-        self._is_closed = is_closed
-        self._records = iter(reader)
-        self._sealed_segment_id = sealed_after
-
-    def next(self, timeout_s: float | None = None) -> Record | None:
-        """
-        Return the next record, waiting for it; None when *timeout_s* passed first, or when the log was closed.
-
-        Raises:
-            Damaged: the next record is not what was written, and the reader was to say so.
-        """
-        return self._wait_for(self._next_record, timeout_s)
-
-    def next_sealed_segment(self, timeout_s: float | None = None) -> int | None:
-        """
-        Return the id of the next segment that is sealed, in order and each once; None as above.
-        """
-        found = self._wait_for(lambda: self._sources.next_sealed_segment_id(self._sealed_segment_id), timeout_s)
-        if found is not None:
-            self._sealed_segment_id = found
-        return found
-
-    def _next_record(self) -> Record | None:
-        record = next(self._records, None)
-        if record is None:
-            # A walk knows how far its segment went when it began; a new one knows how far it goes now.
-            self._records = iter(self._reader)
-            record = next(self._records, None)
-        return record
-
-    def _wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        deadline = deadline_of(self._clock, timeout_s)
-        while True:
-            seen = self._notifier.generation("records")
-            is_closed = self._is_closed()
-            found = look()
-            if found is not None or is_closed:
-                return found
-            left = None if deadline is None else deadline - self._clock.monotonic()
-            if left is not None and left <= 0:
-                return None
-            self._notifier.wait("records", seen, left)
-
-    def __iter__(self) -> Iterator[Record]:
-        """
-        Yield records as they come, until the log is closed.
-        """
-        while (record := self.next()) is not None:
-            yield record
+def _known_marks(sources: Sources, source: Source) -> Sequence[IndexMark]:
+    with contextlib.suppress(Damaged, ObjectsUnavailable, OSError):
+        return sources.marks(source.segment_id) if source.complete else ()
+    return ()

@@ -7,14 +7,18 @@ from __future__ import annotations
 import asyncio
 
 from quiver.aof.catalog import Catalog
+from quiver.aof.follower import TailFollower
 from quiver.aof.format.record import split_record_id
 from quiver.aof.lookup import OpenSegments, require_id
 from quiver.aof.notify import Notifier
-from quiver.aof.reader import OnDamage, Reader, Record, TailFollower, first_at, read_one
+from quiver.aof.reader import OnDamage, OnLost, Reader
+from quiver.aof.search import begin_at, first_at, read_one
+from quiver.aof.source import Place, Record
 from quiver.aof.tail import Tail
 from quiver.aof.waiting import Waiting
 from quiver.clock import Clock
 from quiver.errors import WrongUse
+from quiver.observe import Observer
 
 __all__ = ["LogReading"]
 
@@ -30,6 +34,7 @@ class LogReading:
     _notifier: Notifier
     _waiting: Waiting
     _clock: Clock
+    _observer: Observer
     _closed: bool
 
     def open_reader(
@@ -39,7 +44,8 @@ class LogReading:
         timestamp: int | None = None,
         views: bool = False,
         durable_only: bool = False,
-        on_damage: OnDamage = "raise",
+        on_damage: OnDamage | None = None,
+        on_lost: OnLost = "raise",
         wait: bool = True,
     ) -> Reader:
         """
@@ -47,26 +53,36 @@ class LogReading:
 
         With *timestamp* it begins where `find_record` says instead, or with what comes next. A segment that has no file
         is brought back while the reader waits; without *wait* it is brought back meanwhile, and reading raises
-        `WouldBlock("hydration")`: iterate again later. Where no record begins at *record_id*, reading raises
-        `RecordUnknown`.
+        `WouldBlock("hydration")`: iterate again later. Where no record begins at *record_id*, or its segment was
+        retired, reading raises `RecordUnknown`.
+
+        Where records are lost or damaged, reading raises `DataLoss` once for each range, and iterating again goes on
+        behind it. With ``on_lost="skip"`` the range is noted in `Reader.lost` instead; *on_damage* says it for records
+        that are there and damaged, and is as *on_lost* when left out.
 
         Raises:
-            WrongUse: it is no record id.
+            WrongUse: it is no record id, or an argument has none of these values.
         """
         require_id(record_id)
+        start: int | Place = record_id
         if timestamp is not None:
-            found = self.find_record(timestamp)
-            record_id = self._tail.end_id() if found is None else found
+            found = begin_at(self._segments, _time_of(timestamp))
+            start = self._segments.end_place() if found is None else found
         segments = self._segments if wait else self._segments.without_waiting()
-        return Reader(segments, record_id, views=views, durable_only=durable_only, on_damage=on_damage)
+        return Reader(
+            segments, start, views=views, durable_only=durable_only, on_damage=on_damage, on_lost=on_lost,
+            observer=self._observer,
+        )  # fmt: skip
 
-    def open_reader_async(self, record_id: int = 0) -> asyncio.Future[Reader]:
+    def open_reader_async(
+        self, record_id: int = 0, *, on_damage: OnDamage | None = None, on_lost: OnLost = "raise"
+    ) -> asyncio.Future[Reader]:
         """
         Return, from an event loop, a future of a reader: done when the segment of its first record is in its file.
 
         The reader does not wait for the segments behind it, as without *wait*.
         """
-        reader = self.open_reader(record_id, wait=False)
+        reader = self.open_reader(record_id, on_damage=on_damage, on_lost=on_lost, wait=False)
 
         def attempt() -> Reader:
             reader.look()
@@ -93,36 +109,53 @@ class LogReading:
 
         Raises:
             WrongUse: it is no whole number.
+            Damaged: the segment that has it cannot be read. A reader from that time on can be opened all the same.
         """
-        if not isinstance(timestamp, int):
-            raise WrongUse(f"a time is a whole number of nanoseconds since 1970, not {timestamp!r}")
-        return first_at(self._segments, timestamp)
+        return first_at(self._segments, _time_of(timestamp))
 
     def find_record_number(self, number: int) -> int | None:
         """
         Return the id of the record that was appended as the log's *number*-th, counted from 0; None: it is not here.
 
         Those that were retired count.
+
+        Raises:
+            Damaged: damage before it in its segment hides where it begins.
         """
         return self._segments.nth(number)
 
     def tail_follower(
-        self, record_id: int | None = None, *, durable_only: bool = True, on_damage: OnDamage = "raise"
+        self,
+        record_id: int | None = None,
+        *,
+        durable_only: bool = True,
+        on_damage: OnDamage | None = None,
+        on_lost: OnLost = "raise",
     ) -> TailFollower:
         """
         Return a follower of the records from *record_id* on (None: those that come from now on).
 
-        With *durable_only* it sees what a power loss cannot take back any more.
+        With *durable_only* it sees what a power loss cannot take back any more. *on_damage* and *on_lost* are those of
+        `open_reader`: a follower that is slower than retention is told what it missed.
         """
         if record_id is not None:
             require_id(record_id)
-        start = self._tail.end_id() if record_id is None else record_id
+        start = self._segments.end_place() if record_id is None else record_id
         if not durable_only:
             self._tail.watched = True
-        reader = Reader(self._segments, start, durable_only=durable_only, on_damage=on_damage)
+        reader = Reader(
+            self._segments, start, durable_only=durable_only, on_damage=on_damage, on_lost=on_lost,
+            observer=self._observer,
+        )  # fmt: skip
         sealed = self._catalog.all()
-        after = sealed[-1].segment_id if record_id is None and sealed else split_record_id(start)[0] - 1
+        after = sealed[-1].segment_id if record_id is None and sealed else split_record_id(reader.position)[0] - 1
         return TailFollower(
             reader, self._segments, self._notifier, clock=self._clock, is_closed=lambda: self._closed,
             sealed_after=after,
         )  # fmt: skip
+
+
+def _time_of(timestamp: int) -> int:
+    if not isinstance(timestamp, int):
+        raise WrongUse(f"a time is a whole number of nanoseconds since 1970, not {timestamp!r}")
+    return timestamp

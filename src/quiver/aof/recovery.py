@@ -428,7 +428,9 @@ class _Recovery:
             reason = records.damage.reason if records.damage else "zeros"
             self._keep_copy(found.path, f"the records end at {records.end}: {reason}")
         self.result.truncated_bytes += self._garbage(found, records)
-        if not records.record_count and not is_last:
+        # An empty file of another log would have the records to come counted from another place than these end.
+        is_misplaced = bool(self.result.sealed) and found.header.base_offset < self.result.sealed[-1].next_base_offset
+        if not records.record_count and (not is_last or is_misplaced):
             remove_durably(self._fs, [found.path])
             return
         file = self._fs.open_write(found.path)

@@ -165,15 +165,6 @@ class SegmentQueue:
 
     # ---- for others; these take the lock
 
-    def end_id(self) -> int:
-        """
-        Return the id that the next record has, if it goes into the segment that takes records now.
-        """
-        with self.lock:
-            if self.segment is not None:
-                return self.segment.id_base | self.segment.size
-            return self.next_segment_id << 32
-
     @property
     def record_total(self) -> int:
         """

@@ -14,7 +14,7 @@ from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.tail import Tail
 from quiver.aof.tiers.snapshot import TierSnapshot
 
-__all__ = ["LogSnapshot", "SegmentSnapshot", "end_of", "log_snapshot", "segment_snapshots"]
+__all__ = ["LogSnapshot", "SegmentSnapshot", "end_of", "log_snapshot", "missing_ranges", "segment_snapshots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class LogSnapshot:
     Attributes:
         would_block: kind → how often an append was refused.
         backlog_bytes: written and not yet durable.
+        missing: ranges of records that were lost when the log was opened, as in `Reader.lost`.
         tiers: how much lies where; None for a log without tiers.
         disk_full: whether the disk had no room for a segment, or to seal one, when that was last tried.
         appended_records, appended_bytes: since the log was opened; bytes of payloads and their heads.
@@ -65,6 +66,7 @@ class LogSnapshot:
     appended_records: int = 0
     appended_bytes: int = 0
     disk_full: bool = False
+    missing: tuple[tuple[int, int], ...] = ()
 
     def figures(self) -> dict[str, Any]:
         """
@@ -133,6 +135,7 @@ def log_snapshot(
     began_at: tuple[int, int],
     truncated_bytes: int,
     quarantined: Sequence[str],
+    missing: tuple[tuple[int, int], ...],
     tiers: TierSnapshot | None,
 ) -> LogSnapshot:
     """
@@ -161,4 +164,29 @@ def log_snapshot(
         quarantined=tuple(quarantined),
         tiers=tiers,
         disk_full=disk_full,
+        missing=missing,
     )
+
+
+def missing_ranges(
+    segments: Sequence[SegmentSnapshot], tail: Tail, tiers: TierSnapshot | None
+) -> list[tuple[int, int]]:
+    """
+    Return the ranges of records that a log has lost: the id of the first one, and of the place behind the last one.
+
+    Records are lost where a segment does not begin right behind the one before it, and in segments without any copy.
+    """
+    residency = {} if tiers is None else tiers.residency
+    with tail.lock:
+        end = (tail.next_segment_id, tail.next_base_offset)
+    begins = [(one.segment_id, one.base_offset) for one in segments]
+    if tail.segment is None:
+        begins.append(end)
+    found = []
+    for one, (following, base_offset) in zip(segments, begins[1:], strict=False):
+        last = one.segment_id << 32 | one.current_size
+        if residency.get(one.segment_id) == "needs_recovery":
+            found.append((one.segment_id << 32 | HEADER_BYTES, last))
+        if base_offset != one.base_offset + one.current_size + FOOTER_BYTES:
+            found.append((last, following << 32 | HEADER_BYTES))
+    return found

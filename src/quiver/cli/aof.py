@@ -19,10 +19,10 @@ from quiver.cli.aof_logs import LogName, Logs, checked_logs, one_log
 from quiver.cli.aof_restore import restore
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.errors import DataLoss, WrongUse
 
 if TYPE_CHECKING:
-    from quiver.aof.reader import Record
+    from quiver.aof.source import Record
     from quiver.objects import ObjectLocation
     from quiver.primitives.findings import Description, Finding
 
@@ -138,7 +138,8 @@ def tail(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Print the records of a log, also beside a live writer. Damaged ones are passed over.
+    Print the records of a log, also beside a live writer. What is lost or damaged is reported once, as an error, and
+    passed over; then the command exits with 1.
 
     With --json a payload that is not UTF-8 text has its bytes in payload_base64 beside it.
     """
@@ -150,19 +151,26 @@ def tail(
     if start != "earliest" and not (start.isdecimal() and int(start) < 1 << 64):
         raise WrongUse("--from takes earliest or a record id, which is a whole number of 64 bits")
     source = LogFiles(directory, objects=object_location(objects, option))
-    reader = Reader(source, int(start) if start.isdecimal() else 0, durable_only=durable, on_damage="skip")
-    printed = 0
+    reader = Reader(source, int(start) if start.isdecimal() else 0, durable_only=durable)
+    printed = losses = 0
     pause = threading.Condition()
-    while True:
-        for record in reader:
-            _print_record(record, as_json=as_json)
-            printed += 1
-            if printed == count:
-                return
+    while printed != count:
+        try:
+            for record in reader:
+                _print_record(record, as_json=as_json)
+                printed += 1
+                if printed == count:
+                    break
+        except DataLoss as loss:
+            losses += 1
+            typer.echo(f"quiver: {loss}", err=True)
+            continue
         if not follow:
-            return
+            break
         with pause:
             SYSTEM_CLOCK.wait(pause, POLL_S)
+    if losses:
+        raise typer.Exit(1)
 
 
 def evict(

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quiver.aof.batch import RecordRun, behind_record, read_run
+from quiver.aof.batch import RecordRun, read_run
 from quiver.aof.files import LogFiles
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record_id, split_record_id
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
-from quiver.aof.reader import first_at, require_place
+from quiver.aof.resume import is_believed, resume_after
+from quiver.aof.search import begin_at, require_place
 from quiver.aof.source import Source
 from quiver.errors import Damaged, DataLoss, QuiverError, RecordUnknown
 from quiver.spark.aof_options import AofBound, AofPosition
@@ -97,13 +98,12 @@ class LogView:
     def _extents(self) -> list[_Extent]:
         found: dict[int, _Extent] = {}
         for one in self._files.segment_files():
-            if one.header is None:
-                self._lost(one.path, one.problem)
-            elif one.durable > HEADER_BYTES:
-                records = None if one.footer is None else one.footer.record_count
+            if one.durable > HEADER_BYTES:
+                extent, is_whole = one.extent, not one.problem
                 found[one.name.segment_id] = _Extent(
-                    one.name.segment_id, one.header.base_offset, one.durable, one.footer is not None, records, here=True
-                )
+                    one.name.segment_id, extent.base_offset, one.durable, one.is_sealed,
+                    extent.record_count if is_whole else None, here=is_whole,
+                )  # fmt: skip
         pointer = self._files.pointer()
         for segment_id, entry in self._files.tiers().entries.items():
             if segment_id not in found and pointer is not None and segment_id <= pointer.segment_id:
@@ -114,10 +114,7 @@ class LogView:
         return [found[segment_id] for segment_id in sorted(found)]
 
     def _lost(self, where: str, reason: str) -> None:
-        problem = DataLoss(where, 0, reason)
-        if self._fails:
-            raise problem
-        _log.warning("quiver.spark.aof_lost reason=%s", problem)
+        _tell(DataLoss(where, 0, reason), fails=self._fails)
 
     def end(self) -> AofPosition:
         """
@@ -137,7 +134,7 @@ class LogView:
             RecordUnknown: it is an id inside a record.
         """
         if isinstance(bound, IngestedAt):
-            found = first_at(self._files, bound.time_ns)
+            found = begin_at(self._files, bound.time_ns)
             return self.end() if found is None else AofPosition(found)
         if isinstance(bound, int):
             try:
@@ -176,17 +173,17 @@ class LogView:
         first, _ = split_record_id(start.record_id)
         last, last_offset = split_record_id(stop.record_id)
         expected = None if start.log_bytes is None else start.log_bytes + FOOTER_BYTES
+        place = start.record_id
         for one in extents:
             follows = one.segment_id == first or start.record_id == 0
-            if one is not extents[0] or not follows:
-                if expected is None and one is extents[0]:
-                    self._lost(where, f"record {start.record_id} is gone; the log begins with segment {one.segment_id}")
-                elif expected != one.base_offset:
-                    self._lost(where, f"records between {start.record_id} and segment {one.segment_id} are gone")
+            if (one is not extents[0] or not follows) and expected != one.base_offset:
+                behind = join_record_id(one.segment_id, HEADER_BYTES)
+                self._lost(where, f"records from {place} on are gone; the log goes on with record {behind}")
             expected = one.base_offset + one.end + FOOTER_BYTES
+            place = join_record_id(one.segment_id, one.end)
         reaches = bool(extents) and (extents[-1].segment_id, extents[-1].end) >= (last, last_offset)
         if not reaches and last_offset > HEADER_BYTES:
-            self._lost(where, f"records before {stop.record_id} are gone")
+            self._lost(where, f"records from {place} up to {stop.record_id} are gone")
 
     def reach(self, start: AofPosition, stop: AofPosition, *, rows_max: int | None, bytes_max: int) -> AofPosition:
         """
@@ -214,23 +211,31 @@ class LogView:
 
     def _walk(self, piece: Piece, rows_max: int | None, bytes_max: int, *, at_least: int) -> tuple[int, int]:
         """
-        Return the offset behind the records of *piece* that fit, and how many those are.
+        Return the offset behind the records of *piece* that fit, and how many those are. A record begins there.
+
+        A piece that cannot be read is taken as a whole: its task will say what is wrong with it.
         """
         source = self._source(piece)
         at, count = piece.start, 0
         while source is not None and at + RECORD_HEAD_BYTES < piece.stop:
             (length, *_) = RECORD_HEAD.unpack_from(source.view, at)
             behind = at + RECORD_HEAD_BYTES + length
-            if not length or behind > piece.stop:
-                break  # damage: the task will say what it is
-            full = rows_max is not None and count >= rows_max
-            if count >= at_least and (full or behind - piece.start > bytes_max):
-                return at, count
+            is_full = (rows_max is not None and count >= rows_max) or behind - piece.start > bytes_max
+            fits = length > 0 and behind <= piece.stop
+            if (count >= at_least and is_full) or not fits:
+                if is_believed(source, at):
+                    return at, count
+                # Damage: a position, or the beginning of another task, would lie inside a record.
+                behind = resume_after(source, at).offset
             at, count = behind, count + 1
         return piece.stop, count
 
     def _source(self, piece: Piece) -> Source | None:
-        return self._files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
+        try:
+            source = self._files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
+        except Damaged:
+            return None
+        return source if source is not None and source.limit >= piece.stop else None
 
     def tasks(self, pieces: list[Piece], *, parallelism: int, partitions_min: int) -> list[tuple[Piece, ...]]:
         """
@@ -267,16 +272,19 @@ def read_piece(
     Yield the records of *piece*, each verified, in a task.
 
     Raises:
-        DataLoss: its segment is gone, and that is to be an error.
-        Damaged: a record is not what was written, likewise.
+        DataLoss: records of it are gone or damaged, and that is to be an error.
     """
-    source = files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
-    if source is None or source.end < piece.stop:
-        problem = DataLoss(files.directory, 0, f"segment {piece.segment_id} is gone, or ends before {piece.stop}")
-        if fail_on_data_loss:
-            raise problem
-        _log.warning("quiver.spark.aof_lost reason=%s", problem)
+    try:
+        source = files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
+    except Damaged as damaged:
+        reason = f"no copy of segment {piece.segment_id} can be read: {damaged.reason}"
+        _tell(DataLoss(damaged.path, damaged.offset, reason), fails=fail_on_data_loss)
         return
+    if source is None:
+        _tell(DataLoss(files.directory, 0, f"segment {piece.segment_id} is gone"), fails=fail_on_data_loss)
+        return
+    if source.problem:
+        _log.warning("quiver.spark.segment_damaged path=%s reason=%s", source.path, source.problem)
     source = source._replace(end=piece.stop)
     offset = piece.start
     while offset < piece.stop:
@@ -285,12 +293,16 @@ def read_piece(
             yield _batch(run, columns, include_metadata=include_metadata)
         if damage is None:
             continue
-        problem_at = Damaged(source.path, damage.offset, damage.reason)
-        if fail_on_data_loss:
-            raise problem_at
-        _log.warning("quiver.spark.aof_damaged reason=%s", problem_at)
-        behind = behind_record(source, damage)
-        offset = piece.stop if behind is None else behind
+        offset = resume_after(source, damage.offset, files.marks(piece.segment_id)).offset
+        first, behind = join_record_id(piece.segment_id, damage.offset), join_record_id(piece.segment_id, offset)
+        reason = f"records from {first} up to {behind} are lost ({damage.reason})"
+        _tell(DataLoss(source.path, damage.offset, reason), fails=fail_on_data_loss)
+
+
+def _tell(problem: DataLoss, *, fails: bool) -> None:
+    if fails:
+        raise problem
+    _log.warning("quiver.spark.records_skipped reason=%s", problem)
 
 
 def _batch(run: RecordRun, columns: tuple[str, ...], *, include_metadata: bool) -> pa.RecordBatch:

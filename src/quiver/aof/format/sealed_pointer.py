@@ -19,7 +19,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quiver.aof.format.record import RECORD_HEAD_BYTES
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SEGMENT_BYTES_MAX, SegmentFooter
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
@@ -41,7 +40,7 @@ POINTER_BYTES = SEALED_POINTER.size
 
 _IDS_MAX = 0xFFFF_FFFF
 _LOG_BYTES_MAX = 1 << 63
-_SEGMENT_BYTES_MIN = HEADER_BYTES + RECORD_HEAD_BYTES + 1 + FOOTER_BYTES
+_SEGMENT_BYTES_MIN = HEADER_BYTES + FOOTER_BYTES
 _UNUSED_IDS_MAX = 65_536
 """Recovery gives no id twice, so it skips those of segments that it set aside or found empty."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from quiver.aof.catalog import SealedSegment
 from quiver.aof.format.names import parse_object_key, parse_warm_name, warm_name
 from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
-from quiver.aof.tiers.packed import PackedSegment, pack
+from quiver.aof.tiers.packed import PackedSegment, ReadAt, pack
 from quiver.errors import Damaged, ObjectMissing, WrongUse
 from quiver.objects import ObjectInfo, ObjectTier
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
@@ -157,6 +157,9 @@ class Copies:
         return None
 
     def _opened(self, name: str, size: int) -> PackedSegment:
+        return PackedSegment(f"{self.folder}/{name}", size, self._reads_file(name))
+
+    def _reads_file(self, name: str) -> ReadAt:
         path = f"{self.folder}/{name}"
 
         def read_at(start: int, length: int) -> bytes:
@@ -166,7 +169,25 @@ class Copies:
             finally:
                 file.close()
 
-        return PackedSegment(path, size, read_at)
+        return read_at
+
+    def salvage(self, entry: TierEntry, start: int, end: int) -> bytes | None:
+        """
+        Return the bytes of a segment from *start* to *end* as far as a damaged copy of it can be unpacked, zeros in
+        place of the rest; None when no copy can be read at all.
+
+        Raises:
+            ObjectsUnavailable: the object store does not answer; ask again.
+            OSError: the disk cannot be read.
+        """
+        copies = [(f"{self.folder}/{entry.warm_name}", self._reads_file(entry.warm_name))]
+        if entry.remote is not None and self.has_objects:
+            copies.append((entry.remote.object_key, self._reads_object(entry.remote.object_key)))
+        for name, read_at in copies:
+            with contextlib.suppress(Damaged, FileNotFoundError):
+                packed = PackedSegment(name, entry.warm_bytes, read_at, known=(entry.header, entry.footer))
+                return packed.read(start, end, is_salvage=True)
+        return None
 
     def _same(self, packed: PackedSegment, entry: TierEntry) -> PackedSegment:
         if (packed.header, packed.footer) != (entry.header, entry.footer):
@@ -292,6 +313,9 @@ class Copies:
         return self._same(self._open_key(entry.remote.object_key if entry.remote else "", entry.warm_bytes), entry)
 
     def _open_key(self, key: str, size: int) -> PackedSegment:
+        return PackedSegment(key, size, self._reads_object(key))
+
+    def _reads_object(self, key: str) -> ReadAt:
         def read_at(start: int, length: int) -> bytes:
             try:
                 data = self._objects.get_range(key, start, length)
@@ -301,7 +325,7 @@ class Copies:
                 raise Damaged(key, start, f"{len(data)} bytes came, not {length}")
             return data
 
-        return PackedSegment(key, size, read_at)
+        return read_at
 
     def objects_below(self, folder: str) -> Iterator[ObjectInfo]:
         """

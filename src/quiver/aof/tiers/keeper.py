@@ -377,6 +377,14 @@ class Tiers:
         """
         return self._hydration.view(sealed, wait=wait)
 
+    def salvage(self, sealed: SealedSegment) -> memoryview | None:
+        """
+        Return what can still be unpacked of a segment that `view` found damaged; None when nothing can.
+        """
+        entry = self._entries.get(sealed.segment_id)
+        found = None if entry is None else self._copies.salvage(entry, 0, sealed.end)
+        return None if found is None else memoryview(found)
+
     def hydrate(self, segment_id: int) -> None:
         """
         Bring a segment back to its file.

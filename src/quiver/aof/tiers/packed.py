@@ -82,27 +82,37 @@ class PackedSegment:
         name: for messages: its path, or its key.
         size_bytes: of the whole.
         read_at: gives its bytes.
+        known: header and footer of the segment where they are known, so that neither is read here.
 
     Raises:
         Damaged: it is not what `pack` made.
     """
 
-    def __init__(self, name: str, size_bytes: int, read_at: ReadAt) -> None:
+    def __init__(
+        self,
+        name: str,
+        size_bytes: int,
+        read_at: ReadAt,
+        *,
+        known: tuple[SegmentHeader, SegmentFooter] | None = None,
+    ) -> None:
         self.name = name
         self.size_bytes = size_bytes
         self._read_at = read_at
         self._codec = _codec()
         self.frames = self._table()
         self.end = self.frames[-1].offset
-        header = decode_header(memoryview(self._frame(self.frames[0])))
-        footer = decode_footer(memoryview(self._frame(self.frames[-1])))
-        if not isinstance(header, Frame) or not isinstance(footer, Frame):
-            raise Damaged(name, 0, "it holds no header and footer of a segment")
-        self.header: SegmentHeader = header.value
-        self.footer: SegmentFooter = footer.value
+        self.header, self.footer = known or self._ends()
         wrong = agrees_with(self.footer, self.header)
         if wrong is not None or self.footer.durable_bytes - self.header.base_offset != self.end:
             raise Damaged(name, 0, wrong or "its footer has another end than its frames")
+
+    def _ends(self) -> tuple[SegmentHeader, SegmentFooter]:
+        header = decode_header(memoryview(self._frame(self.frames[0])))
+        footer = decode_footer(memoryview(self._frame(self.frames[-1])))
+        if not isinstance(header, Frame) or not isinstance(footer, Frame):
+            raise Damaged(self.name, 0, "it holds no header and footer of a segment")
+        return header.value, footer.value
 
     def _table(self) -> tuple[PackedFrame, ...]:
         tail = self._read_at(max(0, self.size_bytes - SEEK_FOOTER_BYTES), SEEK_FOOTER_BYTES)
@@ -146,13 +156,20 @@ class PackedSegment:
             batch.append(frame)
         yield batch
 
-    def _unpack(self, batch: list[PackedFrame], data: memoryview | None = None) -> Iterator[bytes]:
+    def _unpack(
+        self, batch: list[PackedFrame], data: memoryview | None = None, *, is_salvage: bool = False
+    ) -> Iterator[bytes]:
         start = batch[0].start
         if data is None:
             data = memoryview(self._read_at(start, batch[-1].start + batch[-1].packed_bytes - start))
         for frame in batch:
             at = frame.start - start
-            yield self._frame(frame, data[at : at + frame.packed_bytes])
+            try:
+                yield self._frame(frame, data[at : at + frame.packed_bytes])
+            except Damaged:
+                if not is_salvage:
+                    raise
+                yield bytes(frame.size_bytes)
 
     def inspect(self) -> tuple[int, str | None]:
         """
@@ -181,9 +198,11 @@ class PackedSegment:
             crc64 = crc64_nvme(self._read_at(start, self.size_bytes - start), crc64)
         return crc64, problem
 
-    def read(self, start: int, end: int) -> bytes:
+    def read(self, start: int, end: int, *, is_salvage: bool = False) -> bytes:
         """
         Return the bytes of the segment from *start* to *end*, unpacking no more frames than hold them.
+
+        With *is_salvage* a frame that cannot be unpacked is all zeros.
 
         Raises:
             Damaged: a frame is not what was written.
@@ -192,7 +211,7 @@ class PackedSegment:
         if start >= end:
             return b""
         first, last = start // FRAME_BYTES, (end - 1) // FRAME_BYTES
-        joined = b"".join(self._unpack(list(self.frames[first : last + 1])))
+        joined = b"".join(self._unpack(list(self.frames[first : last + 1]), is_salvage=is_salvage))
         return joined[start - first * FRAME_BYTES : end - first * FRAME_BYTES]
 
     def read_packed(self, start: int, length: int) -> bytes:

@@ -1,0 +1,106 @@
+"""
+Following a log as it grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from quiver.aof.format.segment_file import FOOTER_BYTES
+from quiver.aof.notify import Notifier, deadline_of
+from quiver.aof.reader import Reader
+from quiver.aof.source import Record, Sources
+from quiver.clock import Clock
+
+__all__ = ["TailFollower"]
+
+T = TypeVar("T")
+
+
+class TailFollower:
+    """
+    Reads a log as it grows. What is notified is only that there is something; what there is, is read from the log, so
+    nothing is missed between two calls.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        sources: Sources,
+        notifier: Notifier,
+        *,
+        clock: Clock,
+        is_closed: Callable[[], bool],
+        sealed_after: int,
+    ) -> None:
+        self._reader = reader
+        self._sources = sources
+        self._notifier = notifier
+        self._clock = clock
+        self._is_closed = is_closed
+        self._records = iter(reader)
+        self._sealed_segment_id = sealed_after
+        self._sealed_end = self._end_of(sealed_after)
+
+    def next(self, timeout_s: float | None = None) -> Record | None:
+        """
+        Return the next record, waiting for it; None when *timeout_s* passed first, or when the log was closed.
+
+        Raises:
+            DataLoss: records are lost or damaged, and that is to be raised; the next call goes on behind them.
+        """
+        return self._wait_for(self._next_record, timeout_s)
+
+    def next_sealed_segment(self, timeout_s: float | None = None) -> int | None:
+        """
+        Return the id of the next segment that is sealed, in order and each once; None as above.
+
+        Raises:
+            DataLoss: some left before this was called, and that is to be raised; the next call goes on behind them.
+        """
+        before = self._sealed_segment_id
+        found = self._wait_for(lambda: self._sources.next_sealed_segment_id(before), timeout_s)
+        if found is None:
+            return None
+        extent, end = self._sources.extent(found), self._sealed_end
+        if extent is not None and end is not None and extent.base_offset != end + FOOTER_BYTES:
+            self._sealed_segment_id, self._sealed_end = found - 1, None
+            self._reader.report_lost_segments(before + 1, found)
+        self._sealed_segment_id, self._sealed_end = found, self._end_of(found)
+        return found
+
+    def _end_of(self, segment_id: int) -> int | None:
+        """
+        Return how many bytes the log has up to the end of a sealed segment; None where that is not known.
+        """
+        extent = self._sources.extent(segment_id)
+        return None if extent is None or extent.end is None else extent.base_offset + extent.end
+
+    def _next_record(self) -> Record | None:
+        record = next(self._records, None)
+        if record is None:
+            # A walk knows how far its segment went when it began; a new one knows how far it goes now.
+            self._records = iter(self._reader)
+            record = next(self._records, None)
+        return record
+
+    def _wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        deadline = deadline_of(self._clock, timeout_s)
+        while True:
+            seen = self._notifier.generation("records")
+            is_closed = self._is_closed()
+            found = look()
+            if found is not None or is_closed:
+                return found
+            left = None if deadline is None else deadline - self._clock.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self._notifier.wait("records", seen, left)
+
+    def __iter__(self) -> Iterator[Record]:
+        """
+        Yield records as they come, until the log is closed.
+        """
+        while (record := self.next()) is not None:
+            yield record

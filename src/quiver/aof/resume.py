@@ -1,0 +1,160 @@
+"""
+Where reading goes on behind damage in a segment. Bytes only.
+
+A record whose payload alone is damaged is followed by an intact one. Where its length is damaged, nothing says where
+the next record begins, and it is searched for: its time lies between those of the segment's first and last record, it
+has its checksum, and the lengths from it on lead to a place where a record is known to begin, or to the end of the
+segment. A payload may hold bytes that look like a record; the count of records in the footer tells most of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
+from quiver.aof.format.sparse_index import IndexMark
+from quiver.aof.source import TIME_UNKNOWN, Source
+from quiver.primitives.checksum import crc64_nvme_function
+
+__all__ = ["Resumed", "behind_record", "is_believed", "resume_after"]
+
+_HALF = 0xFFFF_FFFF
+_TIME_END = 16
+"""Behind the time in the head of a record: its high bytes, which records of one segment share, are the last ones."""
+
+_PATTERNS_MAX = 16
+_SPAN_NS_MAX = 1 << 55
+"""About a year: a segment of which only one end is known in time is not searched for records further from it."""
+
+
+class Resumed(NamedTuple):
+    """
+    Where the next intact record begins, or the end of the source.
+
+    Attributes:
+        records: how many there are from there on; None where they were not counted.
+        lost: how many records are passed over; None where nobody knows.
+    """
+
+    offset: int
+    records: int | None
+    lost: int | None
+
+
+def behind_record(source: Source, offset: int) -> int | None:
+    """
+    Return the offset behind the record at *offset*; None where no record with its checksum is.
+    """
+    start = offset + RECORD_HEAD_BYTES
+    if start >= source.limit:
+        return None
+    length, checksum, _, _ = RECORD_HEAD.unpack_from(source.view, offset)
+    stop = start + int(length)
+    if not length or stop > source.limit:
+        return None
+    value = crc64_nvme_function()(source.view[start:stop])
+    return stop if (value >> 32) ^ (value & _HALF) == checksum else None
+
+
+def is_believed(source: Source, offset: int) -> bool:
+    """
+    Say whether a record begins at *offset*: it has its checksum, or its length leads to an intact one or to the end.
+    """
+    return behind_record(source, offset) is not None or _believed(source, offset) is not None
+
+
+def resume_after(
+    source: Source, offset: int, marks: Sequence[IndexMark] = (), *, records_max: int | None = None
+) -> Resumed:
+    """
+    Return where reading goes on behind the damaged record at *offset*.
+
+    Args:
+        source: the segment.
+        offset: where the damaged record begins.
+        marks: places where records are known to begin.
+        records_max: how many records there can be behind this one; None when that is not known.
+    """
+    stop = _believed(source, offset)
+    if stop is not None:
+        return Resumed(stop, None, 1)
+    places = {mark.offset for mark in marks} | {source.end}
+    for found in _candidates(source, offset + 1):
+        if behind_record(source, found) is None:
+            continue
+        is_known, records = _chain(source, found, places)
+        if is_known and (records is None or records_max is None or records <= records_max):
+            lost = None if records is None or records_max is None else records_max + 1 - records
+            return Resumed(found, records, lost)
+    return Resumed(source.end, 0, None if records_max is None else records_max + 1)
+
+
+def _believed(source: Source, offset: int) -> int | None:
+    """
+    Return the offset behind the record at *offset* if its length leads to an intact record, or to the end.
+    """
+    start = offset + RECORD_HEAD_BYTES
+    if start >= source.limit:
+        return None
+    (length, *_) = RECORD_HEAD.unpack_from(source.view, offset)
+    stop = start + int(length)
+    if length and (stop == source.end or (stop < source.end and behind_record(source, stop) is not None)):
+        return stop
+    return None
+
+
+def _chain(source: Source, offset: int, places: set[int]) -> tuple[bool, int | None]:
+    """
+    Say whether the lengths from the record at *offset* on lead to one of *places*, and how many records those are that
+    lead to the end.
+    """
+    unpack, view, limit = RECORD_HEAD.unpack_from, source.view, source.limit
+    count = 0
+    while offset + RECORD_HEAD_BYTES < limit:
+        (length, *_) = unpack(view, offset)
+        if not length:
+            return False, None
+        offset += RECORD_HEAD_BYTES + int(length)
+        count += 1
+        if offset == source.end:
+            return True, count
+        if offset in places:
+            return True, None
+    # The bytes end before the segment does: nothing contradicts the records up to there.
+    return limit < source.end, None
+
+
+def _candidates(source: Source, start: int) -> Iterator[int]:
+    """
+    Yield the offsets from *start* on at which a time of this segment is in the head of what may be a record.
+    """
+    first, last = source.first_timestamp, source.last_timestamp
+    if last == TIME_UNKNOWN:
+        last = first + _SPAN_NS_MAX
+    first = first or max(0, last - _SPAN_NS_MAX)
+    width, patterns = _high_bytes(first, last)
+    if not patterns:
+        return
+    unpack, view = RECORD_HEAD.unpack_from, source.view
+    skip = _TIME_END - width
+    # Looked ahead, not consumed: the bytes of one place may be a part of those of the next.
+    found = re.compile(b"(?=" + b"|".join(map(re.escape, patterns)) + b")", re.DOTALL)
+    for match in found.finditer(view, start + skip, source.limit):
+        offset = match.start() - skip
+        if offset + RECORD_HEAD_BYTES < source.limit:
+            length, _, timestamp, _ = unpack(view, offset)
+            if length and first <= timestamp <= last and offset + RECORD_HEAD_BYTES + length <= source.limit:
+                yield offset
+
+
+def _high_bytes(first: int, last: int) -> tuple[int, list[bytes]]:
+    """
+    Return the longest high bytes, and how many, of which numbers from *first* to *last* have only a few different ones.
+    """
+    for width in range(7, 0, -1):
+        low, high = first >> 8 * (8 - width), last >> 8 * (8 - width)
+        if high - low < _PATTERNS_MAX:
+            return width, [value.to_bytes(width, "little") for value in range(low, high + 1)]
+    return 0, []

@@ -1,0 +1,188 @@
+"""
+Finding records: one by its id, the first of a time, and whether one begins at a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record_id, split_record_id
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.format.sparse_index import IndexMark
+from quiver.aof.index import before_time
+from quiver.aof.resume import behind_record, is_believed, resume_after
+from quiver.aof.source import Record, Source, Sources
+from quiver.errors import Damaged, RecordUnknown
+
+__all__ = [
+    "begin_at",
+    "begins_at",
+    "first_at",
+    "heads",
+    "intact_heads",
+    "read_one",
+    "require_place",
+    "unknown_record",
+]
+
+
+def read_one(sources: Sources, record_id: int) -> Record:
+    """
+    Return the record with that id.
+
+    Raises:
+        RecordUnknown: none begins there.
+        Damaged: it does not have its checksum.
+    """
+    segment_id, offset = split_record_id(record_id)
+    source = sources.source(segment_id, durable_only=False)
+    if source is None or not HEADER_BYTES <= offset < source.end:
+        raise RecordUnknown(f"no record {record_id}: segment {segment_id} is not there, or ends before {offset}")
+    stop = behind_record(source, offset)
+    if stop is None:
+        if source.problem:
+            raise Damaged(source.path, offset, source.problem)
+        if not begins_at(sources, source, offset):
+            raise unknown_record(source, offset)
+        raise Damaged(source.path, offset, "checksum mismatch, or a record that does not fit")
+    _, _, timestamp, ext_id = RECORD_HEAD.unpack_from(source.view, offset)
+    return Record(record_id, timestamp, ext_id, source.view[offset + RECORD_HEAD_BYTES : stop].tobytes())
+
+
+def unknown_record(source: Source, offset: int) -> RecordUnknown:
+    """
+    Return the error for a record that does not begin at *offset*.
+    """
+    found = source.segment_id << 32 | offset
+    return RecordUnknown(f"no record {found}: none begins at byte {offset} of segment {source.segment_id}")
+
+
+def begins_at(sources: Sources, source: Source, offset: int) -> bool:
+    """
+    Say whether a record of *source* begins at *offset*, as the lengths of those before it have it.
+    """
+    at = max((one.offset for one in sources.marks(source.segment_id) if one.offset <= offset), default=HEADER_BYTES)
+    while at < offset and at + RECORD_HEAD_BYTES < source.limit:
+        (length, *_) = RECORD_HEAD.unpack_from(source.view, at)
+        at += RECORD_HEAD_BYTES + int(length)
+    return at == offset
+
+
+def require_place(sources: Sources, record_id: int) -> None:
+    """
+    Return when a record begins at that id, or when none lies across it: before the first one, or behind the last.
+
+    Raises:
+        RecordUnknown: it is inside a record.
+        Damaged, ObjectsUnavailable, WrongUse, OSError: the segment cannot be read.
+    """
+    segment_id, offset = split_record_id(record_id)
+    if offset <= HEADER_BYTES:
+        return
+    start = max((one.offset for one in sources.marks(segment_id) if one.offset <= offset), default=HEADER_BYTES)
+    source = sources.stretch(segment_id, start, offset + RECORD_HEAD_BYTES)
+    if source is None:
+        return
+    for found, _ in heads(source, start):
+        if found >= offset:
+            return
+        length: int = RECORD_HEAD.unpack_from(source.view, found)[0]
+        if found + RECORD_HEAD_BYTES + length > offset:
+            # Or its length is damaged. Then the record at that place has its checksum.
+            whole = sources.stretch(segment_id, offset, None)
+            if whole is None or behind_record(whole, offset) is None:
+                raise unknown_record(source, offset)
+            return
+
+
+def first_at(sources: Sources, timestamp: int) -> int | None:
+    """
+    Return the id of the first record that is not older than *timestamp*; None when all are older.
+
+    Timestamps never go back within a log, so segments whose last record is older are passed over.
+
+    Raises:
+        Damaged: the segment that has it cannot be read.
+    """
+    return _first_at(sources, timestamp, begins=False)
+
+
+def begin_at(sources: Sources, timestamp: int) -> int | None:
+    """
+    Return where a reader begins that wants the records from *timestamp* on: as `first_at`, but where that record is
+    damaged or lost, the place from which on the reader is told so.
+    """
+    return _first_at(sources, timestamp, begins=True)
+
+
+def _first_at(sources: Sources, timestamp: int, *, begins: bool) -> int | None:
+    segment_id = sources.next_segment_id(-1)
+    while segment_id is not None:
+        last = sources.last_timestamp(segment_id)
+        if last is None or last >= timestamp:
+            try:
+                found = _first_in(sources, segment_id, timestamp, begins=begins)
+            except Damaged:
+                if not begins:
+                    raise
+                found = HEADER_BYTES
+            if found is not None:
+                return join_record_id(segment_id, found)
+        segment_id = sources.next_segment_id(segment_id)
+    return None
+
+
+def _first_in(sources: Sources, segment_id: int, timestamp: int, *, begins: bool) -> int | None:
+    marks = sources.marks(segment_id)
+    start, behind = before_time(marks, timestamp)
+    source = sources.stretch(segment_id, start, None if behind is None else behind + RECORD_HEAD_BYTES)
+    if source is None:
+        return HEADER_BYTES if begins and sources.extent(segment_id) is not None else None
+    if source.last_timestamp < timestamp:
+        return None
+    end = start
+    for offset, found in heads(source, start):
+        if found >= timestamp:
+            if offset == behind or is_believed(source, offset):
+                return offset
+            break
+        (length, *_) = RECORD_HEAD.unpack_from(source.view, offset)
+        end = offset + RECORD_HEAD_BYTES + int(length)
+    if end == source.end:
+        return None
+    # The lengths of damaged records lead nowhere: only those that have their checksums count.
+    whole = sources.stretch(segment_id, start, None)
+    if whole is None:
+        return None
+    end = start
+    for offset, found in intact_heads(whole, start, marks):
+        if found >= timestamp:
+            return offset
+        end = offset + RECORD_HEAD_BYTES + int(RECORD_HEAD.unpack_from(whole.view, offset)[0])
+    return end if begins and whole.complete and end < whole.end else None
+
+
+def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
+    """
+    Yield offset and timestamp of the records of *source* from *offset* on, unverified; a length of none ends them.
+    """
+    unpack, view = RECORD_HEAD.unpack_from, source.view
+    while offset + RECORD_HEAD_BYTES <= source.limit:
+        length, _, timestamp, _ = unpack(view, offset)
+        if not length:
+            return
+        yield offset, timestamp
+        offset += RECORD_HEAD_BYTES + int(length)
+
+
+def intact_heads(source: Source, offset: int, marks: Sequence[IndexMark]) -> Iterator[tuple[int, int]]:
+    """
+    Yield offset and timestamp of the records of *source* from *offset* on that have their checksums.
+    """
+    while offset < source.end:
+        stop = behind_record(source, offset)
+        if stop is None:
+            offset = resume_after(source, offset, marks).offset
+            continue
+        yield offset, RECORD_HEAD.unpack_from(source.view, offset)[2]
+        offset = stop
