@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 from pathlib import Path
 
 import pytest
 from aof_as_log import ROOT, SEGMENTS, open_manager, payloads, segment_files, tiny
 
-from quiver.aof import AofConfig, AofManager
+from quiver.aof import AofConfig, AofManager, TierConfig
 from quiver.errors import WouldBlock
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
@@ -75,6 +76,30 @@ def test_a_log_uses_a_small_disk_to_its_end(small_disk: Path):
         assert sum(1 for _ in log.open_reader()) == count
         with pytest.raises(WouldBlock, match="disk full"):
             log.append_record_with_timeout(record, 1)
+
+
+def test_tiers_without_objects_pack_what_fills_a_disk(small_disk: Path):
+    """A segment is packed before its file can leave: room for that is never taken by segments to come."""
+    config = AofConfig(segment_max_bytes=64 << 20, tiers=TierConfig(tier0_max_bytes=0))
+    chance = random.Random(1)
+    clock = ManualClock()
+    with AofManager.open(str(small_disk), config, clock=clock, background=False) as manager:
+        log = manager.log("orders")
+        written = refused = 0
+        while refused < 5:
+            try:
+                log.append_record_with_timeout(chance.randbytes(1_000) + bytes(3_000), 1)
+            except WouldBlock as blocked:
+                assert "disk full" in str(blocked) or not refused
+                refused += 1
+                manager.maintain()
+                clock.advance(10)
+            else:
+                written += 4_000
+                refused = 0
+        assert written > 2.5 * DISK_BYTES
+        assert list(log.tiers.snapshot().residency.values()).count("resident_in_tier0") <= 2
+        assert sum(len(one.payload) for one in log.open_reader()) == written
 
 
 def test_sizes_are_halved_until_one_has_room():

@@ -143,6 +143,7 @@ class Aof(LogWriting, LogReading):
             uploaded=self._uploads.uploaded,
         )  # fmt: skip
         self._uploads.uploads = tiers.uploads
+        self._upkeep.room_for_packing = tiers.room_for_packing
         self._workers.ask_tiers(self)
         self._tail.next_base_offset, self._tail.next_base_record_count = recovered.behind(self._catalog.all())
         return tiers

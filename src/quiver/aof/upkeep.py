@@ -65,6 +65,10 @@ class Upkeep:
         again: called with the seconds after which this should be tried again.
         poison: makes the log refuse everything from now on, and returns the error that says so.
         wants_sealed: says of the id of the segment that takes records whether somebody waits for its upload.
+
+    Attributes:
+        retires: whether expired segments are removed here; where there are tiers, these do it.
+        room_for_packing: how much of the disk the tiers need beside a new segment of so many bytes.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Upkeep:
     ) -> None:
         self.seals = 0
         self.retires = True
+        self.room_for_packing: Callable[[int], int] = lambda _: 0
         self._tail = tail
         self._flusher = flusher
         self._catalog = catalog
@@ -282,9 +287,9 @@ class Upkeep:
         smallest = sizing.smallest(need, OVERHEAD_BYTES)
         size = sizing.for_record(need, OVERHEAD_BYTES)
         free = self._fs.free_bytes(self._segments)  # 0 also where a file system does not say
-        while free and smallest < size > free - _ROOM_LEFT_BYTES:
+        while free and smallest < size and free < size + self._room_left(size):
             size //= 2
-        if 0 < free < size + _ROOM_LEFT_BYTES:
+        if 0 < free < size + self._room_left(size):
             raise OSError(errno.ENOSPC, f"{free} bytes are left, too few for a segment of {size} bytes", self._segments)
         while True:
             try:
@@ -293,6 +298,9 @@ class Upkeep:
                 if not is_full_disk(error) or size == smallest:
                     raise
                 size //= 2
+
+    def _room_left(self, size: int) -> int:
+        return _ROOM_LEFT_BYTES + self.room_for_packing(size)
 
     def _spare_path(self) -> str:
         self._spare_number += 1

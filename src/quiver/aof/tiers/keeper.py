@@ -274,6 +274,21 @@ class Tiers:
             if self._tried(partial(self.evict, sealed.segment_id), "tier0_eviction_failed"):
                 total -= size
 
+    def room_for_packing(self, size: int) -> int:
+        """
+        Return how much of the disk must be left beside a new segment of *size* bytes, so that segments can be packed.
+
+        A segment that is above the budget has to be packed before its file can leave: on a disk that segments fill to
+        its end none could ever leave. With objects none needs room for that. Takes no lock.
+        """
+        limit = self._tiers.tier0_max_bytes
+        if limit is None or self._copies.has_objects:
+            return 0
+        held = [one for one in self._catalog.all() if one.segment_id not in self._away]
+        if sum(one.header.max_size for one in held) + size <= limit:
+            return 0
+        return max([size, *(one.end for one in held if self._placement.entry_of(one) is None)])
+
     def evict(self, segment_id: int) -> None:
         """
         Remove the file of a sealed segment, once a copy of it is there. Its records are read as before.
