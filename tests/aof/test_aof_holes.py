@@ -5,7 +5,7 @@ What was appended later may survive a loss of power that what was appended befor
 import logging
 
 import pytest
-from aof_as_log import open_manager, payloads, tiny
+from aof_as_log import open_manager, payloads, segment_files, tiny
 
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -36,3 +36,25 @@ def test_a_log_never_has_a_hole(opened):
         seen.add(len(found))
     logging.disable(logging.NOTSET)
     assert len(seen) > 1
+
+
+@pytest.mark.usefixtures("quiet")
+def test_damage_to_a_sealed_segment_is_no_hole():
+    """Its header is damaged, and a kill came before the first sync behind it was noted, which was confirmed."""
+    files = CrashFileSystem()
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for number in range(3):
+            log.append_record(b"%d" % number)
+            log.force_rollover(timeout_s=5)
+        last = log.append_record(b"confirmed")
+        log.flush_until(last)
+        killed = files.clone_after_kill()
+    path = segment_files(killed)[2]
+    file = killed.open_write(path)
+    file.pwrite(b"\xff", 1)
+    file.close()
+    with open_manager(killed) as manager:
+        log = manager.log("orders")
+        assert log.read_record(last).payload == b"confirmed"
+        assert log.append_record(b"more") > last

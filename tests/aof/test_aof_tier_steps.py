@@ -145,6 +145,34 @@ def lose_manifest(files, log) -> None:
         files.remove(f"{folder}/{name}")
 
 
+@pytest.mark.parametrize("turns", [1, 3])
+def test_objects_are_looked_for_later_when_there_were_none_to_ask(turns):
+    """The manifest is lost, and the log is opened without objects first: it does not forget that there may be some."""
+    files = disk()
+    cold = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
+    with open_tiered(files, cold) as manager:
+        log = manager.log("orders")
+        written = list(fill(log, 4).values())
+        manager.maintain()
+    lose_manifest(files, log)
+    for turn in range(turns):
+        with open_tiered(files, tiny(compression="zstd")) as manager:
+            log = manager.log("orders")
+            written += fill(log, 1, start=4 + turn).values()
+            manager.maintain()
+            log.tiers.rewrite_manifest()
+            log.tiers.rewrite_manifest()
+            assert payloads(log) == written[9:]
+    for _ in range(2):
+        with open_tiered(files, cold) as manager:
+            assert payloads(manager.log("orders")) == written
+            manager.maintain()
+    objects = FaultObjects(DirectoryObjects(files, COLD, clock=ManualClock()))
+    with open_tiered(files, cold, objects) as manager:
+        manager.log("orders")
+        assert objects.calls["list"] == 0  # it has looked, once
+
+
 def test_a_damaged_object_keeps_no_log_from_opening():
     """The manifest is lost, and one object is no segment any more: the others are found, and the log goes on."""
     files = disk()

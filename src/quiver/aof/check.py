@@ -29,7 +29,7 @@ from quiver.aof.status import read_status
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.packed import records_problem
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
-from quiver.aof.tiers.state import TierState
+from quiver.aof.tiers.state import ALL_SEGMENTS, TierState
 from quiver.errors import Damaged
 from quiver.primitives.batch_notes import parse_note_name
 from quiver.primitives.files import FileSystem
@@ -120,7 +120,8 @@ class CheckedLog:
     @property
     def _uploads(self) -> bool:
         # The settings are the writer's. One that uploads has begun to, with the first segment that it packed.
-        return bool(self.tiers.uploads) or any(one.remote is not None for one in self.tiers.entries.values())
+        began = self.tiers.uploads.keys() - {ALL_SEGMENTS}
+        return bool(began) or any(one.remote is not None for one in self.tiers.entries.values())
 
     def _tiers(self) -> dict[str, Any]:
         residency = {one.segment_id: _RESIDENCY[one.state] for one in self.segments if one.state in _RESIDENCY}

@@ -404,17 +404,25 @@ class _Recovery:
         Yield those that go on where the one before them ends; set the others aside.
 
         What was never synced may survive a loss of power while what was appended before it does not. A segment that
-        was synced had all before it synced first: if that is gone now, it was damaged, and the segment stays.
+        was synced had all before it synced first: if that is gone now, it was damaged, and the segment stays. So does
+        one that begins where the newest sealed segment ended, as the pointer says: all before it was durable.
         """
         counted = self.result.sealed[-1].next_base_record_count if self.result.sealed else 0
         is_known = bool(self.result.sealed) or self.result.pointer is None
         for found in unsealed:
             base = found.header.base_record_count
-            if is_known and base > counted and not self._durable.get(found.name.segment_id):
+            is_synced = self._durable.get(found.name.segment_id) or self._follows_pointer(found)
+            if is_known and base > counted and not is_synced:
                 self._set_aside(found.path, f"it begins at record {base}, the log ends at record {counted}")
                 continue
             counted, is_known = base + self._scan(found).record_count, True
             yield found
+
+    def _follows_pointer(self, found: _Found) -> bool:
+        pointer = self.result.pointer
+        if pointer is None or found.name.segment_id != pointer.segment_id + 1:
+            return False
+        return found.header.base_offset == pointer.durable_bytes + FOOTER_BYTES
 
     def settle_unsealed(self, found: _Found, *, is_last: bool, now_s: float) -> None:
         """

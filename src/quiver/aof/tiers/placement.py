@@ -14,13 +14,14 @@ from quiver.aof.format.names import (
     SEGMENTS,
     WARM,
     SegmentName,
+    object_folder,
     parse_warm_name,
 )
 from quiver.aof.format.tier_entry import Residency, TierEntry
 from quiver.aof.manifest import ManifestLog
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.object_listing import ListedObjects, list_objects
-from quiver.aof.tiers.state import entry_record, key_record
+from quiver.aof.tiers.state import ALL_SEGMENTS, entry_record, key_record
 from quiver.clock import Clock
 from quiver.errors import Damaged
 from quiver.observe import Observer
@@ -88,7 +89,11 @@ class Placement:
             self.entries[segment_id] = replace(entry, has_warm=here)
         for name in self._copies.warm_names():
             self._settle_warm(name, below)
-        if below and (self.manifest.damaged or self.manifest.is_new):
+        uploads = self.manifest.state.uploads
+        if below and (self.manifest.damaged or self.manifest.is_new or ALL_SEGMENTS in uploads):
+            # It stays until somebody has looked. The next write begins a chunk that says so; without one the manifest
+            # is as lost as before.
+            uploads[ALL_SEGMENTS] = object_folder(self._stream_id)
             self.find_objects(below)
 
     def find_objects(self, below: int) -> ListedObjects:
@@ -121,6 +126,9 @@ class Placement:
                 # The segment has its file. Its object goes with it, or is replaced when it is uploaded again.
                 key = entry.remote.object_key
                 self.manifest.write([key_record(Event.UPLOAD_STARTED, entry.segment_id, key, now_ms)])
+        if ALL_SEGMENTS in uploads:
+            folder = uploads[ALL_SEGMENTS]
+            self.manifest.write([ManifestRecord(Event.UPLOAD_DONE, ALL_SEGMENTS, 0, now_ms, (folder, None))])
         return found
 
     def _settle_warm(self, name: str, below: int) -> None:

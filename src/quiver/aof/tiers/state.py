@@ -18,7 +18,10 @@ from quiver.aof.format.manifest_record import Event, Fields, ManifestRecord
 from quiver.aof.format.tier_entry import TierEntry, decode_entries, encode_entries
 from quiver.primitives.scan import Damage, Frame
 
-__all__ = ["TierState", "entry_record", "key_record"]
+__all__ = ["ALL_SEGMENTS", "TierState", "entry_record", "key_record"]
+
+ALL_SEGMENTS = (1 << 64) - 1
+"""In the place of a segment: nobody has looked yet which objects the folder of the log has."""
 
 _ROWS_PER_RECORD = 1000
 
@@ -27,7 +30,8 @@ _ROWS_PER_RECORD = 1000
 class TierState:
     """
     Segments with copies; keys of objects that must go, each with the segment that it was of; and segments whose upload
-    began, each with the key of the object that may be there.
+    began, each with the key of the object that may be there. `ALL_SEGMENTS` among these means that the manifest was
+    lost while there was no object store to ask: nobody has looked yet which objects there are.
     """
 
     entries: dict[int, TierEntry] = field(default_factory=dict)
