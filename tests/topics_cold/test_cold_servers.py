@@ -219,14 +219,27 @@ def test_credentials_are_proved_when_the_topics_are_opened(tmp_path, s3_server: 
 
 def test_objects_in_memory_cost_no_local_file(tmp_path):
     """They end with the process: the next one has every message all the same, and uploads them anew."""
+    clock = ManualClock()
     for first in (0, 20):
-        with TopicStore.open(tmp_path, objects="memory://", settings=settings(rotate=300), background=False) as store:
+        with TopicStore.open(
+            tmp_path, objects="memory://", settings={"wal": {"rotate_max_bytes": 300}}, background=False, clock=clock
+        ) as store:
             log = store.topic(NAME)
             append(log, 20)
             log.flush()
+            clock.advance(200_000)
             store.maintain()
             assert log.wal.start_offset == 0
             assert read(log) == expected(first + 20)
+
+
+@pytest.mark.parametrize("chosen", [
+    {"deleter": {"retention_time_minutes": 60}}, {"topics": {"a/*": {"deleter": {"retention_size_mb": 1}}}},
+])  # fmt: skip
+def test_retention_by_objects_in_memory_is_refused(tmp_path, chosen):
+    """No local file would go."""
+    with pytest.raises(SettingsInvalid, match="deleter has no effect"):
+        TopicStore.open(tmp_path, objects="memory://", settings=chosen, background=False)
 
 
 def test_no_place_for_objects_is_an_error():

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -273,9 +273,9 @@ def _take_over(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
     if lock is None:
         return
     try:
-        settings = TopicSettings(
-            wal=WalSettings(file_name=place.file_name), uploader=UploaderSettings(root_prefix=place.root_prefix or "/")
-        )
+        settings = TopicSettings(wal=WalSettings(file_name=place.file_name))
+        if place.objects is not None:
+            settings = replace(settings, uploader=UploaderSettings(root_prefix=place.root_prefix or "/"))
         # Opening appends it.
         TopicStore.open(
             root, settings=settings, objects=place.objects, metadata=place.metadata, files=files, clock=clock,

@@ -1,5 +1,6 @@
 """
-What goes: local files that the object store holds, and objects that nobody wants for so long any more.
+What goes: local files that the object store holds, or that are old enough where there is none, and objects that nobody
+wants for so long any more.
 
 A local file goes when retention says so and nothing is lost by it: every one of its messages is in an object that is
 there at this moment, with the size that was verified; and, where asked for, every reliable subscription has confirmed
@@ -9,6 +10,7 @@ The newest object always stays: it says how far the topic has come.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from quiver.clock import Clock
@@ -24,7 +26,7 @@ from quiver.topics.settings import DeleterSettings, ObjectRetention
 from quiver.topics.wal import Wal
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good, WalFile
 
-__all__ = ["Deleter", "expired_objects", "files_to_release"]
+__all__ = ["Deleter", "LocalDeleter", "expired_objects", "files_to_release"]
 
 _NS_PER_MINUTE = 60 * 1_000_000_000
 _MIB = 1024 * 1024
@@ -65,6 +67,90 @@ def expired_objects(objects: Sequence[ObjectSpan], settings: ObjectRetention, *,
         going.append(one)
         total -= one.size
     return going
+
+
+def _release(
+    wal: Wal,
+    topic: str,
+    settings: DeleterSettings,
+    *,
+    confirmed: Callable[[], int | None],
+    may_go: Callable[[WalFile], bool],
+    check: Callable[[], None],
+    clock: Clock,
+    observer: Observer,
+) -> tuple[WalFile, ...]:
+    """
+    Delete the oldest files that retention gives up, as far as subscriptions and *may_go* allow; return them.
+    """
+    limit = confirmed() if settings.wait_for_subscriptions else None
+    below = 0
+    why: dict[str, str] = {}
+    for file, reason in files_to_release(wal.files(), settings, now_ns=clock.now_ns()):
+        if (limit is not None and file.next_offset > limit) or not may_go(file):
+            break
+        below = file.next_offset
+        why[file.path] = reason
+    if below:
+        check()
+    # Also without any: what could not be removed the last time is tried again.
+    gone = wal.release_below(below)
+    for file in gone:
+        reason = why.get(file.path, "time")
+        observer.count("danube_wal_delete_total", 1, reason=reason)
+        observer.event(
+            "danube.deleter.file", topic=topic, path=file.path, file_seq=file.seq, reason=reason,
+            first_offset=file.first_offset, next_offset=file.next_offset,
+        )  # fmt: skip
+    return gone
+
+
+class LocalDeleter:
+    """
+    Deletes the files of one topic that has no objects: what goes is gone. Thread-safe.
+
+    Args:
+        wal, topic: the log; it has a directory.
+        settings: of local files.
+        confirmed: returns one behind the last offset that every reliable subscription has confirmed; None when there
+            is no subscription.
+        clock, observer: time, and where counts go.
+    """
+
+    def __init__(
+        self, wal: Wal, topic: str, *, settings: DeleterSettings, confirmed: Callable[[], int | None], clock: Clock,
+        observer: Observer,
+    ) -> None:  # fmt: skip
+        self._wal = wal
+        self._topic = topic
+        self._settings = settings
+        self._confirmed = confirmed
+        self._clock = clock
+        self._observer = observer
+        self._due_s = clock.monotonic()
+        self._turn = threading.Lock()
+
+    def run_if_due(self) -> None:
+        """
+        Delete what may go, when `check_interval_minutes` have passed since the last time. Raises as `run_once`.
+        """
+        if self._clock.monotonic() >= self._due_s:
+            self.run_once()
+
+    def run_once(self) -> tuple[WalFile, ...]:
+        """
+        Delete what may go; return the files that went. `Wal.start_offset` has moved durably on return.
+
+        Raises:
+            Damaged: a subscription cannot be read, so nobody knows what it has confirmed.
+            OSError: as `Wal.release_below`.
+        """
+        with self._turn:
+            self._due_s = self._clock.monotonic() + self._settings.check_interval_minutes * 60
+            return _release(
+                self._wal, self._topic, self._settings, confirmed=self._confirmed, may_go=lambda _: True,
+                check=lambda: None, clock=self._clock, observer=self._observer,
+            )  # fmt: skip
 
 
 class Deleter:
@@ -122,28 +208,10 @@ class Deleter:
         return gone
 
     def _release_files(self) -> tuple[WalFile, ...]:
-        confirmed = self._confirmed() if self._settings.wait_for_subscriptions else None
-        below = 0
-        why: dict[str, str] = {}
-        for file, reason in files_to_release(self._wal.files(), self._settings, now_ns=self._clock.now_ns()):
-            if confirmed is not None and file.next_offset > confirmed:
-                break
-            if not self._is_safe(file):
-                break
-            below = file.next_offset
-            why[file.path] = reason
-        if below:
-            self._check()
-        # Also without any: what could not be removed the last time is tried again.
-        gone = self._wal.release_below(below)
-        for file in gone:
-            reason = why.get(file.path, "time")
-            self._observer.count("danube_wal_delete_total", 1, reason=reason)
-            self._observer.event(
-                "danube.deleter.file", topic=self._catalogue.topic, path=file.path, file_seq=file.seq, reason=reason,
-                first_offset=file.first_offset, next_offset=file.next_offset,
-            )  # fmt: skip
-        return gone
+        return _release(
+            self._wal, self._catalogue.topic, self._settings, confirmed=self._confirmed, may_go=self._is_safe,
+            check=self._check, clock=self._clock, observer=self._observer,
+        )  # fmt: skip
 
     def _is_safe(self, file: WalFile) -> bool:
         offset = file.first_offset

@@ -19,6 +19,7 @@ from quiver.primitives.files import Buffer, FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.cache import MessageCache
 from quiver.topics.cold import ColdReader
+from quiver.topics.deleter import LocalDeleter
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, Message, MessageCodec
 from quiver.topics.format.names import check_producer
 from quiver.topics.producer import WINDOW_MESSAGES, Producer
@@ -94,6 +95,8 @@ class TopicLog:
         self._producers_guard = threading.Lock()
         self.unsynced_since_s: float | None = None
         """Since when something is not synced, by the monotonic clock."""
+        self.deleter: LocalDeleter | None = None
+        """Deletes files that are old enough, where no tier does that."""
         self.on_full: Callable[[], None] = self.wal.sync
         """What is done when a sync is due by size."""
 
@@ -379,16 +382,19 @@ class TopicLog:
 
     def upkeep(self, *, within_s: float = 0.0) -> None:
         """
-        Sync when what is unsynced would be too old in *within_s* seconds; rotate a file that is old enough.
+        Sync when what is unsynced would be too old in *within_s* seconds; rotate and delete files that are old enough.
 
         Raises:
             StoreFailed: the disk failed, now or earlier.
+            Damaged, OSError: as `LocalDeleter.run_once`.
         """
         since_s = self.unsynced_since_s
         due_s = self._settings.fsync_interval_ms / 1000 - within_s
         if since_s is not None and self._clock.monotonic() - since_s >= due_s:
             self.sync_and_note()
         self.wal.rotate_if_due()
+        if self.deleter is not None:
+            self.deleter.run_if_due()
 
     def sync_and_note(self) -> None:
         """

@@ -107,17 +107,22 @@ def refuse_without_tier(files: FileSystem, root: str) -> None:
         )
 
 
-def refuse_tier_in_vain(root: str | None, settings: TopicSettings, *, objects: object, metadata: object) -> None:
+def refuse_tier_in_vain(
+    root: str | None, settings: TopicSettings, *, objects: object, metadata: object, cold: object
+) -> None:
     """
-    Raise when a tier is asked for that there would not be: nothing but files is ever uploaded.
+    Raise when a tier is asked for that there would not be, as nothing but files is ever uploaded; or a setting of it.
 
     Raises:
         WrongUse: there is no directory, or `metadata` without objects.
+        SettingsInvalid: a setting would have no effect.
     """
     if root is None and (objects is not None or metadata is not None or settings.cloud is not None):
         raise WrongUse("objects need a directory: without one (a path, or wal.dir) topics are in memory only")
     if metadata is not None and objects is None and settings.cloud is None:
         raise WrongUse("metadata says what is in the object store: it needs objects, too")
+    has_objects = any(one is not None for one in (objects, settings.cloud, cold))
+    settings.require_effect(has_objects=has_objects, has_files=root is not None)
 
 
 def tier_behind(
@@ -188,6 +193,8 @@ def open_cold_tier(
     beside = f"sqlite://{os.path.abspath(root)}/{METADATA_FILE}"  # noqa: PTH100
     if objects.backend == "memory":
         # These objects end with the process: no local file may go for them, and nothing may speak of them later.
+        if settings.deleter.without_objects().deletes or any("deleter" in one for one in settings.topics.values()):
+            raise SettingsInvalid("deleter has no effect: no local file goes for objects that are in memory only")
         keep = replace(settings.deleter, retention_time_minutes=None, retention_size_mb=None)
         settings, beside = replace(settings, deleter=keep), "memory://"
     tier = open_objects(objects, environment=environment, fs=files, clock=clock, observer=observer)

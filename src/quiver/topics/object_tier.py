@@ -58,6 +58,7 @@ class _Owned:
     uploader: Uploader | None = None
     deleter: Deleter | None = None
     delays: Iterator[float] | None = None
+    settings: TopicSettings = field(default_factory=TopicSettings)
     begins_at: int = 0  # what is below was deleted on purpose
     upload_at: float = 0.0
     delete_at: float = 0.0
@@ -185,6 +186,7 @@ class ObjectColdTier:
         """
         owned = self._find(topic)
         with owned.work:
+            chosen = owned.settings = self._settings.of(topic, has_objects=True)
             owned.wal = wal
             wal.owner_check = owned.ownership.check
             if wal.directory is None:
@@ -197,18 +199,18 @@ class ObjectColdTier:
             if state is not None and state.sealed:
                 # From here on what it says of being sealed is no longer true; how far it came still is.
                 owned.catalogue.keep_state(replace(state, sealed=False))
-            if self._settings.uploader.enabled:
+            if chosen.uploader.enabled:
                 owned.uploader = Uploader(
-                    wal, self._files, self._objects, owned.catalogue, settings=self._settings.uploader,
+                    wal, self._files, self._objects, owned.catalogue, settings=chosen.uploader,
                     check=owned.ownership.check, clock=self._clock, observer=self._observer,
                     file_name=self._settings.wal.file_name,
                 )  # fmt: skip
             owned.deleter = Deleter(
-                wal, self._files, self._objects, owned.catalogue, settings=self._settings.deleter,
-                retention=self._settings.objects, check=owned.ownership.check,
+                wal, self._files, self._objects, owned.catalogue, settings=chosen.deleter,
+                retention=chosen.objects, check=owned.ownership.check,
                 confirmed=confirmed, clock=self._clock, observer=self._observer,
             )  # fmt: skip
-            owned.delete_at = self._clock.monotonic() + self._settings.deleter.check_interval_minutes * 60
+            owned.delete_at = self._clock.monotonic() + chosen.deleter.check_interval_minutes * 60
         self._notify()
 
     @staticmethod
@@ -343,7 +345,7 @@ class ObjectColdTier:
             if owned.uploader is None:
                 return
             # Sooner than the next cycle while it fails, and less and less often.
-            interval_s = self._settings.uploader.interval_seconds
+            interval_s = owned.settings.uploader.interval_seconds
             owned.delays = owned.delays or _RETRIES.delays(self._random)
             owned.upload_at = self._clock.monotonic() + min(interval_s, next(owned.delays))
             owned.uploader.run_once()
@@ -355,7 +357,7 @@ class ObjectColdTier:
     def _delete(self, owned: _Owned) -> None:
         with owned.work:
             if owned.deleter is not None:
-                owned.delete_at = self._clock.monotonic() + self._settings.deleter.check_interval_minutes * 60
+                owned.delete_at = self._clock.monotonic() + owned.settings.deleter.check_interval_minutes * 60
                 owned.deleter.run_once()
 
     def _attempt(self, owned: _Owned, do: Callable[[_Owned], None]) -> None:

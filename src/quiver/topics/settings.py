@@ -12,6 +12,10 @@ Settings of topics: the broker's file as the document prints it, each key with i
       cloud: {backend, root, options}
       metadata: {endpoint, namespace, lease_seconds, ca_file, cert_file, key_file, user, password}
       subscriptions: {progress_flush_interval_seconds, progress_min_offset_delta, max_unacked_messages, …}
+      topics: {default/orders: {deleter: {retention_size_mb: 100}}, "logs/*": {…}}
+
+What is below `topics` holds for the topics of that name or pattern, instead of what the sections above say. A setting
+that would have no effect is refused.
 
 ``${NAME}`` in a text is replaced from an environment that the caller hands in: the library reads none. What `options`
 hold may be secret and is shown by nothing.
@@ -24,7 +28,8 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar, get_args
 
 from quiver.errors import SettingsInvalid, WrongUse
@@ -33,7 +38,7 @@ from quiver.objects.location import Secret
 from quiver.primitives.numeric_fields import require_numbers
 from quiver.settings import parse_size_bytes
 from quiver.topics.format.frame import FRAME_PAYLOAD_BYTES_MAX
-from quiver.topics.format.names import ACTIVE_FILE, check_file_name
+from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_topic_pattern
 
 __all__ = [
     "CloudSettings",
@@ -44,6 +49,7 @@ __all__ = [
     "TopicSettings",
     "UploaderSettings",
     "WalSettings",
+    "WithObjects",
 ]
 
 MIB = 1024 * 1024
@@ -56,6 +62,13 @@ ObjectCompression = Literal["none", "zstd", "lz4"]
 
 MESSAGE_OVERHEAD_BYTES = MIB
 """Names and attributes of a message, beside its payload."""
+
+
+class WithObjects(int):
+    """
+    A default that holds only for topics with objects: what goes is there. Without objects nothing goes unless somebody
+    says so.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +146,7 @@ class UploaderSettings:
 @dataclass(frozen=True, slots=True)
 class DeleterSettings:
     """
-    When local files go that the object store holds.
+    When local files go: those that the object store holds, or, of topics without objects, all that are old enough.
 
     Attributes:
         check_interval_minutes: between two looks at a topic.
@@ -143,14 +156,31 @@ class DeleterSettings:
     """
 
     check_interval_minutes: int = 5
-    retention_time_minutes: int | None = 24 * 60
-    retention_size_mb: int | None = 10 * 1024
+    retention_time_minutes: int | None = WithObjects(24 * 60)
+    retention_size_mb: int | None = WithObjects(10 * 1024)
     wait_for_subscriptions: bool = False
 
     def __post_init__(self) -> None:
         require_numbers(self)
         _at_least(1, "deleter", self, "check_interval_minutes")
         _at_least(0, "deleter", self, "retention_time_minutes", "retention_size_mb")
+
+    def without_objects(self) -> DeleterSettings:
+        """
+        Return what holds for topics without objects: what was said, and no default.
+        """
+        time, size = (
+            None if isinstance(one, WithObjects) else one
+            for one in (self.retention_time_minutes, self.retention_size_mb)
+        )
+        return replace(self, retention_time_minutes=time, retention_size_mb=size)
+
+    @property
+    def deletes(self) -> bool:
+        """
+        Whether anything ever goes.
+        """
+        return self.retention_time_minutes is not None or self.retention_size_mb is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +308,73 @@ class TopicSettings:
     cloud: CloudSettings | None = None
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     subscriptions: SubscriptionSettings = field(default_factory=SubscriptionSettings)
+    topics: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """The keys that the broker's file has, as ``uploader.enabled``."""
+
+    def __post_init__(self) -> None:
+        for pattern, sections in self.topics.items():
+            try:
+                check_topic_pattern(pattern)
+            except WrongUse as error:
+                raise SettingsInvalid(f"topics: {error}") from None
+            _overridden(self, f"topics.{pattern}", sections)
+
+    def of(self, topic: str, *, has_objects: bool) -> TopicSettings:
+        """
+        Return what holds for *topic*: of the patterns below `topics` that it matches, the last one that says something.
+
+        Its log rotates often enough for retention to find files that may go.
+        """
+        chosen = self
+        for pattern, sections in self.topics.items():
+            if fnmatchcase(topic, pattern):
+                chosen = _overridden(chosen, f"topics.{pattern}", sections)
+        if not has_objects:
+            chosen = replace(chosen, deleter=chosen.deleter.without_objects())
+        return replace(chosen, wal=_rotating(chosen.wal, chosen.deleter))
+
+    @property
+    def fsync_interval_ms_min(self) -> int:
+        """
+        The shortest sync interval of any topic.
+        """
+        chosen = [self, *(_overridden(self, "topics", sections) for sections in self.topics.values())]
+        return min(one.wal.fsync_interval_ms for one in chosen)
+
+    def require_effect(self, *, has_objects: bool, has_files: bool) -> None:
+        """
+        Return when every setting that was given does something.
+
+        Raises:
+            SettingsInvalid: one does nothing: there is no object store, or there are no files.
+        """
+        if not has_objects:
+            for section in ("uploader", "objects", "metadata"):
+                for key in self._said(section):
+                    raise SettingsInvalid(f"{key} has no effect: these topics have no objects (objects=…, or cloud)")
+        deleter = self.deleter if has_objects else self.deleter.without_objects()
+        per_topic = any("deleter" in sections for sections in self.topics.values())
+        if not has_files or not (deleter.deletes or per_topic):
+            for key in self._said("deleter"):
+                if not has_files:
+                    raise SettingsInvalid(f"{key} has no effect: these topics are in memory only")
+                if not key.endswith(("retention_time_minutes", "retention_size_mb")):
+                    raise SettingsInvalid(
+                        f"{key} has no effect: deleter.retention_time_minutes or _size_mb says what goes"
+                    )
+
+    def _said(self, section: str) -> list[str]:
+        mine, default = getattr(self, section), _SECTIONS[section]()
+        changed = {
+            f"{section}.{one.name}"
+            for one in dataclasses.fields(mine)
+            if getattr(mine, one.name) != getattr(default, one.name)
+        }
+        changed |= {key for key in self.given if key.startswith(f"{section}.")}
+        for pattern, sections in self.topics.items():
+            changed |= {f"topics.{pattern}.{section}.{key}" for key in sections.get(section, ())}
+        return sorted(changed)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> TopicSettings:
@@ -296,13 +393,15 @@ class TopicSettings:
         filled = _filled(storage, environment or {}, "storage")
         if not isinstance(filled, Mapping):
             raise SettingsInvalid("storage must be a mapping")
-        _known("storage", filled, _SECTIONS)
+        _known("storage", filled, {**_SECTIONS, "topics": None})
         values: dict[str, Any] = {}
+        given = []
         for name, section in filled.items():
             if not isinstance(section, Mapping):
                 raise SettingsInvalid(f"{name} must be a mapping")
-            values[name] = _section(name, _SECTIONS[name], section)
-        return cls(**values)
+            values[name] = section if name == "topics" else _section(name, _SECTIONS[name], section)
+            given += [f"{name}.{key}" for key in section]
+        return cls(**values, given=frozenset(given))
 
 
 _ETCD_KEYS = ("ca_file", "cert_file", "key_file", "user", "password")
@@ -316,6 +415,55 @@ _SECTIONS: dict[str, type[Any]] = {
     "metadata": MetadataSettings,
     "subscriptions": SubscriptionSettings,
 }
+
+_PER_TOPIC: dict[str, frozenset[str]] = {
+    "wal": frozenset(
+        {
+            "cache_capacity", "cache_max_bytes", "fsync_interval_ms", "fsync_max_batch_bytes", "rotate_max_bytes",
+            "rotate_max_seconds", "max_message_size",
+        }
+    ),
+    "uploader": frozenset({"enabled", "interval_seconds", "max_batch_bytes", "compression"}),
+    "deleter": frozenset(one.name for one in dataclasses.fields(DeleterSettings)),
+    "objects": frozenset(one.name for one in dataclasses.fields(ObjectRetention)),
+    "subscriptions": frozenset(one.name for one in dataclasses.fields(SubscriptionSettings)),
+}  # fmt: skip
+"""What may differ from topic to topic."""
+
+_FILES_PER_LIMIT = 8
+_ROTATE_BYTES_MIN = 64 * 1024
+_ROTATE_SECONDS_MIN = 60
+
+
+def _overridden(settings: TopicSettings, where: str, sections: object) -> TopicSettings:
+    if not isinstance(sections, Mapping):
+        raise SettingsInvalid(f"{where} must be a mapping")
+    _known(where, sections, _PER_TOPIC)
+    changed = {}
+    for name, section in sections.items():
+        if not isinstance(section, Mapping):
+            raise SettingsInvalid(f"{where}.{name} must be a mapping")
+        known = {one.name: str(one.type) for one in dataclasses.fields(_SECTIONS[name]) if one.name in _PER_TOPIC[name]}
+        _known(f"{where}.{name}", section, known)
+        values = {key: _value(f"{where}.{name}.{key}", key, known[key], value) for key, value in section.items()}
+        try:
+            changed[name] = replace(getattr(settings, name), **values)
+        except SettingsInvalid as error:
+            raise SettingsInvalid(f"{where}: {error}") from None
+    return replace(settings, topics={}, **changed)
+
+
+def _rotating(wal: WalSettings, deleter: DeleterSettings) -> WalSettings:
+    """
+    Return *wal* with files small and short enough for *deleter*: the one that is written to never goes.
+    """
+    size_mb, minutes = deleter.retention_size_mb, deleter.retention_time_minutes
+    if wal.rotate_max_bytes is None and size_mb is not None and not isinstance(size_mb, WithObjects):
+        wal = replace(wal, rotate_max_bytes=max(size_mb * MIB // _FILES_PER_LIMIT, _ROTATE_BYTES_MIN))
+    if wal.rotate_max_seconds is None and minutes is not None and not isinstance(minutes, WithObjects):
+        wal = replace(wal, rotate_max_seconds=max(minutes * 60 // _FILES_PER_LIMIT, _ROTATE_SECONDS_MIN))
+    return wal
+
 
 _SIZES = frozenset(
     {"cache_max_bytes", "fsync_max_batch_bytes", "rotate_max_bytes", "max_message_size", "max_batch_bytes"}

@@ -25,6 +25,7 @@ from quiver.primitives.worker import Worker, WorkerDied
 from quiver.topics.administration import TopicAdministration
 from quiver.topics.adoption import SinkAdoption
 from quiver.topics.cold import ColdTier
+from quiver.topics.deleter import LocalDeleter
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import Subscription
 from quiver.topics.format.names import (
@@ -84,7 +85,7 @@ class TopicStore(TopicAdministration):
         self._failure: WorkerDied | None = None
         self._full: set[str] = set()
         self._reported: set[str] = set()
-        self._tick_s = min(max(settings.wal.fsync_interval_ms / 4000, 0.005), TICK_S_MAX)
+        self._tick_s = min(max(settings.fsync_interval_ms_min / 4000, 0.005), TICK_S_MAX)
         # It is a daemon: what a program appended and did not close is in the files.
         self._worker = Worker(
             f"quiver-topics {root}", self._turn, every=self._tick_s, on_death=self._fail, clock=clock, observer=observer
@@ -138,7 +139,7 @@ class TopicStore(TopicAdministration):
         """
         chosen = settings if isinstance(settings, TopicSettings) else TopicSettings.from_mapping(settings or {})
         root = os.fspath(path) if path is not None else chosen.wal.dir
-        refuse_tier_in_vain(root, chosen, objects=objects, metadata=metadata)
+        refuse_tier_in_vain(root, chosen, objects=objects, metadata=metadata, cold=cold)
         lock = None
         if root is not None:
             if not root:
@@ -218,11 +219,17 @@ class TopicStore(TopicAdministration):
 
     def _memory_log(self, topic: str) -> TopicLog:
         return TopicLog(
-            topic, None, settings=self.settings.wal, files=self._files, clock=self._clock, observer=self._observer
+            topic,
+            None,
+            settings=self.settings.of(topic, has_objects=False).wal,
+            files=self._files,
+            clock=self._clock,
+            observer=self._observer,
         )
 
     def _open_log(self, topic: str) -> TopicLog:
         cold = self._cold
+        chosen = self.settings.of(topic, has_objects=cold is not None)
         directory = self.directory_of(topic)
         floor = cold.next_offset_min(topic, directory) if cold is not None else 0
         if directory is not None:
@@ -230,7 +237,7 @@ class TopicStore(TopicAdministration):
         log = TopicLog(
             topic,
             directory,
-            settings=self.settings.wal,
+            settings=chosen.wal,
             files=self._files,
             clock=self._clock,
             observer=self._observer,
@@ -243,6 +250,11 @@ class TopicStore(TopicAdministration):
             except BaseException:
                 log.close()
                 raise
+        elif directory is not None and chosen.deleter.deletes:
+            log.deleter = LocalDeleter(
+                log.wal, topic, settings=chosen.deleter, confirmed=lambda: self.confirmed_offset(topic),
+                clock=self._clock, observer=self._observer,
+            )  # fmt: skip
         if self._worker.is_started:
             log.on_full = lambda: self._sync_soon(topic)
         return log
@@ -321,6 +333,9 @@ class TopicStore(TopicAdministration):
         self.adopt()
         self._serve()
         self._upkeep(within_s=0.0)
+        for log in self._open_logs():
+            if log.deleter is not None:
+                log.deleter.run_once()
         if self._cold is not None:
             self._cold.maintain()
 

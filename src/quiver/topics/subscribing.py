@@ -109,8 +109,9 @@ class TopicSubscriptions(ABC):
             lock = keep.hold(name, owner="topics", clock=self._clock) if keep is not None else None
             try:
                 saved = self._saved(log, name, kind, start, keep)
+                chosen = settings or self.settings.of(log.topic, has_objects=True).subscriptions
                 made = Subscription(
-                    log, saved, settings=settings or self.settings.subscriptions, keep=keep, lock=lock,
+                    log, saved, settings=chosen, keep=keep, lock=lock,
                     dead_letter=self._dead_letter_of(log.topic), clock=self._clock, observer=self._observer,
                 )  # fmt: skip
             except BaseException:

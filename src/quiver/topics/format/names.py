@@ -26,6 +26,7 @@ __all__ = [
     "check_producer",
     "check_subscription",
     "check_topic",
+    "check_topic_pattern",
     "is_namespace",
     "object_name",
     "objects_prefix",
@@ -63,6 +64,7 @@ REAPPENDED_SUFFIX = ".reappended"
 
 NAME_LENGTH_MAX = 128
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
+_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+/[A-Za-z0-9._*?\[\]!-]+")
 _SUBSCRIPTION_SUFFIX = ".sub"
 _REPLACED = re.compile(r".+\.\d+\.from(\d{1,20})\.replaced")
 _OBJECT = re.compile(r"data-(0|[1-9]\d*)-(0|[1-9]\d*|pending)\.dnb1")
@@ -85,6 +87,18 @@ def check_topic(topic: str) -> str:
             "hyphens and underscores, and no dot or hyphen at its beginning"
         )
     return "/".join(parts)
+
+
+def check_topic_pattern(pattern: str) -> str:
+    """
+    Return *pattern* when it names topics: ``namespace/topic``, either of which may have ``*``, ``?`` and ``[…]``.
+
+    Raises:
+        WrongUse: it does not.
+    """
+    if not isinstance(pattern, str) or _PATTERN.fullmatch(pattern) is None:
+        raise WrongUse(f"{pattern!r} names no topics: write namespace/topic, or a pattern such as logs/*")
+    return pattern
 
 
 def is_namespace(name: str) -> bool:
