@@ -77,7 +77,7 @@ def test_another_disk_has_every_record():
     assert found.is_whole
     assert (len(found.segments), found.records) == (4, 12)
     assert read(files) == written
-    checked = check_log_directory(files, "orders", LOG, read_records=True)
+    checked = check_log_directory(files, "orders", LOG, read_records=True, objects=bucket(files))
     assert checked.sound
     assert not checked.findings
     assert checked.stream_id == stream_id
@@ -107,7 +107,7 @@ def test_no_id_comes_again():
         log.force_rollover(timeout_s=5)
         manager.maintain()
         assert len(payloads(log)) == len(written) + 2
-    checked = check_log_directory(files, "orders", LOG, read_records=True)
+    checked = check_log_directory(files, "orders", LOG, read_records=True, objects=bucket(files))
     assert not checked.findings
     assert checked.records == len(written) + 2
     again = restored(files, stream_id, "/third/orders")
@@ -331,7 +331,7 @@ def test_the_command_restores_every_log(two_logs, tmp_path):
     assert sorted(path.name for path in new.iterdir()) == ["aof.lock", "orders", f"stream-{two_logs['trades']}"]
     for name, log in (("orders", "orders"), ("trades", f"stream-{two_logs['trades']}")):
         assert name in run("tail", new, "--log", log, *place).stdout
-    assert "sound" in run("verify", new).stdout
+    assert "sound" in run("verify", new, *place).stdout
 
 
 def test_the_command_says_what_is_damaged(two_logs, tmp_path):

@@ -114,8 +114,10 @@ def test_what_only_objects_have_is_not_damage(tmp_path):
 
     in_objects = [[0, 4], [4, 7], [7, 9]]
     there_only = [("in objects", "messages 4 to 6 are there only")]
-    assert verify(code=0) == (in_objects, there_only)
-    assert verify("--metadata", url, code=0) == (in_objects, there_only)
+    unread = [("not read", "only objects have the messages 4 to 6: they are read with --objects")]
+    assert verify(code=3) == (in_objects, there_only + unread)
+    assert verify("--metadata", url, code=3) == (in_objects, there_only + unread)
+    assert verify("--objects", tmp_path / "cold", code=0) == (in_objects, there_only)
     assert verify("--root-prefix", "/other", code=1) == ([], [("damaged", "messages 4 to 6 are in no file")])
 
     catalogue = ObjectCatalogue(open_metadata(url), root="/danube", topic=NAME, commits=open_metadata(url))
@@ -187,7 +189,10 @@ def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
         store.topic(NAME).flush()
         store.maintain()
 
-    assert "objects are read with --objects" in run("topic", "verify", here).stdout
+    assert "NOT ALL READ" in run("topic", "verify", here).stdout
+    unread = run("topic", "verify", here, "--json")
+    assert unread.exit_code == 3
+    assert "they are read with --objects" in unread.stdout
     assert "offsets 0 to 39" in run("topic", "inspect", here, NAME).stdout
     sound = run("topic", "verify", here, NAME, "--objects", cold)
     assert (sound.exit_code, "sound" in sound.stdout) == (0, True)
@@ -205,7 +210,26 @@ def test_verify_reads_the_objects_when_it_is_told_where(tmp_path):
     damaged = {one["path"].rpartition("/")[2]: one["reason"] for one in report["findings"] if one["kind"] == "damaged"}
     assert damaged.keys() == {first.name, second.name}
     assert damaged[second.name].endswith("the object is missing")
-    assert json.loads(run("topic", "verify", here, NAME, "--json").stdout)[0]["sound"]
+    (report,) = json.loads(run("topic", "verify", here, NAME, "--json").stdout)
+    assert (report["sound"], report["damaged"], report["unread"]) == (False, False, True)
+
+
+def test_what_objects_have_is_not_known_without_metadata(tmp_path):
+    """Older messages may be in objects that nobody looked at: that is not sound. Where objects are does not help."""
+    here, cold, url = tmp_path / "here", tmp_path / "cold", f"sqlite://{tmp_path}/elsewhere.db"
+    with TopicStore.open(
+        here, objects=str(cold), metadata=url, settings=settings(rotate=600), background=False
+    ) as store:
+        append(store.topic(NAME), 40)
+        store.topic(NAME).flush()
+        store.maintain()
+    done = run("topic", "verify", here, "--json")
+    assert done.exit_code == 3
+    assert "name the metadata with --metadata" in done.stdout
+    refused = run("topic", "verify", here, "--objects", cold)
+    assert refused.exit_code == 2
+    assert "--metadata" in refused.stderr
+    assert run("topic", "verify", here, "--objects", cold, "--metadata", url).exit_code == 0
 
 
 @pytest.mark.parametrize("at", [1, 2, 5])

@@ -18,6 +18,7 @@ from quiver.aof.format.names import (
     STATUS_NAME,
     WARM,
     SegmentName,
+    object_folder,
     parse_spare_name,
 )
 from quiver.aof.format.record import RecordScan, scan_records
@@ -27,10 +28,10 @@ from quiver.aof.format.tier_entry import Residency, TierEntry
 from quiver.aof.manifest import replay_manifest
 from quiver.aof.status import read_status
 from quiver.aof.tiers.copies import Copies
-from quiver.aof.tiers.packed import records_problem
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import ALL_SEGMENTS, TierState
-from quiver.errors import Damaged
+from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable
+from quiver.objects import ObjectTier
 from quiver.primitives.batch_notes import parse_note_name
 from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import Finding
@@ -74,9 +75,31 @@ class CheckedLog:
     @property
     def sound(self) -> bool:
         """
-        Say whether nothing is damaged.
+        Say whether nothing is damaged, and nothing was left unread that was to be read.
         """
-        return not any(finding.damaged for finding in self.findings)
+        return not self.damaged and not self.unread
+
+    @property
+    def damaged(self) -> bool:
+        """
+        Say whether something is damaged.
+        """
+        return any(finding.damaged for finding in self.findings)
+
+    @property
+    def unread(self) -> int:
+        """
+        Segments, or objects of segments, that were to be read and were not.
+        """
+        return sum(finding.unread for finding in self.findings)
+
+    @property
+    def unread_records(self) -> int:
+        """
+        Records that were to be read, and were not.
+        """
+        keys = {finding.path for finding in self.findings if finding.unread}
+        return sum(one.records or 0 for one in self.segments if one.path in keys)
 
     @property
     def records(self) -> int:
@@ -97,6 +120,9 @@ class CheckedLog:
             "directory": self.directory,
             "stream_id": self.stream_id,
             "sound": self.sound,
+            "damaged": self.damaged,
+            "unread_segments": self.unread,
+            "unread_records": self.unread_records,
             "coordinator_watermark": self.pointer.coordinator_watermark if self.pointer else 0,
             "tier0": {
                 "segments": len(here),
@@ -139,18 +165,30 @@ _RESIDENCY: dict[str, Residency] = {
 }  # fmt: skip
 
 
-def check_log_directory(files: FileSystem, name: str, directory: str, *, read_records: bool) -> CheckedLog:
+def check_log_directory(
+    files: FileSystem, name: str, directory: str, *, read_records: bool, objects: ObjectTier | None = None
+) -> CheckedLog:
     """
     Look at everything in a log's directory; with *read_records* verify every record as well.
 
+    Args:
+        files: the file system.
+        name: of the log.
+        directory: of the log.
+        read_records: whether records are read. Segments that only objects have are not read without *objects*.
+        objects: where the log's objects are; all that the manifest names are read.
+
     Raises:
         WrongUse: there is no log.
+        ObjectsUnavailable: where objects are to be, there is none of this log.
         OSError: it cannot be read.
     """
     log = LogFiles(directory, files=files)
     findings: list[Finding] = []
+    copies = Copies(files, f"{directory}/{WARM}", objects=None if objects is None else lambda: objects)
     checked = _check_files(files, log, findings, read_records=read_records)
-    checked += _check_copies(files, log, {one.segment_id for one in checked}, findings, read_records=read_records)
+    here = {one.segment_id for one in checked}
+    checked += _check_copies(files, log, copies, here, findings, read_records=read_records)
     # Reading takes its time, and what is kept may have been decided anew meanwhile: the oldest segments retired.
     names, tiers = log.names(), log.tiers()
     there = {name.segment_id for name in names} | tiers.entries.keys()
@@ -204,7 +242,13 @@ def _check_files(
 
 
 def _check_copies(
-    files: FileSystem, log: LogFiles, here: set[int], findings: list[Finding], *, read_records: bool
+    files: FileSystem,
+    log: LogFiles,
+    copies: Copies,
+    here: set[int],
+    findings: list[Finding],
+    *,
+    read_records: bool,
 ) -> list[CheckedSegment]:
     """
     Look at the manifest, and at the copies of segments that are not *here*, as the manifest says it at that moment.
@@ -215,8 +259,9 @@ def _check_copies(
     replayed = replay_manifest(files, log.directory, stream_id)
     findings += [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]
     pointer = log.pointer()
-    copies = Copies(files, f"{log.directory}/{WARM}", objects=None)
     checked = []
+    if copies.has_objects:
+        _require_place(copies, stream_id, replayed.state)
     for segment_id in sorted(replayed.state.entries.keys() - here):
         if pointer is None or segment_id > pointer.segment_id:
             continue
@@ -227,19 +272,59 @@ def _check_copies(
             entry, told, found = said, None, []
             with contextlib.suppress(FileNotFoundError):
                 told = _check_copy(copies, log.directory, entry, found, read_records=read_records)
-            if found or told is None:  # or else it was retired, or moved on, since that was said of it
+            if told is None or any(one.damaged for one in found):
+                # Or else it was retired, or moved on, since that was said of it.
                 said = replay_manifest(files, log.directory, stream_id).state.entries.get(segment_id)
         if said is not None and told is not None:
             checked.append(told)
             findings += found
+    if read_records and copies.has_objects:
+        # Copies of what is on the disk: one day they may be all there is.
+        rest = {one.segment_id for one in checked if one.state == "cold"}
+        for entry in replayed.state.entries.values():
+            if entry.remote is not None and entry.segment_id not in rest:
+                found = _check_object(copies, entry)
+                if any(one.damaged for one in found):  # or it was retired, or uploaded again, since that was said of it
+                    now = replay_manifest(files, log.directory, stream_id).state.entries
+                    found = found if now.get(entry.segment_id) == entry else []
+                findings += found
     return checked
+
+
+def _require_place(copies: Copies, stream_id: int, state: TierState) -> None:
+    """
+    Return when there is an object of this log. A place without any is another place, or a disk that is not mounted.
+
+    Raises:
+        ObjectsUnavailable: there is none.
+    """
+    folder = object_folder(stream_id)
+    is_expected = any(entry.remote is not None for entry in state.entries.values())
+    if is_expected and next(iter(copies.objects_below(f"{folder}/")), None) is None:
+        reason = "nothing of this log is there: is it the right place, and is it mounted?"
+        raise ObjectsUnavailable("list", folder, reason)
+
+
+def _check_object(copies: Copies, entry: TierEntry) -> list[Finding]:
+    """
+    Read the object of a segment; say what is wrong with it, or that it was not read.
+    """
+    key = entry.remote.object_key if entry.remote is not None else ""
+    if not copies.has_objects:
+        reason = f"only an object has these {entry.footer.record_count:,} records: it is read with --objects"
+        return [Finding(key, 0, "not read", reason)]
+    try:
+        problem = copies.object_problem(entry)
+    except (ObjectsUnavailable, AccessRefused) as error:
+        return [Finding(key, 0, "not reached", f"the object store does not answer: {error}")]
+    return [] if problem is None else [Finding(key, 0, "damaged", problem)]
 
 
 def _check_copy(
     copies: Copies, directory: str, entry: TierEntry, findings: list[Finding], *, read_records: bool
 ) -> CheckedSegment:
     """
-    Look at a segment that has no file; one that is an object is not asked for.
+    Look at a segment that has no file. Objects are asked for only to read their records.
     """
     path = f"{directory}/{WARM}/{entry.warm_name}"
     size = copies.warm_bytes(entry)
@@ -253,10 +338,12 @@ def _check_copy(
             findings.append(Finding(entry.remote.object_key, 0, "damaged", reason))
     elif state == "cold" and entry.remote is not None:
         path = entry.remote.object_key
+        findings += _check_object(copies, entry) if read_records else ()
     elif read_records:
         try:
-            packed = copies.verified_warm(entry)
-            problem = records_problem(memoryview(b"".join(packed.plain())), entry.header, entry.footer)
+            checksum, problem = copies.open_warm(entry).inspect()
+            if problem is None and entry.warm_crc64 and checksum != entry.warm_crc64:
+                problem = "checksum mismatch in a packed segment"
         except Damaged as error:
             problem = error.reason
         if problem is not None:

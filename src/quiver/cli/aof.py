@@ -18,7 +18,7 @@ from quiver.cli.aof_admin import add_admin_commands
 from quiver.cli.aof_logs import LogName, Logs, checked_logs, one_log
 from quiver.cli.aof_restore import restore
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
-from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.output import JsonFlag, exit_of_verify, human_age, human_bytes, print_json, print_table
 from quiver.errors import DataLoss, WrongUse
 
 if TYPE_CHECKING:
@@ -111,19 +111,29 @@ def inspect(
         raise typer.Exit(1)
 
 
-def verify(root: Logs, log: LogName = None, as_json: JsonFlag = False) -> None:
+def verify(
+    root: Logs,
+    log: LogName = None,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
+    as_json: JsonFlag = False,
+) -> None:
     """
-    Read every record and check it. Exits with 1 when something is damaged.
+    Read every record and check it. Works beside a live writer.
+
+    Records that only objects have are read with --objects, and with them the objects of all other segments. Exits with
+    1 when something is damaged, and with 3 when nothing is, and something was not read.
     """
-    checked = checked_logs(root, log, read_records=True)
+    checked = checked_logs(root, log, read_records=True, objects=object_location(objects, option))
     if as_json:
         print_json([one.as_dict() for one in checked])
     else:
         for one in checked:
-            typer.echo(f"{one.directory}: {'sound' if one.sound else 'DAMAGED'}, {one.records:,} records")
+            verdict = "DAMAGED" if one.damaged else "NOT ALL READ" if one.unread else "sound"
+            unread = f", {one.unread_records:,} of them not read" if one.unread_records else ""
+            typer.echo(f"{one.directory}: {verdict}, {one.records:,} records{unread}")
             _print_findings(one.findings)
-    if not all(one.sound for one in checked):
-        raise typer.Exit(1)
+    exit_of_verify(damaged=any(one.damaged for one in checked), unread=any(one.unread for one in checked))
 
 
 def tail(

@@ -13,6 +13,7 @@ from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.aof.check import CheckedLog
+    from quiver.objects import ObjectLocation
 
 __all__ = ["LogName", "Logs", "checked_logs", "logs_of", "one_log"]
 
@@ -51,19 +52,30 @@ def one_log(root: Path, log: str | None) -> tuple[str, str]:
     return next(iter(found.items()))
 
 
-def checked_logs(root: Path, log: str | None, *, read_records: bool) -> list[CheckedLog]:
+def checked_logs(
+    root: Path, log: str | None, *, read_records: bool, objects: ObjectLocation | None = None
+) -> list[CheckedLog]:
     """
-    Look at the logs at *root*, changing nothing.
+    Look at the logs at *root*, changing nothing. Their *objects* are read, too, when it is said where they are.
 
     Raises:
         WrongUse: as `logs_of`.
+        AccessRefused, ObjectsUnavailable: the objects cannot be read.
     """
     from quiver.aof.check import check_log_directory  # noqa: PLC0415
     from quiver.cli.progress import Progress  # noqa: PLC0415
+    from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
 
-    with Progress("reading") as progress:
-        return [
-            check_log_directory(progress.files(REAL_FILES), name, directory, read_records=read_records)
-            for name, directory in logs_of(root, log).items()
-        ]
+    logs = logs_of(root, log)
+    tier = None if objects is None else open_objects(objects, writable=False)
+    try:
+        with Progress("reading") as progress:
+            files = progress.files(REAL_FILES)
+            return [
+                check_log_directory(files, name, directory, read_records=read_records, objects=tier)
+                for name, directory in logs.items()
+            ]
+    finally:
+        if tier is not None:
+            tier.close()

@@ -14,9 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["JsonFlag", "human_age", "human_bytes", "print_json", "print_table"]
+__all__ = ["JsonFlag", "exit_of_verify", "human_age", "human_bytes", "print_json", "print_table"]
 
 PLAIN_WIDTH = 200
+_UNREAD = 3
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -90,3 +91,14 @@ def human_age(seconds: float | None) -> str | None:
         return f"{minutes} m {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} m"
+
+
+def exit_of_verify(*, damaged: bool, unread: bool) -> None:
+    """
+    End a command that verifies: with 1 when something is damaged, else with 3 when something was not read.
+
+    Raises:
+        typer.Exit: unless everything was read and is what was written.
+    """
+    if damaged or unread:
+        raise typer.Exit(1 if damaged else _UNREAD)

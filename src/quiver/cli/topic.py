@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, ObjectsUrl
-from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
+from quiver.cli.output import JsonFlag, exit_of_verify, human_bytes, print_json, print_table
 from quiver.cli.topic_admin import add_admin_commands
 from quiver.cli.topic_objects import (
     Namespace,
     RootPrefix,
     TierPlace,
-    damage_in_objects,
+    check_objects,
     messages_of_objects,
     metadata_of,
     rebuild_catalogue,
@@ -132,24 +132,23 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Read every message in the files of a topic, or of all, and check it. Exits with 1 when something is damaged.
+    Read every message of a topic, or of all, and check it. Works beside a live writer.
 
     Messages that no file has are lost, unless the metadata say that objects have them; with --objects those are read
-    and checked, too.
+    and checked, too. Exits with 1 when something is damaged, and with 3 when nothing is, and something was not read.
     """
     names = [topic] if topic is not None else _topics(root)
     tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
-    checked = _check_each(root, names, tier, read_objects=True).values()
+    checked = _check_each(root, names, tier, reads_all=True).values()
     if as_json:
         print_json([one.as_dict() for one in checked])
     else:
         for one in checked:
             messages = sum(file.messages for file in one.files)
-            unread = " in files; objects are read with --objects" if one.objects and objects is None else ""
-            typer.echo(f"{one.directory}: {'sound' if one.sound else 'DAMAGED'}, {messages:,} messages{unread}")
+            verdict = "DAMAGED" if one.damaged else "NOT ALL READ" if one.unread else "sound"
+            typer.echo(f"{one.directory}: {verdict}, {messages:,} messages in files")
             _print_findings(one)
-    if not all(one.sound for one in checked):
-        raise typer.Exit(1)
+    exit_of_verify(damaged=any(one.damaged for one in checked), unread=any(one.unread for one in checked))
 
 
 def repair(
@@ -336,9 +335,7 @@ def _check(root: Path, topic: str) -> CheckedTopic:
     return _check_each(root, [topic], TierPlace())[topic]
 
 
-def _check_each(
-    root: Path, topics: list[str], tier: TierPlace, *, read_objects: bool = False
-) -> dict[str, CheckedTopic]:
+def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bool = False) -> dict[str, CheckedTopic]:
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
@@ -352,8 +349,8 @@ def _check_each(
                 raise WrongUse(f"{directory} holds no topic")
             catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=topic)
             one = _check_while_files_go(progress.files(REAL_FILES), str(directory), catalogue)
-            if read_objects and tier.objects is not None and catalogue is not None:
-                one = replace(one, findings=(*one.findings, *damage_in_objects(tier.objects, catalogue)))
+            if reads_all:
+                one = replace(one, findings=(*one.findings, *check_objects(root, one, tier, catalogue)))
             found[topic] = one
     return found
 

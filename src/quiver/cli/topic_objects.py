@@ -17,7 +17,7 @@ import typer
 
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, metadata_location, object_location
 from quiver.cli.output import JsonFlag, print_json, print_table
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUse, WrongUse
 
 if TYPE_CHECKING:
     from quiver.metadata import MetadataLocation
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from quiver.primitives.findings import Finding
     from quiver.topics.catalogue import ObjectCatalogue
     from quiver.topics.catalogue_rebuild import Rebuilt
+    from quiver.topics.check import CheckedTopic
     from quiver.topics.format.message import Message
 
 __all__ = [
     "Namespace",
     "RootPrefix",
     "TierPlace",
-    "damage_in_objects",
+    "check_objects",
     "messages_of_objects",
     "metadata_of",
     "rebuild_catalogue",
@@ -130,21 +131,43 @@ def messages_of_objects(
             start = stop if behind is None else behind
 
 
-def damage_in_objects(objects: ObjectLocation, catalogue: ObjectCatalogue) -> Iterator[Finding]:
+def check_objects(
+    root: Path, checked: CheckedTopic, tier: TierPlace, catalogue: ObjectCatalogue | None
+) -> Iterator[Finding]:
     """
-    Read every message that *catalogue* says is in objects; yield what is wrong with them.
+    Read every message that *catalogue* says is in objects; yield what is wrong with them, and what was not read.
 
     Raises:
+        WrongUse: it is said where objects are, and not what is in them.
         ObjectsUnavailable, MetadataUnavailable, AccessRefused: they cannot be read.
     """
     from quiver.objects import open_objects  # noqa: PLC0415
+    from quiver.primitives.findings import Finding  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.topics.object_opening import tier_signs  # noqa: PLC0415
+
+    if catalogue is None:
+        if tier.objects is not None:
+            raise WrongUse("--objects says where objects are, not what is in them: name the metadata with --metadata")
+        for path in tier_signs(REAL_FILES, str(root))[:1]:
+            reason = "these topics have objects, and nothing says which messages: name the metadata with --metadata"
+            yield Finding(path, 0, "not read", reason)
+    elif tier.objects is None:
+        for first, behind in checked.only_in_objects:
+            reason = f"only objects have the messages {first} to {behind - 1}: they are read with --objects"
+            yield Finding(checked.directory, 0, "not read", reason)
+    else:
+        with contextlib.closing(open_objects(tier.objects, writable=False)) as objects:
+            yield from _damage_in_objects(objects, catalogue)
+
+
+def _damage_in_objects(objects: ObjectTier, catalogue: ObjectCatalogue) -> Iterator[Finding]:
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.findings import Finding  # noqa: PLC0415
     from quiver.topics.cold import ColdPiece  # noqa: PLC0415
     from quiver.topics.tiered_reader import ObjectReader  # noqa: PLC0415
 
-    tier = open_objects(objects, writable=False)
-    reader = ObjectReader(tier, catalogue, observer=InMemoryObserver())
+    reader = ObjectReader(objects, catalogue, observer=InMemoryObserver())
     at = 0
     for span in catalogue.spans():
         at = max(at, span.start_offset)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
+from quiver.cli.output import JsonFlag, exit_of_verify, print_json, print_table
 from quiver.cli.paths import pipeline_given
 from quiver.primitives.findings import Finding
 
@@ -30,23 +31,34 @@ def verify(
         Path | None,
         typer.Option("--run-dir", help="As given to `quiver run`.  [default: <store>.run]", show_default=False),
     ] = None,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Read every file of a store, or of all stores of a pipeline, to its last byte and list all that is wrong.
 
     Dead letters and the buffers that a pipeline keeps beside the directory are read as well; of a pipeline file also
-    the checkpoints of its exporters on Spark. Reads only; safe beside a live writer. Exits with 1 when something is
-    damaged; a torn tail is not damage: the next open cuts it off.
+    the checkpoints of its exporters on Spark. Segments that only an object tier has are read there, where the store
+    says it is; with --objects where that says, and with them the objects of all other segments. Reads only; safe
+    beside a live writer.
+
+    Exits with 1 when something is damaged, and with 3 when nothing is, and something could not be read. A torn tail is
+    not damage: the next open cuts it off.
     """
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import check_store  # noqa: PLC0415
 
     roots, others = _to_read(source, assignments, run_dir)
+    location = object_location(objects, option)
+    tier = None if location is None else open_objects(location, writable=False)
     with Progress("reading") as progress:
-        reports = [check_store(REAL_FILES, root, on_progress=progress) for root in roots]
+        reports = [check_store(REAL_FILES, root, on_progress=progress, objects=tier) for root in roots]
         missed = _against_list(source)
+    if tier is not None:
+        tier.close()
     reports[0].findings += others
     damaged = bool(missed) or any(report.damaged for report in reports)
     if as_json:
@@ -58,8 +70,7 @@ def verify(
         for line in missed:
             typer.echo(f"not as it was copied: {line}")
         typer.echo(_sentence(source, reports, missed))
-    if damaged:
-        raise typer.Exit(1)
+    exit_of_verify(damaged=damaged, unread=any(report.unread for report in reports))
 
 
 def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) -> tuple[list[str], list[Finding]]:
@@ -113,7 +124,7 @@ def _as_dict(directory: Path, reports: list[StoreReport], missed: list[str], *, 
     cores = [report.as_dict() for report in reports]
     if len(cores) == 1 and not missed:
         return cores[0]
-    counts = ("files", "bytes_read", "segment_bundles", "log_entries", "dead_letters")
+    counts = ("files", "bytes_read", "segment_bundles", "log_entries", "dead_letters", "unread")
     sums = {key: sum(core[key] for core in cores) for key in counts}
     findings = [finding for core in cores for finding in core["findings"]]
     found = {"directory": str(directory), **sums, "damaged": damaged, "findings": findings}
@@ -123,7 +134,9 @@ def _as_dict(directory: Path, reports: list[StoreReport], missed: list[str], *, 
 def _sentence(directory: Path, reports: list[StoreReport], missed: list[str]) -> str:
     files, total = sum(report.files for report in reports), sum(report.bytes_read for report in reports)
     bad = len(missed) + sum(finding.damaged for report in reports for finding in report.findings)
-    verdict = f"{bad} damaged" if bad else "nothing is damaged"
+    unread = sum(report.unread for report in reports)
+    verdict = f"{bad} damaged" if bad else "nothing that was read is damaged" if unread else "nothing is damaged"
+    verdict += f"; {unread} not read" if unread else ""
     sealed = sum(report.segment_bundles for report in reports)
     logged = sum(report.log_entries for report in reports)
     letters = sum(report.dead_letters for report in reports)

@@ -24,8 +24,10 @@ __all__ = [
     "no_file_reason",
 ]
 
-Kind = Literal["damaged", "torn tail", "quarantined", "left over", "other adapter", "not reached", "in objects"]
-"""What a finding is. Only `damaged` is bad."""
+Kind = Literal[
+    "damaged", "torn tail", "quarantined", "left over", "other adapter", "not reached", "not read", "in objects"
+]  # fmt: skip
+"""What a finding is. Only `damaged` is bad; of what was not reached or not read nobody knows whether it is."""
 
 
 A_DIRECTORY = "a directory lies where a file belongs: move it away; what is in it is none of this"
@@ -145,6 +147,13 @@ class Finding:
         Say whether bytes are not what was written.
         """
         return self.kind == "damaged"
+
+    @property
+    def unread(self) -> bool:
+        """
+        Say whether there is data that was not looked at.
+        """
+        return self.kind in {"not reached", "not read"}
 
     def as_dict(self) -> dict[str, Any]:
         """

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
+from quiver.objects.port import ObjectTier
 from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_reason
 from quiver.primitives.scan import Answer, Damage, Frame
-from quiver.store.cold_files import ColdFiles
-from quiver.store.format.cold_list import decode_cold_list
+from quiver.store.cold_files import ColdFiles, ColdListing, object_problem, read_cold_list
+from quiver.store.cold_location import object_key
+from quiver.store.format.cold_list import ColdSegment, decode_cold_list
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
@@ -38,6 +40,7 @@ from quiver.store.format.names import (
     parse_progress_name,
     parse_retry_set_name,
     parse_segment_name,
+    segment_name,
 )
 from quiver.store.format.progress import decode_progress
 from quiver.store.format.retry_set import decode_retry_set
@@ -85,6 +88,13 @@ class StoreReport:
         """
         return any(finding.damaged for finding in self.findings)
 
+    @property
+    def unread(self) -> int:
+        """
+        How many things were to be read, and were not.
+        """
+        return sum(finding.unread for finding in self.findings)
+
     def as_dict(self) -> dict[str, Any]:
         """
         Return all of it as plain values.
@@ -97,6 +107,7 @@ class StoreReport:
             "log_entries": self.log_entries,
             "dead_letters": self.dead_letters,
             "damaged": self.damaged,
+            "unread": self.unread,
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
@@ -125,9 +136,22 @@ def refuse_snapshot(fs: FileSystem, root: str) -> None:
         raise WrongUse(f"{root} is a snapshot and stays as it is; make a store of it: quiver restore {root} NEW")
 
 
-def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None] | None = None) -> StoreReport:
+def check_store(
+    fs: FileSystem,
+    root: str,
+    *,
+    on_progress: Callable[[str], None] | None = None,
+    objects: ObjectTier | None = None,
+) -> StoreReport:
     """
-    Read every file of the store at *root* and return what was found. *on_progress* hears of each segment in turn.
+    Read every file of the store at *root* and return what was found.
+
+    Args:
+        fs: the file system.
+        root: of the store.
+        on_progress: called with the path of each segment in turn.
+        objects: the store's object tier. All objects are read then. By default it is where the store's list says, and
+            those are read that the disk has no file of.
 
     Raises:
         WrongUse: *root* is not a store.
@@ -138,7 +162,7 @@ def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None]
     cursor_path = f"{root}/{WAL_DIR}/{CURSOR_NAME}"
     cursor = _check_small(fs, report, cursor_path, decode_cursor)
     spans = _check_log(fs, report)
-    segments_end = _check_segments(fs, report, on_progress)
+    segments_end = _check_segments(fs, report, on_progress, objects)
     end = max([segments_end, *(span.end for span in spans)])
     if cursor is not None and cursor > end:
         reason = f"the cursor says {cursor}, but log and segments end at {end}"
@@ -164,7 +188,7 @@ def check_store(fs: FileSystem, root: str, *, on_progress: Callable[[str], None]
     _check_missing(fs, report)
     _note_leftovers(fs, report)
     for letters in nested_stores(fs, root):
-        _add_nested(report, check_store(fs, letters, on_progress=on_progress))
+        _add_nested(report, check_store(fs, letters, on_progress=on_progress, objects=objects))
     return report
 
 
@@ -354,15 +378,23 @@ def _check_tail(report: StoreReport, file: WalFileFound, scan: WalFileScan) -> N
         report.findings.append(Finding(file.path, scan.tail_offset, "damaged", reason))
 
 
-def _check_segments(fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None) -> int:
+def _check_segments(
+    fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None, objects: ObjectTier | None
+) -> int:
     """
     Check every segment to its last byte, those in the object tier too; return the log position that the newest covers.
     """
     directory = f"{report.root}/{SEGMENTS_DIR}"
     end = 0
-    fs = ColdFiles(fs, on_damage=lambda _: None)  # the list is a file of its own here
+    listing = _cold_listing(fs, directory)
+    verified = {} if listing is None else listing.verified
+    if objects is not None and listing is not None:
+        _check_objects(fs, report, listing, objects)
+    open_tier = None if objects is None else lambda _: objects
+    fs = ColdFiles(fs, open_tier=open_tier, on_damage=lambda _: None)  # the list is a file of its own here
     for name in _names(fs, directory):
-        if parse_segment_name(name) is None:
+        seq = parse_segment_name(name)
+        if seq is None:
             continue
         path = f"{directory}/{name}"
         if on_progress is not None:
@@ -378,6 +410,8 @@ def _check_segments(fs: FileSystem, report: StoreReport, on_progress: Callable[[
             continue
         except (ObjectsUnavailable, AccessRefused, SettingsInvalid) as error:
             report.findings.append(Finding(path, 0, "not reached", f"only the object tier has it: {error}"))
+            entry = verified.get(seq)
+            end = max(end, entry.wal[1] if entry is not None and entry.wal is not None else 0)
             continue
         except OSError as error:  # of this one file: the others are looked at all the same
             report.files += 1
@@ -390,6 +424,38 @@ def _check_segments(fs: FileSystem, report: StoreReport, on_progress: Callable[[
         report.segment_bundles += reader.bundle_count
         end = max(end, reader.info.wal_position_end or 0)
     return end
+
+
+def _cold_listing(fs: FileSystem, directory: str) -> ColdListing | None:
+    try:
+        return read_cold_list(fs, directory)
+    except (Damaged, SettingsInvalid):
+        return None  # the list is a file of its own here
+
+
+def _check_objects(fs: FileSystem, report: StoreReport, listing: ColdListing, objects: ObjectTier) -> None:
+    """
+    Read the objects of segments that the disk has, too: one day they may be all there is.
+    """
+    for seq, entry in sorted(listing.verified.items()):
+        if not fs.exists(f"{report.root}/{SEGMENTS_DIR}/{segment_name(seq)}"):
+            continue
+        key = object_key(listing.folder, entry)
+        try:
+            problem = object_problem(objects, key, entry)
+        except (ObjectsUnavailable, AccessRefused) as error:
+            report.findings.append(Finding(key, 0, "not reached", f"the object tier does not answer: {error}"))
+            continue
+        if problem is not None and _listed_now(fs, report.root, seq) == entry:
+            report.findings.append(Finding(key, 0, "damaged", problem))
+
+
+def _listed_now(fs: FileSystem, root: str, seq: int) -> ColdSegment | None:
+    """
+    Return what the list says of a segment now: one that was finished meanwhile has no object any more.
+    """
+    listing = _cold_listing(fs, f"{root}/{SEGMENTS_DIR}")
+    return None if listing is None else listing.verified.get(seq)
 
 
 def _note_leftovers(fs: FileSystem, report: StoreReport) -> None:

@@ -149,7 +149,7 @@ def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None
     Return why the object is not the segment, byte for byte; None when it is. No more than a piece of it is in memory.
 
     Raises:
-        ObjectsUnavailable: nobody answers.
+        ObjectsUnavailable: nobody answers, or nothing of this store is there.
     """
     reason = ""
     for _ in range(_TRIES):
@@ -167,6 +167,7 @@ def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None
                 computed = crc32(piece, computed)
                 offset += len(piece)
         except ObjectMissing:
+            require_place(tier, key)
             return "the object is gone from the tier"
         if computed == entry.crc32:
             return None

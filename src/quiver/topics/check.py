@@ -63,9 +63,42 @@ class CheckedTopic:
     @property
     def sound(self) -> bool:
         """
-        Say whether nothing is damaged.
+        Say whether nothing is damaged, and nothing was left unread that was to be read.
         """
-        return not any(finding.damaged for finding in self.findings)
+        return not self.damaged and not self.unread
+
+    @property
+    def damaged(self) -> bool:
+        """
+        Say whether something is damaged.
+        """
+        return any(finding.damaged for finding in self.findings)
+
+    @property
+    def unread(self) -> bool:
+        """
+        Say whether something was to be read, and was not.
+        """
+        return any(finding.unread for finding in self.findings)
+
+    @property
+    def only_in_objects(self) -> list[tuple[int, int]]:
+        """
+        Messages that no file has, and objects have: the first offset of each range, and the one behind its last.
+        """
+        local = sorted(
+            (one.first_offset, one.next_offset)
+            for one in self.files
+            if one.first_offset is not None and one.next_offset is not None
+        )
+        found: list[tuple[int, int]] = []
+        for first, behind in self.objects:
+            at = first
+            for start, end in [*local, (behind, behind)]:
+                if at < min(start, behind):
+                    found.append((at, min(start, behind)))
+                at = max(at, min(end, behind))
+        return found
 
     @property
     def size_bytes(self) -> int:
@@ -85,6 +118,8 @@ class CheckedTopic:
             "synced_offset": self.synced_offset,
             "size_bytes": self.size_bytes,
             "sound": self.sound,
+            "damaged": self.damaged,
+            "unread": self.unread,
             "files": [asdict(file) for file in self.files],
             "objects": [list(one) for one in self.objects],
             "subscriptions": [asdict(one) for one in self.subscriptions],

@@ -77,6 +77,39 @@ def test_verify_reads_the_objects_too(cold: Path, tmp_path: Path) -> None:
     assert len(check_store(REAL_FILES, str(cold)).findings) == 2
 
 
+def test_what_the_tier_does_not_give_is_unread(cold: Path, tmp_path: Path) -> None:
+    """Not damaged, and not sound: an exit code of its own, also where another place is named."""
+    (tmp_path / "cold").rename(tmp_path / "away")
+    (tmp_path / "empty").mkdir()
+    for options in ((), ("--objects", tmp_path / "empty")):
+        found = json.loads(run("verify", cold, *options, "--json", code=3))
+        assert (found["damaged"], found["unread"]) == (False, 2)
+        assert {one["kind"] for one in found["findings"]} == {"not reached"}
+    assert "nothing that was read is damaged; 2 not read" in run("verify", cold, code=3)
+    assert json.loads(run("verify", cold, "--objects", tmp_path / "away", "--json"))["unread"] == 0
+
+
+def test_verify_reads_every_object_when_it_is_told_where(tmp_path: Path) -> None:
+    """Those of segments that the disk has as well: one day they may be all there is."""
+    root, where = tmp_path / "buffer", tmp_path / "cold"
+    settings = Settings(cold_objects=ObjectLocation.from_url(str(where)), segment_bytes_max=SETTINGS.segment_bytes_max)
+    with quiver.open(root, settings, background=False) as store:
+        store.register("one", start="earliest")
+        fill(store, 0, 3)
+    first, second, third = sorted(where.rglob("*.qseg"))
+    for path in (first, second):
+        path.chmod(0o600)
+    first.write_bytes(first.read_bytes()[:-9])
+    second.unlink()
+    run("verify", root)
+    found = json.loads(run("verify", root, "--objects", where, "--json", code=1))
+    assert [one["path"].rpartition("/")[2] for one in found["findings"]] == [first.name, second.name]
+    assert {one["kind"] for one in found["findings"]} == {"damaged"}
+    first.unlink()
+    third.unlink()
+    assert json.loads(run("verify", root, "--objects", where, "--json", code=3))["unread"] == 3
+
+
 def test_stats_count_what_is_only_there(cold: Path, tmp_path: Path) -> None:
     """From the list: the tier is not asked."""
     (tmp_path / "cold").rename(tmp_path / "away")

@@ -302,6 +302,29 @@ class Copies:
         if info.etag is not None:
             self._verified[key] = info.etag
 
+    def object_problem(self, entry: TierEntry) -> str | None:
+        """
+        Return why the object of a segment, all of it read, is no copy of it; None when it is one.
+
+        No more than a piece of it is in memory, and of an object with another size nothing is read.
+
+        Raises:
+            ObjectsUnavailable, AccessRefused: nobody knows.
+        """
+        key = entry.remote.object_key if entry.remote else ""
+        try:
+            info = self._objects.head(key)
+            if info.size_bytes != entry.warm_bytes:
+                return f"the object of a segment has {info.size_bytes} bytes, not {entry.warm_bytes}"
+            checksum, problem = self.open_object(entry).inspect()
+        except ObjectMissing:
+            return "the object of a segment is missing"
+        except Damaged as damaged:
+            return damaged.reason
+        if problem is None and entry.warm_crc64 and checksum != entry.warm_crc64:
+            return "checksum mismatch in the object of a segment"
+        return problem
+
     def open_object(self, entry: TierEntry) -> PackedSegment:
         """
         Return the object of a segment, to be read where it lies.

@@ -1,0 +1,130 @@
+"""
+`quiver aof verify`: what was read, what is damaged, and what nobody looked at.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from aof_as_log import ROOT
+from test_aof_restore import bucket, uploaded
+from test_aof_tiers import COLD, damage, disk, objects_in
+from typer.testing import CliRunner
+
+from quiver.aof import AofConfig, AofManager, TierConfig
+from quiver.aof.check import check_log_directory
+from quiver.cli.main import build_app
+from quiver.errors import ObjectsUnavailable
+from quiver.objects.directory import DirectoryObjects
+from quiver.testing.clock import ManualClock
+from quiver.testing.faultobjects import FaultObjects
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+LOG = f"{ROOT}/orders"
+
+
+def checked(files, objects=None):
+    return check_log_directory(files, "orders", LOG, read_records=True, objects=objects)
+
+
+def found(report):
+    return [(one.kind, one.path) for one in report.findings]
+
+
+def test_objects_that_are_not_read_are_not_sound():
+    """Each is named; looking at the log without reading it claims nothing, and says nothing of them."""
+    files = disk()
+    uploaded(files)
+    keys = objects_in(files)
+    report = checked(files)
+    assert found(report) == [("not read", key) for key in keys[:3]]
+    assert (report.sound, report.damaged, report.unread, report.unread_records) == (False, False, 3, 9)
+    assert not check_log_directory(files, "orders", LOG, read_records=False).findings
+
+
+def test_with_objects_everything_is_read():
+    """Those of segments that have their file as well."""
+    files = disk()
+    uploaded(files)
+    assert checked(files, bucket(files)).sound
+    keys = objects_in(files)
+    for at, key in enumerate(keys):
+        damage(files, f"{COLD}/{key}", 70 + at)
+    report = checked(files, bucket(files))
+    assert found(report) == [("damaged", key) for key in keys]
+    assert report.damaged
+    assert not report.unread
+
+
+def test_an_object_that_is_gone_is_damage_and_an_empty_place_is_another_place():
+    """One of several that is missing was lost. Where none is, nothing was looked at."""
+    files = disk()
+    uploaded(files)
+    keys = objects_in(files)
+    files.remove(f"{COLD}/{keys[1]}")
+    report = checked(files, bucket(files))
+    assert found(report) == [("damaged", keys[1])]
+    assert "missing" in report.findings[0].reason
+    files.make_dirs("/elsewhere")
+    with pytest.raises(ObjectsUnavailable, match="is it the right place"):
+        checked(files, DirectoryObjects(files, "/elsewhere", clock=ManualClock()))
+
+
+def test_an_object_store_that_stops_answering():
+    """What was not reached is said; what was read before and after counts."""
+    files = disk()
+    uploaded(files)
+    faults = FaultObjects(bucket(files))
+    faults.fail_on("get_range", 5)
+    report = checked(files, faults)
+    assert [kind for kind, _ in found(report)] == ["not reached"]
+    assert (report.damaged, report.unread) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data[:40],
+        lambda data: bytes(len(data)),
+        lambda data: data * 2,
+    ],
+)
+def test_objects_with_other_bytes(change):
+    """Cut short, too long, or other bytes altogether: damage, with the key, and never an exception."""
+    files = disk()
+    uploaded(files)
+    tier = bucket(files)
+    key = objects_in(files)[0]
+    tier.put(key, change(tier.get(key, size_max=1 << 20)))
+    assert found(checked(files, tier)) == [("damaged", key)]
+
+
+def test_the_exit_code(tmp_path):
+    """0: all was read. 3: nothing is damaged, and something was not read. 1: something is damaged."""
+    cold = tmp_path / "cold"
+    tiers = TierConfig(objects=str(cold), tier0_max_bytes=0, warm_max_bytes=0)
+    with AofManager.open(str(tmp_path / "aof"), AofConfig(tiers=tiers), background=False) as manager:
+        log = manager.log("orders")
+        for text in (b"one", b"two", b"three"):
+            log.append_record(text)
+            log.force_rollover(timeout_s=5)
+        for _ in range(2):
+            manager.maintain()
+
+    def verify(*arguments, code):
+        result = CliRunner().invoke(build_app(), ["aof", "verify", str(tmp_path / "aof"), *map(str, arguments)])
+        assert result.exit_code == code, result.output
+        return result.stdout
+
+    assert "NOT ALL READ, 3 records, 2 of them not read" in verify(code=3)
+    (told,) = json.loads(verify("--json", code=3))
+    assert (told["sound"], told["damaged"], told["unread_segments"], told["unread_records"]) == (False, False, 2, 2)
+    assert "sound, 3 records" in verify("--objects", cold, code=0)
+    path = next(cold.rglob("segment-00000000000000000000-*"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "DAMAGED" in verify("--objects", cold, code=1)
+    assert "NOT ALL READ" in verify(code=3)
