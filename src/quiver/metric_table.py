@@ -506,6 +506,11 @@ LOG_METRICS: tuple[Metric, ...] = (
     _counter("quiver.qwp.backpressure_stalls_total", "{time}", "Times that a producer waited for room."),
     _counter("quiver.qwp.flushes_postponed_total", "{time}", "Automatic flushes that found no room and were put off."),
     _counter("quiver.qwp.frames_dropped_total", "{frame}", "Frames that a policy dropped."),
+    _counter(
+        "quiver.qwp.dead_letters_dropped_total",
+        "{letter}",
+        "Dead letters that were removed, or not kept, because there was no room.",
+    ),
     _counter("quiver.qwp.frames_split_total", "{frame}", "Frames sent in pieces, because the server takes less."),
     _counter("quiver.qwp.segments_trimmed_total", "{segment}", "Segments removed because all of them was confirmed."),
     _counter("quiver.qwp.segments_shortened_total", "{segment}", "Segments made shorter: most of them was confirmed."),

@@ -22,7 +22,6 @@ from quiver.primitives.real_files import REAL_FILES as REAL
 from quiver.primitives.scan import Damage
 from quiver.qwp import DrainerEvent, Sender, SenderError
 from quiver.qwp.conf import Address as _Address
-from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.format.segment import SegmentHeader, encode_frame_head, encode_segment_header
 from quiver.qwp.format.watermark import encode_watermark
 from quiver.qwp.ring import RingSettings
@@ -134,22 +133,6 @@ def test_smaller_segments_than_before_do_not_lock_the_producer_out():
     assert waiting.ring.published_fsn == 199
     assert waiting.ring.allocated_bytes <= 1024
     waiting.close()
-
-
-def test_a_damaged_dead_letter_is_copied_before_the_next_one_is_written_over_it():
-    """Whole letters behind it would be gone."""
-    fs = CrashFileSystem()
-    slot = slot_on(fs)
-    for number in range(3):
-        slot.keep_dead_letter(DeadLetter(number, number, 3, f"reason {number}", b"QWP1" * 4))
-    path = f"{DIRECTORY}/.dead-letters"
-    before = bytearray(fs.read_all(path, size_max=1 << 20))
-    before[20] ^= 1
-    put(fs, ".dead-letters", bytes(before))
-    slot.keep_dead_letter(DeadLetter(3, 3, 3, "reason 3", b"QWP1"))
-    copies = [name for name in fs.list_dir(DIRECTORY) if name.endswith(".damaged")]
-    assert [fs.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20) for name in copies] == [bytes(before[8:])]
-    slot.close()
 
 
 def test_a_failed_slot_keeps_its_watermark():

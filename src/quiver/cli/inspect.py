@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ __all__ = ["inspect"]
 FINGERPRINT_DIGITS = 12
 SUFFIXES_OF_OTHERS = (".tmp", ".lock")
 OTHERS = "for topics there is `quiver topic inspect`, for logs in the AOF2 format `quiver aof inspect`"
-NAMES_OF_SLOTS = (".ack-watermark", ".dead-letters")
+NAMES_OF_SLOTS = re.compile(r"\.ack-watermark|\.dead-letters(-\d+)?|.*\.sfa")
 
 
 def inspect(
@@ -102,7 +103,7 @@ def _describe(path: Path, rows: int) -> Description | None:
     from quiver.store.format.describe import describe, kind_of  # noqa: PLC0415
 
     try:
-        if path.suffix == ".sfa" or path.name in NAMES_OF_SLOTS:
+        if NAMES_OF_SLOTS.fullmatch(path.name):
             from quiver.qwp.format import describe as slot_files  # noqa: PLC0415 - needs an extra
 
             return describe_file(

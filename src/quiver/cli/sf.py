@@ -1,11 +1,9 @@
 """
-`quiver sf list|inspect|drain|clear-failed|tail|dead-letters`: the slots of QWP senders.
+`quiver sf list|inspect|drain|clear-failed|tail`: the slots of QWP senders. `sf_dead_letters.py` has the rest.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,17 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import WrongUse
-from quiver.observe import InMemoryObserver, Value
+from quiver.cli.sf_dead_letters import dead_letters
+from quiver.cli.sf_slots import NoServerReporter, age_s, holder, look, names_of_slots, slot_as_dict
+from quiver.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from quiver.qwp.drainers import DrainerEvent
-    from quiver.qwp.inspection import SlotReport
 
 __all__ = ["build_sf_app"]
-
-_SILENT_S = 5.0
 
 Root = Annotated[Path, typer.Argument(metavar="SF_DIR", help="What sf_dir says: the directory above the slots.")]
 Slot = Annotated[str, typer.Argument(metavar="SLOT", help="A sender_id.")]
@@ -42,7 +37,9 @@ def build_sf_app() -> typer.Typer:
     app.command("drain", short_help="Send what waits, and empty the slots.")(drain)
     app.command("clear-failed", short_help="Let drainers try marked slots again.")(clear_failed)
     app.command("tail", short_help="Print the newest rows, a line of JSON each.")(tail)
-    app.command("dead-letters", short_help="List frames that were given up, and why.")(dead_letters)
+    app.command("dead-letters", short_help="Frames that were given up: list, show, resend, export, clear.")(
+        dead_letters
+    )
     return app
 
 
@@ -52,18 +49,18 @@ def list_slots(root: Root, as_json: JsonFlag = False) -> None:
 
     Exits with 1 when one cannot be read.
     """
-    found = [_look(root, name) for name in _names(root, None)]
+    found = [look(root, name) for name in names_of_slots(root, None)]
     if as_json:
-        print_json([_as_dict(one) for one in found])
+        print_json([slot_as_dict(one) for one in found])
     else:
         rows = [
             {
                 "slot": one.sender_id,
                 "backlog": one.backlog,
                 "size": human_bytes(one.backlog_bytes),
-                "waits": human_age(_age_s(one)),
+                "waits": human_age(age_s(one)),
                 "confirmed": one.confirmed if one.confirmed >= 0 else None,
-                "last_holder": _holder(one),
+                "last_holder": holder(one),
                 "held": one.is_held,
                 "dead_letters": one.dead_letters,
                 "failed": one.failed,
@@ -86,16 +83,16 @@ def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.inspection import frames_of_slot, rows_by_table  # noqa: PLC0415
 
-    (name,) = _names(root, [slot])
-    one = _look(root, name)
+    (name,) = names_of_slots(root, [slot])
+    one = look(root, name)
     waiting: dict[str, int] = {}
     if one.problem is None:
         frames = (frame for frame in frames_of_slot(REAL_FILES, str(root), name) if frame.fsn > one.confirmed)
         waiting = rows_by_table(frames)
     if as_json:
-        print_json(_as_dict(one) | {"tables": waiting})
+        print_json(slot_as_dict(one) | {"tables": waiting})
     else:
-        fields = {key: value for key, value in _as_dict(one).items() if key != "segments"}
+        fields = {key: value for key, value in slot_as_dict(one).items() if key != "segments"}
         fields["damaged_copies"] = ", ".join(Path(path).name for path in one.damaged_copies) or None
         print_table(f"{root}/{name}", [{"": key, "value": value} for key, value in fields.items()])
         segments = [{"segment": Path(path).name, "frames": count} for path, count in one.segments.items()]
@@ -118,7 +115,7 @@ def drain(
 
     Marked slots are drained when they are named. Exits with 1 when one was not drained.
     """
-    events = _drain(root, _names(root, slots), conf, named=bool(slots))
+    events = _drain(root, names_of_slots(root, slots), conf, named=bool(slots))
     if as_json:
         print_json([{"slot": one.sender_id, "outcome": one.kind, "reason": one.reason} for one in events])
     else:
@@ -126,26 +123,6 @@ def drain(
         print_table(f"slots of {root}", rows, empty="nothing waits")
     if any(one.kind != "drained" for one in events):
         raise typer.Exit(1)
-
-
-class _Telling(InMemoryObserver):
-    """
-    Says once in a while that no server answers: the time for reconnecting is minutes.
-    """
-
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__()
-        self._clock = clock
-        self._said_at = -math.inf
-
-    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:  # noqa: ARG002
-        """
-        Tell the person in front of the terminal, or keep quiet.
-        """
-        now = self._clock.monotonic()
-        if name == "qwp.no_server" and now - self._said_at >= _SILENT_S:
-            self._said_at = now
-            typer.echo(f"quiver: {attributes['reason']}; {attributes['frames']} frames wait, trying again", err=True)
 
 
 def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> list[DrainerEvent]:
@@ -159,7 +136,7 @@ def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> li
 
     settings = replace(SenderSettings.from_conf(conf or conf_from_env()), sf_dir=str(root))
     waiting = [
-        one.sender_id for one in (_look(root, name) for name in names) if one.segments and (named or not one.failed)
+        one.sender_id for one in (look(root, name) for name in names) if one.segments and (named or not one.failed)
     ]
     drainers = Drainers(
         settings,
@@ -168,7 +145,7 @@ def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> li
         on_error=lambda error: typer.echo(f"quiver: {error}", err=True),
         fs=REAL_FILES,
         clock=SYSTEM_CLOCK,
-        observer=_Telling(),
+        observer=NoServerReporter(),
         random=Random(),  # noqa: S311
     )
     return [drainers.drain(name) for name in waiting]
@@ -182,7 +159,9 @@ def clear_failed(root: Root, slots: Slots = None, as_json: JsonFlag = False) -> 
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.qwp.format.names import FAILED_NAME  # noqa: PLC0415
 
-    cleared = [one.sender_id for one in (_look(root, name) for name in _names(root, slots)) if one.failed is not None]
+    cleared = [
+        one.sender_id for one in (look(root, name) for name in names_of_slots(root, slots)) if one.failed is not None
+    ]
     for name in cleared:
         remove_durably(REAL_FILES, [f"{root}/{name}/{FAILED_NAME}"])
     if as_json:
@@ -205,7 +184,7 @@ def tail(
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.qwp.inspection import frames_of_slot, rows_of  # noqa: PLC0415
 
-    (name,) = _names(root, [slot])
+    (name,) = names_of_slots(root, [slot])
     newest: deque[dict[str, Any]] = deque(maxlen=rows)
     for frame in frames_of_slot(REAL_FILES, str(root), name):
         if frame.problem is not None:
@@ -215,104 +194,3 @@ def tail(
                 newest.extend({"frame": frame.fsn, "table": piece.name, "row": row} for row in rows_of(piece))
     for one in newest:
         print_json(one, in_a_line=True)
-
-
-def dead_letters(
-    root: Root,
-    slot: Slot,
-    show: Annotated[bool, typer.Option("--rows", help="With the rows.")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """
-    List the messages of a slot that the server refused and the sender gave up, with the reason.
-    """
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.primitives.scan import Frame  # noqa: PLC0415
-    from quiver.qwp.inspection import rows_of  # noqa: PLC0415
-    from quiver.qwp.slot import read_dead_letters  # noqa: PLC0415
-    from quiver.qwp.wire.decoder import decode_message  # noqa: PLC0415
-
-    (name,) = _names(root, [slot])
-    found: list[dict[str, Any]] = []
-    for letter in read_dead_letters(REAL_FILES, f"{root}/{name}"):
-        answer = decode_message(memoryview(letter.message))
-        tables = answer.value.tables if isinstance(answer, Frame) else ()
-        found.append({
-            "frame": letter.fsn,
-            "given_up_at_ns": letter.at_ns,
-            "status": letter.status,
-            "reason": letter.reason,
-            "size_bytes": len(letter.message),
-            "tables": {one.name: one.rows for one in tables},
-        } | ({"rows": {one.name: rows_of(one) for one in tables}} if show else {}))  # fmt: skip
-    if as_json or show:
-        print_json(found)
-        return
-    now_ns = SYSTEM_CLOCK.now_ns()
-    rows = [
-        {
-            "frame": one["frame"],
-            "given_up": f"{human_age((now_ns - one['given_up_at_ns']) / 1e9)} ago",
-            "status": f"{one['status']:#04x}",
-            "size": human_bytes(one["size_bytes"]),
-            "tables": [f"{table} ({count})" for table, count in one["tables"].items()],
-            "reason": one["reason"],
-        }
-        for one in found
-    ]
-    print_table(f"dead letters of {root}/{name}", rows)
-
-
-# ── slots ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _names(root: Path, wanted: list[str] | None) -> list[str]:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.qwp.inspection import slots_below  # noqa: PLC0415
-
-    found = slots_below(REAL_FILES, str(root))
-    for name in wanted or ():
-        if name not in found:
-            raise WrongUse(f"{root} has no slot {name}; there are: {', '.join(found) or 'none'}")
-    return wanted or found
-
-
-def _look(root: Path, name: str) -> SlotReport:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.qwp.inspection import look_at_slot  # noqa: PLC0415
-
-    return look_at_slot(REAL_FILES, str(root), name)
-
-
-def _age_s(one: SlotReport) -> float | None:
-
-    return None if one.oldest_us is None else max(0.0, SYSTEM_CLOCK.now_ns() / 1e9 - one.oldest_us / 1e6)
-
-
-def _holder(one: SlotReport) -> str | None:
-    """
-    Return the pid that last held the slot, and whether there still is such a process here.
-    """
-    if one.holder is None or not one.holder.isdecimal():
-        return one.holder
-    return one.holder if Path(f"/proc/{one.holder}").exists() or not Path("/proc").exists() else f"{one.holder} (gone)"
-
-
-def _as_dict(one: SlotReport) -> dict[str, Any]:
-    return {
-        "slot": one.sender_id,
-        "backlog_frames": one.backlog,
-        "backlog_bytes": one.backlog_bytes,
-        "waits_s": _age_s(one),
-        "first_frame": one.first_fsn,
-        "next_frame": one.next_fsn,
-        "confirmed": one.confirmed,
-        "size_bytes": one.size_bytes,
-        "last_holder": _holder(one),
-        "held": one.is_held,
-        "failed": one.failed,
-        "dead_letters": one.dead_letters,
-        "problem": one.problem,
-        "damaged_copies": list(one.damaged_copies),
-        "segments": one.segments,
-    }

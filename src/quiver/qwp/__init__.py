@@ -9,13 +9,14 @@ Store and forward for QuestDB: what a producer hands over reaches the server, wh
 ===================  =======================================================================
 file or room         purpose, in the order in which data passes
 ===================  =======================================================================
-`sender.py`          `Sender`: rows and tables in, frames into the slot
+`sender.py`          `Sender`: rows and tables in, frames into the slot; `sender_figures.py` its numbers
 `settings.py`        every key of a connect string; `conf.py` takes one apart
 `environment.py`     where a program finds its connect string
 `rows.py`            rows of Python values, packed at a flush; `values.py` for what Python lacks
 `tables.py`          Arrow tables and data frames, cut into messages
 `wire/`              the bytes of messages and answers                                (pure)
 `slot.py`            the directory of a sender: lock, recovery, ring, dead letters
+`dead_letters.py`    what was given up, on disk; `resending.py` sends it again
 `recovery.py`        what a crash left of it, step by step
 `ring.py`            frames by number: append, confirm, trim
 `segment_files.py`   one segment, on disk or in memory

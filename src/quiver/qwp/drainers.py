@@ -193,6 +193,7 @@ class Drainers:
                 observer=self._observer,
                 clock=self._clock,
                 is_adopted=mark,
+                dead_letters_bytes_max=settings.dead_letters_bytes_max,
             )
         except (DirectoryInUse, SettingsInvalid) as error:
             return DrainerEvent(sender_id, "skipped", str(error))

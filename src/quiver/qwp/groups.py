@@ -147,7 +147,13 @@ def _take_slot(settings: SenderSettings, lock_wait_s: float, fs: FileSystem, clo
     while True:
         try:
             return open_slot(
-                fs, settings.sf_dir or "", settings.sender_id, settings.ring, observer=observer, clock=clock
+                fs,
+                settings.sf_dir or "",
+                settings.sender_id,
+                settings.ring,
+                observer=observer,
+                clock=clock,
+                dead_letters_bytes_max=settings.dead_letters_bytes_max,
             )
         except DirectoryInUse:
             # An attempt that is given up and not yet gone, or a sibling that empties the slot.

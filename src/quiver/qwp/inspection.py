@@ -26,11 +26,12 @@ from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.lock import is_held
 from quiver.primitives.scan import Frame
+from quiver.qwp.dead_letters import count_dead_letters
 from quiver.qwp.format.names import FAILED_NAME, LOCK_NAME, SYMBOLS_NAME, is_segment_name, is_sender_id
 from quiver.qwp.format.newer import decode_symbol_file
 from quiver.qwp.format.segment import scan_segment
 from quiver.qwp.recovery import Scanned, read_watermark, scan_file
-from quiver.qwp.slot import holder_of_slot, read_dead_letters
+from quiver.qwp.slot import holder_of_slot
 from quiver.qwp.wire.column_types import ColumnType
 from quiver.qwp.wire.decoded import SCALE_KEY, TYPE_KEY, Table
 from quiver.qwp.wire.decoder import SymbolDictionary, decode_message
@@ -152,7 +153,7 @@ def _look_once(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     with suppress(FileNotFoundError):
         failed = fs.read_all(f"{directory}/{FAILED_NAME}", size_max=_FAILED_BYTES_MAX)
         report.failed = failed.decode("utf-8", "replace").strip() or "no reason given"
-    report.dead_letters = len(read_dead_letters(fs, directory))
+    report.dead_letters = count_dead_letters(fs, directory)
     report.damaged_copies = tuple(f"{directory}/{name}" for name in fs.list_dir(directory) if name.endswith(".damaged"))
     try:
         found = _segments_of(fs, directory)

@@ -34,6 +34,7 @@ from quiver.qwp.environment import conf_from_env
 from quiver.qwp.failover import HostTracker
 from quiver.qwp.inbox import ErrorHandler, ErrorInbox
 from quiver.qwp.rows import At, RowTable
+from quiver.qwp.sender_figures import SenderFigures
 from quiver.qwp.session import SenderError
 from quiver.qwp.settings import SenderSettings
 from quiver.qwp.slot import MemorySlot, Slot, memory_slot, open_slot
@@ -59,7 +60,7 @@ class _Due:
     row_bytes_max: int
 
 
-class Sender:
+class Sender(SenderFigures):
     """
     Sends rows to a server that speaks QWP, and keeps them until the server has them.
 
@@ -149,7 +150,13 @@ class Sender:
         if settings.sf_dir is None:
             return memory_slot(settings.ring, clock=self._clock, observer=self._observer)
         return open_slot(
-            fs, settings.sf_dir, settings.sender_id, settings.ring, observer=self._observer, clock=self._clock
+            fs,
+            settings.sf_dir,
+            settings.sender_id,
+            settings.ring,
+            observer=self._observer,
+            clock=self._clock,
+            dead_letters_bytes_max=settings.dead_letters_bytes_max,
         )
 
     # ---- ways to make one
@@ -398,20 +405,6 @@ class Sender:
 
     # ---- what is known
 
-    @property
-    def published_fsn(self) -> int:
-        """
-        The number of the newest frame in the slot, -1 for none.
-        """
-        return self._slot.ring.published_fsn
-
-    @property
-    def acked_fsn(self) -> int:
-        """
-        The highest frame that the server has confirmed, -1 for none.
-        """
-        return self._slot.ring.acked_fsn
-
     def wait_until_confirmed(self, fsn: int, timeout_s: float) -> bool:
         """
         Wait until the server has confirmed the frame *fsn*, at most *timeout_s*; say whether it has.
@@ -427,90 +420,6 @@ class Sender:
             if self._clock.monotonic() >= deadline:
                 return False
         return True
-
-    @property
-    def total_reconnect_attempts(self) -> int:
-        """
-        How often another connection was tried.
-        """
-        return self._counters.reconnect_attempts
-
-    @property
-    def total_reconnects_succeeded(self) -> int:
-        """
-        How often that succeeded.
-        """
-        return self._counters.reconnects_succeeded
-
-    @property
-    def total_frames_sent(self) -> int:
-        """
-        Frames that went out, each time counted.
-        """
-        return self._counters.frames_sent
-
-    @property
-    def total_frames_replayed(self) -> int:
-        """
-        Frames that went out again.
-        """
-        return self._counters.frames_replayed
-
-    @property
-    def total_server_errors(self) -> int:
-        """
-        Refusals that the server sent.
-        """
-        return self._counters.server_errors
-
-    @property
-    def dropped_error_notifications(self) -> int:
-        """
-        Errors that found the inbox full and pushed another one out.
-        """
-        return self._inbox.dropped
-
-    @property
-    def total_error_notifications_delivered(self) -> int:
-        """
-        Errors that were given to the handler.
-        """
-        return self._inbox.delivered
-
-    @property
-    def total_backpressure_stalls(self) -> int:
-        """
-        How often a producer had to wait for room.
-        """
-        return self._slot.ring.stalls
-
-    @property
-    def last_terminal_error(self) -> SenderError | None:
-        """
-        Why the sender has halted; None while it has not.
-        """
-        return self._loop.halted
-
-    @property
-    def active_background_drainers(self) -> int:
-        """
-        Adopted slots that are being emptied.
-        """
-        return self._drainers.active
-
-    @property
-    def total_background_drainers_succeeded(self) -> int:
-        """
-        Adopted slots that were emptied.
-        """
-        return self._drainers.succeeded
-
-    @property
-    def total_background_drainers_failed(self) -> int:
-        """
-        Adopted slots that could not be emptied.
-        """
-        return self._drainers.failed
 
     # ---- the end
 

@@ -20,6 +20,7 @@ from quiver.qwp.conf import (
     parse_size,
     parse_whole,
 )
+from quiver.qwp.dead_letters import DEAD_LETTERS_BYTES_MAX
 from quiver.qwp.format.names import check_sender_id
 from quiver.qwp.ring import Durability, RingSettings
 from quiver.qwp.session import Category, Policy
@@ -78,7 +79,8 @@ class SenderSettings:
         handshake_s: ``auth_timeout_ms``, for each server.
         rejections_max, poison_window_s: so many refusals of the same frame over at least so long are final.
         dialect: ``quiver_dialect``: inline, or schema for servers of the beta.
-        dead_letters: ``quiver_dead_letters``: whether dropped frames are kept in a file.
+        dead_letters: ``quiver_dead_letters``: whether dropped frames are kept in files.
+        dead_letters_bytes_max: ``quiver_dead_letters_max_bytes``: of these files together; the oldest frames go first.
 
     Raises:
         SettingsInvalid: out of range, or two contradict each other.
@@ -123,6 +125,7 @@ class SenderSettings:
     client_id: str | None = None
     dialect: Dialect = "inline"
     dead_letters: bool = True
+    dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX
 
     def __post_init__(self) -> None:
         check_sender_id(self.sender_id)
@@ -145,6 +148,7 @@ class SenderSettings:
         _require(self.tls or (self.tls_verify and self.tls_roots is None), "tls_verify and tls_roots need wss, not ws")
         _require(self.tls_roots_password is None or self.tls_roots is not None, "tls_roots_password needs tls_roots")
         _require(self.buffer_bytes >= 1, "init_buf_size must be at least 1")
+        _require(self.dead_letters_bytes_max >= 1, "quiver_dead_letters_max_bytes must be at least 1")
         _require(self.offline_bytes_max >= 1, "quiver_offline_frame_bytes must be at least 1")
         _require(1 <= self.schemas_max <= SCHEMAS_MAX, f"max_schemas_per_connection must be 1 to {SCHEMAS_MAX}")
 
@@ -224,8 +228,7 @@ def _from_pairs(service: str, pairs: list[tuple[str, str]]) -> SenderSettings:
     if general is not None:
         policies = {**_for_all(general), **policies}
     values["policies"] = MappingProxyType(policies)
-    if values.get("buffer_bytes", 0) > values.get("message_bytes_max", values.get("buffer_bytes", 0)):
-        raise SettingsInvalid("init_buf_size must not be larger than max_buf_size")
+    _check_together(values)
     if values.pop("auto_flush", True) is False:
         values.update(auto_flush_rows=None, auto_flush_bytes=None, auto_flush_s=None)
     return SenderSettings(**values)
@@ -235,6 +238,13 @@ def _for_all(policy: Policy) -> dict[Category, Policy]:
     # What is retried by default is dropped or halted for by nobody, but may be retried without end.
     retried = (Category.NOT_WRITABLE, Category.DICTIONARY_GAP) if policy is Policy.RETRY else ()
     return dict.fromkeys((*_POLICIES.values(), *retried), policy)
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    if values.get("buffer_bytes", 0) > values.get("message_bytes_max", values.get("buffer_bytes", 0)):
+        raise SettingsInvalid("init_buf_size must not be larger than max_buf_size")
+    if values.get("dead_letters") is False and "dead_letters_bytes_max" in values:
+        raise SettingsInvalid("quiver_dead_letters_max_bytes needs quiver_dead_letters=on")
 
 
 def _unknown(key: str) -> str:
@@ -340,5 +350,6 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "client_id": ("client_id", _given),
     "quiver_dialect": ("dialect", _word(get_args(Dialect))),
     "quiver_dead_letters": ("dead_letters", parse_bool),
+    "quiver_dead_letters_max_bytes": ("dead_letters_bytes_max", parse_size),
     "quiver_offline_frame_bytes": ("offline_bytes_max", parse_size),
 }

@@ -17,18 +17,10 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SettingsInvalid
 from quiver.observe import Observer
 from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.copying import keep_damaged
 from quiver.primitives.files import File, FileSystem, Lock
-from quiver.primitives.scan import Frame
-from quiver.qwp.format.dead_letters import (
-    DeadLetter,
-    decode_dead_letter,
-    decode_dead_letters_header,
-    encode_dead_letter,
-    encode_dead_letters_header,
-)
+from quiver.qwp.dead_letters import DEAD_LETTERS_BYTES_MAX, DeadLetterFiles
+from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.format.names import (
-    DEAD_LETTERS_NAME,
     FAILED_NAME,
     LOCK_NAME,
     PID_NAME,
@@ -51,11 +43,9 @@ __all__ = [
     "mark_failed",
     "memory_slot",
     "open_slot",
-    "read_dead_letters",
 ]
 
 _SMALL_FILE_BYTES_MAX = 1 << 20
-_DEAD_LETTERS_BYTES_MAX = 1 << 32
 
 
 @dataclass(slots=True)
@@ -68,10 +58,11 @@ class MemorySlot:
     symbols: Sequence[str] = ()
     directory: str | None = None
 
-    def keep_dead_letter(self, letter: DeadLetter) -> None:
+    def keep_dead_letter(self, letter: DeadLetter) -> int:  # noqa: ARG002
         """
-        Keep nothing: there is no directory.
+        Keep nothing, because there is no directory. Returns that one letter was dropped.
         """
+        return 1
 
     def close(self) -> None:
         """
@@ -97,37 +88,30 @@ class Slot:
         symbols: what the frames of a newer client refer to; empty in a slot of ours.
     """
 
-    def __init__(self, fs: FileSystem, directory: str, lock: Lock, ring: Ring, symbols: Sequence[str]) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        lock: Lock,
+        ring: Ring,
+        symbols: Sequence[str],
+        letters: DeadLetterFiles,
+    ) -> None:
+        self._letters = letters
         self.directory = directory
         self.ring = ring
         self.symbols = symbols
         self._fs = fs
         self._lock = lock
 
-    def keep_dead_letter(self, letter: DeadLetter) -> None:
+    def keep_dead_letter(self, letter: DeadLetter) -> int:
         """
-        Keep a frame that is about to be given up. Durable on return.
+        Keep a frame that is about to be given up, durably on return. Returns how many letters were dropped for it.
 
         Raises:
             OSError: it could not be kept.
         """
-        path = f"{self.directory}/{DEAD_LETTERS_NAME}"
-        record = encode_dead_letter(letter)
-        try:
-            file: File = self._fs.open_write(path)
-        except FileNotFoundError:
-            replace_file(self._fs, path, encode_dead_letters_header() + record, mode=0o600)
-            return
-        try:
-            data = file.pread(file.size(), 0)
-            end = _end_of_dead_letters(memoryview(data))
-            if end < len(data):
-                # Cut short by a crash, or damaged with whole letters behind it.
-                keep_damaged(self._fs, self.directory, DEAD_LETTERS_NAME, data[end:])
-            file.pwrite(record, end)
-            file.sync_data()
-        finally:
-            file.close()
+        return self._letters.keep(letter)
 
     def close(self) -> None:
         """
@@ -137,6 +121,7 @@ class Slot:
             StoreFailed: what was appended could not be made durable, or confirmed files could not be removed.
             OSError: the same, of the small files.
         """
+        self._letters.close()
         try:
             self.ring.close(remove_all=True)
             if self.ring.is_drained:
@@ -156,6 +141,7 @@ def open_slot(
     observer: Observer,
     clock: Clock = SYSTEM_CLOCK,
     is_adopted: bool = False,
+    dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX,
 ) -> Slot:
     """
     Create or recover the slot *sender_id* below *sf_dir* and hold it. One that *is_adopted* from another sender and
@@ -200,7 +186,8 @@ def open_slot(
     except BaseException:
         lock.release()
         raise
-    return Slot(fs, directory, lock, ring, found.symbols)
+    letters = DeadLetterFiles(fs, directory, dead_letters_bytes_max, clock=clock, observer=observer)
+    return Slot(fs, directory, lock, ring, found.symbols, letters)
 
 
 def _write_pid(fs: FileSystem, directory: str) -> None:
@@ -263,33 +250,3 @@ def find_orphans(fs: FileSystem, sf_dir: str, own_id: str) -> list[str]:
             if any(is_segment_name(one) for one in names) and FAILED_NAME not in names:
                 found.append(name)
     return found
-
-
-def _end_of_dead_letters(view: memoryview) -> int:
-    header = decode_dead_letters_header(view)
-    end = header.end if isinstance(header, Frame) else len(view)
-    while isinstance(letter := decode_dead_letter(view, end), Frame):
-        end = letter.end
-    return end
-
-
-def read_dead_letters(fs: FileSystem, directory: str) -> list[DeadLetter]:
-    """
-    Return the frames of a slot that were given up, oldest first; what was cut short at the end is left out.
-
-    Raises:
-        OSError: the file cannot be read. That there is none is no error.
-    """
-    try:
-        view = memoryview(fs.read_all(f"{directory}/{DEAD_LETTERS_NAME}", size_max=_DEAD_LETTERS_BYTES_MAX))
-    except FileNotFoundError:
-        return []
-    header = decode_dead_letters_header(view)
-    if not isinstance(header, Frame):
-        return []
-    letters = []
-    end = header.end
-    while isinstance(letter := decode_dead_letter(view, end), Frame):
-        letters.append(letter.value)
-        end = letter.end
-    return letters

@@ -72,6 +72,8 @@ class Counters:
     frames_sent: int = 0
     frames_replayed: int = 0
     server_errors: int = 0
+    frames_dropped: int = 0
+    dead_letters_dropped: int = 0
 
 
 class WireLoop:
@@ -473,17 +475,19 @@ class WireLoop:
         self._count_refusal()
         fsn = action.error.from_fsn
         if action.piece is None:
-            message = bytes(self._ring.read(fsn))
+            message = bytes(self._frame(fsn))
         else:
             message = self._fitter.leave_out(fsn, self._frame(fsn), action.piece)
         self._give_up(action.error, message)
 
     def _give_up(self, error: SenderError, message: bytes) -> None:
+        self._counters.frames_dropped += 1
         self._observer.count("quiver.qwp.frames_dropped_total")
         if self._settings.dead_letters:
             # Kept before it counts as confirmed: a crash in between sends it again, and it is kept twice.
             at_ns, status = self._clock.now_ns(), max(0, error.status)
-            self._slot.keep_dead_letter(DeadLetter(error.from_fsn, at_ns, status, error.message, message))
+            letter = DeadLetter(error.from_fsn, at_ns, status, error.message, message)
+            self._counters.dead_letters_dropped += self._slot.keep_dead_letter(letter)
         self._on_error(error)
 
     def _reconnect(self, action: Reconnect) -> None:

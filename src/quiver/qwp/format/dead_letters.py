@@ -10,7 +10,7 @@ Dead letters: frames that a policy gave up, kept for people. Bytes only.
              4   u32 length     of what follows
              8   i64 frame      its sequence number in the slot
              16  i64 at         nanoseconds since the Unix epoch
-             24  u8 status      what the server answered
+             24  u8 status      what the server answered, 0: it was not asked
              25  u8 zero
              26  u16 text       bytes of the server's reason
              28  reason, then the message as it was sent
@@ -31,17 +31,21 @@ __all__ = [
     "DEAD_LETTERS_HEADER",
     "DEAD_LETTERS_MAGIC",
     "DEAD_LETTER_BYTES_MAX",
+    "DEAD_LETTER_HEAD_BYTES",
     "DeadLetter",
     "decode_dead_letter",
     "decode_dead_letters_header",
     "encode_dead_letter",
     "encode_dead_letters_header",
+    "end_of_dead_letter",
+    "find_dead_letter",
 ]
 
 DEAD_LETTERS_HEADER = struct.Struct("<4sHH")
 DEAD_LETTER = struct.Struct("<IIqqBBH")
 DEAD_LETTERS_MAGIC = b"QDL1"
 DEAD_LETTER_BYTES_MAX = 1 << 30
+DEAD_LETTER_HEAD_BYTES = DEAD_LETTER.size
 _VERSION = 1
 _LENGTH_END = 8
 
@@ -115,3 +119,29 @@ def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetter]:
     start = offset + DEAD_LETTER.size
     reason = bytes(view[start : start + reason_bytes]).decode("utf-8", "replace")
     return Frame(DeadLetter(fsn, at_ns, status, reason, bytes(view[start + reason_bytes : end])), end)
+
+
+def end_of_dead_letter(head: bytes, offset: int) -> int | None:
+    """
+    Return where the record at *offset*, which begins with *head*, ends by its own account; None when it cannot be one.
+    """
+    if len(head) < DEAD_LETTER.size:
+        return None
+    _, length, _, _, _, reserved, reason_bytes = DEAD_LETTER.unpack_from(head)
+    if reserved or not DEAD_LETTER.size - _LENGTH_END + reason_bytes <= length <= DEAD_LETTER_BYTES_MAX:
+        return None
+    return offset + _LENGTH_END + length
+
+
+def find_dead_letter(view: memoryview, damaged: int) -> int | None:
+    """
+    Return where the next record begins behind the *damaged* one; None when there is none.
+    """
+    end = end_of_dead_letter(bytes(view[damaged : damaged + DEAD_LETTER.size]), damaged)
+    if end is not None and isinstance(decode_dead_letter(view, end), Frame):
+        return end
+    for offset in range(damaged + 1, len(view) - DEAD_LETTER.size + 1):
+        end = end_of_dead_letter(bytes(view[offset : offset + DEAD_LETTER.size]), offset)
+        if end is not None and end <= len(view) and isinstance(decode_dead_letter(view, offset), Frame):
+            return offset
+    return None

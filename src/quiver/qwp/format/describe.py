@@ -9,7 +9,7 @@ from typing import Any
 from quiver.primitives.findings import Description, Problem
 from quiver.primitives.scan import Frame
 from quiver.qwp.format.dead_letters import decode_dead_letter, decode_dead_letters_header
-from quiver.qwp.format.names import DEAD_LETTERS_NAME, WATERMARK_NAME
+from quiver.qwp.format.names import WATERMARK_NAME, number_of_dead_letters
 from quiver.qwp.format.newer import decode_dual_record
 from quiver.qwp.format.segment import SEGMENT_VERSION, scan_segment
 from quiver.qwp.format.watermark import WATERMARK, WATERMARK_MAGIC, decode_watermark
@@ -34,8 +34,10 @@ def kind_of(name: str) -> str:
     """
     Return the kind of the file *name* of a slot.
     """
-    kinds = {WATERMARK_NAME: "qwp watermark", DEAD_LETTERS_NAME: "qwp dead letters"}
-    return kinds.get(name.rpartition("/")[2], "qwp segment")
+    file = name.rpartition("/")[2]
+    if number_of_dead_letters(file) is not None:
+        return "qwp dead letters"
+    return "qwp watermark" if file == WATERMARK_NAME else "qwp segment"
 
 
 def _describe_segment(to: Description, data: memoryview, rows_max: int) -> Description:

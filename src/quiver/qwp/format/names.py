@@ -8,7 +8,8 @@ The names of a slot's files, made and parsed. A name that this code would not wr
     ├── .lock.pid                 who that is: "<pid>\n"
     ├── .failed                   why nobody should adopt this slot any more
     ├── .ack-watermark            how far the server has confirmed
-    ├── .dead-letters             frames that a policy gave up
+    ├── .dead-letters             frames that were given up; .dead-letters-1, -2, …: later ones
+    ├── .dead-letters.lock        held while these are changed
     ├── sf-<16 hex digits>.sfa    segments
     ├── sf-<…>.sfa.tmp            a shorter copy of a segment, not finished
     ├── sf-initial.sfa            the first segment of older clients
@@ -23,6 +24,7 @@ import re
 from quiver.errors import SettingsInvalid
 
 __all__ = [
+    "DEAD_LETTERS_LOCK_NAME",
     "DEAD_LETTERS_NAME",
     "FAILED_NAME",
     "LOCK_NAME",
@@ -32,10 +34,12 @@ __all__ = [
     "SYMBOLS_NAME",
     "WATERMARK_NAME",
     "check_sender_id",
+    "dead_letters_name",
     "generation_of",
     "is_segment_name",
     "is_sender_id",
     "is_unfinished_name",
+    "number_of_dead_letters",
     "segment_name",
     "shorter_name",
 ]
@@ -45,12 +49,14 @@ PID_NAME = ".lock.pid"
 FAILED_NAME = ".failed"
 WATERMARK_NAME = ".ack-watermark"
 DEAD_LETTERS_NAME = ".dead-letters"
+DEAD_LETTERS_LOCK_NAME = ".dead-letters.lock"
 SYMBOLS_NAME = ".symbol-dict"
 MANIFEST_NAME = "sf-manifest.bin"
 SEGMENT_SUFFIX = ".sfa"
 _UNFINISHED_SUFFIX = ".tmp"
 
 _SEGMENT = re.compile(r"sf-([0-9a-f]{16})\.sfa")
+_DEAD_LETTERS = re.compile(r"\.dead-letters(?:-([1-9][0-9]{0,17}))?")
 _SENDER_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 
 
@@ -88,6 +94,21 @@ def generation_of(name: str) -> int | None:
     """
     match = _SEGMENT.fullmatch(name)
     return int(match[1], 16) if match else None
+
+
+def dead_letters_name(number: int) -> str:
+    """
+    Return the name of the file of dead letters with that number, from 0, in the order of creation.
+    """
+    return f"{DEAD_LETTERS_NAME}-{number}" if number else DEAD_LETTERS_NAME
+
+
+def number_of_dead_letters(name: str) -> int | None:
+    """
+    Return the number of a file of dead letters; None when *name* is not that of one.
+    """
+    match = _DEAD_LETTERS.fullmatch(name)
+    return None if match is None else int(match[1] or 0)
 
 
 def is_sender_id(name: str) -> bool:

@@ -23,7 +23,7 @@ from quiver.qwp.wire.decoder import Message, decode_message
 from quiver.qwp.wire.message import Flags, TableData, encode_message
 from quiver.qwp.wire.varint import encode_varint
 
-__all__ = ["Piece", "as_group", "split_message"]
+__all__ = ["Piece", "as_group", "committing", "split_message"]
 
 _FLAGS_OFFSET = 5
 Array = np.ndarray[Any, Any]
@@ -63,6 +63,15 @@ def as_group(pieces: Sequence[bytes], original: Buffer) -> list[bytes]:
     for number, piece in enumerate(found):
         piece[_FLAGS_OFFSET] |= Flags.DEFER_COMMIT if number < len(found) - 1 else deferred
     return [bytes(piece) for piece in found]
+
+
+def committing(message: Buffer) -> bytes:
+    """
+    Return *message* so that it defers nothing.
+    """
+    data = bytearray(message)
+    data[_FLAGS_OFFSET] &= ~Flags.DEFER_COMMIT
+    return bytes(data)
 
 
 _Range = tuple[Table, int, int]

@@ -1,0 +1,274 @@
+"""
+`quiver sf dead-letters SF_DIR SLOT list|show|resend|export|clear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.sf_slots import NoServerReporter, names_of_slots
+from quiver.clock import SYSTEM_CLOCK
+from quiver.errors import WrongUse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quiver.qwp.dead_letters import StoredLetter
+    from quiver.qwp.wire.decoded import Table
+
+__all__ = ["dead_letters"]
+
+
+class Action(StrEnum):
+    """
+    What to do with dead letters.
+    """
+
+    list = "list"
+    show = "show"
+    resend = "resend"
+    export = "export"
+    clear = "clear"
+
+
+def dead_letters(
+    root: Annotated[Path, typer.Argument(metavar="SF_DIR", help="What sf_dir says: the directory above the slots.")],
+    slot: Annotated[str, typer.Argument(metavar="SLOT", help="A sender_id.")],
+    action: Annotated[Action, typer.Argument(help="What to do.")] = Action.list,
+    letters: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="LETTER", help="Which ones, as listed: 12.1f3a9c20, or 12 for all of frame 12."),
+    ] = None,
+    table: Annotated[str | None, typer.Option("--table", help="Only letters with rows of this table.")] = None,
+    conf: Annotated[
+        str | None, typer.Option("--conf", help="Resend to: a connect string. QDB_CLIENT_CONF when left out.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Export to: a directory, or a .parquet file with --table.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="List with the rows, as show does.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    List, show, send again, export or remove what the server refused and the sender gave up.
+
+    Works beside a sender that runs. A letter that is sent again is removed when the server has taken it. One that is
+    refused again stays, with the new reason. Exits with 1 when letters are damaged or were not taken.
+    """
+    (name,) = names_of_slots(root, [slot])
+    directory = f"{root}/{name}"
+    found, damage = _find(directory, letters or [], table)
+    if action is Action.show or rows:
+        print_json([_as_dict(one, tables) | {"rows": _rows(tables)} for one, tables in found])
+    elif action is Action.list:
+        _list(directory, found, as_json=as_json)
+    elif action is Action.clear:
+        _clear(directory, found, is_all=not letters and table is None, as_json=as_json)
+    elif action is Action.export:
+        _export(found, to, table, force=force, as_json=as_json)
+    else:
+        _resend(directory, [one for one, _ in found], conf, as_json=as_json)
+    for one in damage if action is not Action.clear else ():
+        typer.echo(str(one), err=True)
+    if damage and action is not Action.clear:
+        raise typer.Exit(1)
+
+
+_Found = list[tuple["StoredLetter", tuple["Table", ...]]]
+
+
+def _find(directory: str, wanted: list[str], table: str | None) -> tuple[_Found, list[object]]:
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.scan import Frame  # noqa: PLC0415
+    from quiver.qwp.dead_letters import StoredLetter, dead_letters_of  # noqa: PLC0415
+    from quiver.qwp.wire.decoder import decode_message  # noqa: PLC0415
+
+    found: _Found = []
+    damage: list[object] = []
+    ids = set()
+    for one in dead_letters_of(REAL_FILES, directory):
+        if not isinstance(one, StoredLetter):
+            damage.append(one)
+            continue
+        ids |= {one.id, str(one.letter.fsn)}
+        if wanted and one.id not in wanted and str(one.letter.fsn) not in wanted:
+            continue
+        answer = decode_message(memoryview(one.letter.message))
+        tables = answer.value.tables if isinstance(answer, Frame) else ()
+        if table is None or any(table == each.name for each in tables):
+            found.append((one, tables))
+    missing = [text for text in wanted if text not in ids]
+    if missing:
+        raise WrongUse(f"{directory} has no dead letter {', '.join(missing)}")
+    return found, damage
+
+
+def _as_dict(one: StoredLetter, tables: tuple[Table, ...]) -> dict[str, Any]:
+    letter = one.letter
+    return {
+        "letter": one.id,
+        "frame": letter.fsn,
+        "given_up_at_ns": letter.at_ns,
+        "status": letter.status,
+        "reason": letter.reason,
+        "size_bytes": len(letter.message),
+        "tables": {each.name: each.rows for each in tables},
+    }
+
+
+def _rows(tables: tuple[Table, ...]) -> dict[str, list[dict[str, Any]]]:
+    from quiver.qwp.inspection import rows_of  # noqa: PLC0415 - keeps `--help` quick
+
+    return {each.name: rows_of(each) for each in tables}
+
+
+def _list(directory: str, found: _Found, *, as_json: bool) -> None:
+    if as_json:
+        print_json([_as_dict(*one) for one in found])
+        return
+    now_ns = SYSTEM_CLOCK.now_ns()
+    rows = [
+        {
+            "letter": one.id,
+            "given_up": f"{human_age((now_ns - one.letter.at_ns) / 1e9)} ago",
+            "status": f"{one.letter.status:#04x}" if one.letter.status else None,
+            "size": human_bytes(len(one.letter.message)),
+            "tables": [f"{each.name} ({each.rows})" for each in tables],
+            "reason": one.letter.reason,
+        }
+        for one, tables in found
+    ]
+    print_table(f"dead letters of {directory}", rows)
+
+
+def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> None:
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.qwp.dead_letters import remove_dead_letters  # noqa: PLC0415
+
+    removed = remove_dead_letters(REAL_FILES, directory, None if is_all else {one.id for one, _ in found})
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        typer.echo(f"{removed:,} letters removed")
+
+
+def _resend(directory: str, letters: list[StoredLetter], conf: str | None, *, as_json: bool) -> None:
+    from quiver.qwp.environment import conf_from_env  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.qwp.resending import resend  # noqa: PLC0415
+    from quiver.qwp.settings import SenderSettings  # noqa: PLC0415
+
+    settings = replace(SenderSettings.from_conf(conf or conf_from_env()), sf_dir=None)
+    done = resend(settings, directory, letters, observer=NoServerReporter())
+    if as_json:
+        refused = [{"frame": one.fsn, "status": one.status, "reason": one.reason} for one in done.refused]
+        halted = None if done.halted is None else str(done.halted)
+        print_json({"taken": done.taken, "refused": refused, "left": done.left, "halted": halted})
+    else:
+        typer.echo(f"{done.taken:,} letters taken, {len(done.refused):,} refused again, {done.left:,} not sent")
+        for one in done.refused:
+            typer.echo(f"frame {one.fsn}: {one.reason}")
+        if done.halted is not None:
+            typer.echo(f"quiver: {done.halted}", err=True)
+    if done.refused or done.left:
+        raise typer.Exit(1)
+
+
+# ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class _Group:
+    """
+    Rows of one table whose columns have the same types where they have the same names.
+    """
+
+    fields: dict[str, pa.DataType]
+    batches: list[pa.RecordBatch]
+
+    def takes(self, schema: pa.Schema) -> bool:
+        return all(self.fields.get(field.name, field.type) == field.type for field in schema)
+
+
+def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, as_json: bool) -> None:
+    import pyarrow as pa  # noqa: PLC0415 - keeps `--help` quick
+
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.export import export  # noqa: PLC0415
+    from quiver.store.segment.conform import conform  # noqa: PLC0415
+
+    if to is None:
+        raise WrongUse("export where to? --to DIRECTORY, or --table NAME --to FILE.parquet")
+    if to.suffix == ".parquet" and table is None:
+        raise WrongUse(f"{to}: a file has the rows of one table; name it with --table, or name a directory")
+    files = dict(_files(to, _groups(found, table)))
+    for path in files:
+        if path.exists() and not force:
+            raise WrongUse(f"{path} exists; --force replaces it")
+        if not path.parent.is_dir():
+            raise WrongUse(f"{path.parent}: there is no such directory")
+    written = []
+    for path, group in files.items():
+        schema = pa.schema(list(group.fields.items()))
+        done = export(REAL_FILES, str(path), "parquet", schema, (conform(one, schema) for one in group.batches))
+        written.append({"path": done.path, "rows": done.rows, "size_bytes": done.size_bytes})
+    if as_json:
+        print_json(written)
+        return
+    for one in written:
+        typer.echo(f"{one['path']}: {one['rows']:,} rows")
+    if not written:
+        typer.echo("there is nothing to export")
+
+
+def _files(to: Path, groups: dict[str, list[_Group]]) -> Iterator[tuple[Path, _Group]]:
+    for table, ones in groups.items():
+        first = to if to.suffix == ".parquet" else to / f"{quote(table, safe=' ')}.parquet"
+        for number, group in enumerate(ones, 1):
+            yield first if number == 1 else first.with_name(f"{first.stem}-{number}.parquet"), group
+
+
+def _groups(found: _Found, wanted: str | None) -> dict[str, list[_Group]]:
+    """
+    Return the rows of each table. Letters in which a column has another type are a group of their own.
+    """
+    groups: dict[str, list[_Group]] = {}
+    for one, tables in found:
+        for table in tables:
+            if wanted not in {None, table.name} or not table.rows or not table.columns:
+                continue
+            batch = _with_reason(one, table)
+            known = groups.setdefault(table.name, [])
+            group = next((each for each in known if each.takes(batch.schema)), None)
+            if group is None:
+                group = _Group({}, [])
+                known.append(group)
+            group.fields |= {field.name: field.type for field in batch.schema}
+            group.batches.append(batch)
+    return groups
+
+
+def _with_reason(one: StoredLetter, table: Table) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415 - keeps `--help` quick
+
+    from quiver.store.export import plain_schema  # noqa: PLC0415
+    from quiver.store.segment.conform import conform  # noqa: PLC0415
+
+    batch = table.to_arrow()
+    batch = conform(batch, plain_schema(batch.schema))
+    for name, value, kind in (
+        ("dead_letter", one.id, pa.string()),
+        ("dead_letter_at", one.letter.at_ns, pa.timestamp("ns", "UTC")),
+        ("dead_letter_status", one.letter.status, pa.uint8()),
+        ("dead_letter_reason", one.letter.reason, pa.string()),
+    ):
+        batch = batch.append_column(name, pa.array([value] * table.rows, kind))
+    return batch

@@ -1,0 +1,109 @@
+"""
+What the commands of `quiver sf` share: slots by name, what is in one, and a word while no server answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import WrongUse
+from quiver.observe import InMemoryObserver, Value
+
+if TYPE_CHECKING:
+    from quiver.qwp.inspection import SlotReport
+
+__all__ = ["NoServerReporter", "age_s", "holder", "look", "names_of_slots", "slot_as_dict"]
+
+_SILENT_S = 5.0
+
+
+class NoServerReporter(InMemoryObserver):
+    """
+    Says once in a while that no server answers: the time for reconnecting is minutes.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said_at = -math.inf
+
+    def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:  # noqa: ARG002
+        """
+        Tell the person in front of the terminal, or keep quiet.
+        """
+        now = self._clock.monotonic()
+        if name == "qwp.no_server" and now - self._said_at >= _SILENT_S:
+            self._said_at = now
+            typer.echo(f"quiver: {attributes['reason']}; {attributes['frames']} frames wait, trying again", err=True)
+
+
+def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
+    """
+    Return the slots below *root* that are *wanted*; None: all of them.
+
+    Raises:
+        WrongUse: one is not there.
+    """
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.qwp.inspection import slots_below  # noqa: PLC0415
+
+    found = slots_below(REAL_FILES, str(root))
+    for name in wanted or ():
+        if name not in found:
+            raise WrongUse(f"{root} has no slot {name}; there are: {', '.join(found) or 'none'}")
+    return wanted or found
+
+
+def look(root: Path, name: str) -> SlotReport:
+    """
+    Return what is in the slot *name*.
+    """
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.qwp.inspection import look_at_slot  # noqa: PLC0415
+
+    return look_at_slot(REAL_FILES, str(root), name)
+
+
+def age_s(one: SlotReport) -> float | None:
+    """
+    Return for how long the oldest unconfirmed rows of a slot have waited; None when none wait.
+    """
+    return None if one.oldest_us is None else max(0.0, SYSTEM_CLOCK.now_ns() / 1e9 - one.oldest_us / 1e6)
+
+
+def holder(one: SlotReport) -> str | None:
+    """
+    Return the pid that last held the slot, and whether there still is such a process here.
+    """
+    if one.holder is None or not one.holder.isdecimal():
+        return one.holder
+    return one.holder if Path(f"/proc/{one.holder}").exists() or not Path("/proc").exists() else f"{one.holder} (gone)"
+
+
+def slot_as_dict(one: SlotReport) -> dict[str, Any]:
+    """
+    Return a report for programs.
+    """
+    return {
+        "slot": one.sender_id,
+        "backlog_frames": one.backlog,
+        "backlog_bytes": one.backlog_bytes,
+        "waits_s": age_s(one),
+        "first_frame": one.first_fsn,
+        "next_frame": one.next_fsn,
+        "confirmed": one.confirmed,
+        "size_bytes": one.size_bytes,
+        "last_holder": holder(one),
+        "held": one.is_held,
+        "failed": one.failed,
+        "dead_letters": one.dead_letters,
+        "problem": one.problem,
+        "damaged_copies": list(one.damaged_copies),
+        "segments": one.segments,
+    }

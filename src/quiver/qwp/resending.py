@@ -1,0 +1,158 @@
+"""
+Dead letters, sent again because a person asked for it.
+
+::
+
+    letters ─▶ a ring in memory ─▶ server ─▶ taken: the letter is removed
+                                         └─▶ refused again: it becomes a new letter, with the reason of today
+
+A letter is removed only after the server has confirmed it, so a crash sends it once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.observe import InMemoryObserver, Observer
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.qwp.dead_letters import DeadLetterFiles, StoredLetter, remove_dead_letters
+from quiver.qwp.failover import HostTracker
+from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.ring import Ring, RingSettings
+from quiver.qwp.segment_files import MemorySegments
+from quiver.qwp.session import Category, Policy, SenderError
+from quiver.qwp.settings import SenderSettings
+from quiver.qwp.slot import MemorySlot
+from quiver.qwp.wire.pieces import committing
+from quiver.qwp.wire_loop import Counters, WireLoop
+
+__all__ = ["Resent", "resend"]
+
+_BATCH_BYTES = 32 << 20
+_FRAME_BYTES = 64
+"""What a frame takes in a segment beside its message, and more than that."""
+_REFUSALS = (
+    Category.SCHEMA_MISMATCH, Category.PARSE_ERROR, Category.INTERNAL_ERROR, Category.SECURITY_ERROR,
+    Category.WRITE_ERROR,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Resent:
+    """
+    What became of letters: how many the server took, those that were refused again, and why the others were not sent.
+    """
+
+    taken: int = 0
+    refused: list[DeadLetter] = field(default_factory=list)
+    left: int = 0
+    halted: SenderError | None = None
+
+
+@dataclass(slots=True)
+class _Collector(MemorySlot):
+    """
+    A slot in memory that collects what is refused.
+    """
+
+    refused: list[DeadLetter] = field(default_factory=list)
+
+    def keep_dead_letter(self, letter: DeadLetter) -> int:
+        """
+        Collect a letter. Returns that none was dropped.
+        """
+        self.refused.append(letter)
+        return 0
+
+
+def resend(
+    settings: SenderSettings,
+    directory: str,
+    letters: Sequence[StoredLetter],
+    *,
+    fs: FileSystem = REAL_FILES,
+    clock: Clock = SYSTEM_CLOCK,
+    observer: Observer | None = None,
+) -> Resent:
+    """
+    Send *letters* of the slot *directory* to the server of *settings*, and remove those that it takes.
+
+    A refusal does not end it, whatever the error policies say. May run beside the slot's sender.
+
+    Raises:
+        RetryLater: somebody else changed the letters all the time.
+        OSError: the disk refused. Letters that were taken may still be there.
+    """
+    observer = InMemoryObserver() if observer is None else observer
+    settings = replace(
+        settings, policies=dict.fromkeys(_REFUSALS, Policy.DROP), dead_letters=True, initial_connect="async"
+    )
+    files = DeadLetterFiles(fs, directory, settings.dead_letters_bytes_max, clock=clock, observer=observer)
+    result = Resent(left=len(letters))
+    try:
+        for batch in _batches(letters):
+            refused, confirmed, halted = _send(settings, [one.letter.message for one in batch], clock, observer)
+            again = [replace(one, fsn=batch[one.fsn].letter.fsn) for one in refused]
+            for letter in again:
+                files.keep(letter)  # before the old one is removed: a crash in between keeps it twice
+            done = batch[:confirmed]
+            remove_dead_letters(fs, directory, {one.id for one in done}, clock=clock)
+            result.refused += again
+            result.taken += len(done) - len({one.fsn for one in refused})
+            result.left -= len(done)
+            result.halted = halted
+            if halted is not None:
+                break
+    finally:
+        files.close()
+    return result
+
+
+def _batches(letters: Sequence[StoredLetter]) -> Iterator[list[StoredLetter]]:
+    batch: list[StoredLetter] = []
+    size = 0
+    for one in letters:
+        if batch and size + len(one.letter.message) > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += len(one.letter.message)
+    if batch:
+        yield batch
+
+
+def _send(
+    settings: SenderSettings, messages: list[bytes], clock: Clock, observer: Observer
+) -> tuple[list[DeadLetter], int, SenderError | None]:
+    """
+    Return what of *messages* was refused, by their numbers, how many are done with, and why that are not all.
+    """
+    segment_bytes = _FRAME_BYTES * (len(messages) + 1) + sum(map(len, messages))
+    ring = Ring(RingSettings(segment_bytes, 2 * segment_bytes, 0.0), MemorySegments(), clock=clock, observer=observer)
+    slot = _Collector(ring)
+    try:
+        for message in messages:
+            ring.append(committing(message))  # alone: the group that it was part of is long over
+        loop = WireLoop(
+            slot,
+            settings,
+            HostTracker(len(settings.addresses)),
+            counters=Counters(),
+            on_error=lambda _: None,
+            clock=clock,
+            observer=observer,
+            random=Random(),  # noqa: S311
+            until_drained=True,
+        )
+        try:
+            loop.run()
+        finally:
+            loop.release()
+        confirmed = ring.acked_fsn + 1
+        return [one for one in slot.refused if one.fsn < confirmed], confirmed, loop.halted
+    finally:
+        slot.close()
