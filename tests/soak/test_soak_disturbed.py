@@ -5,6 +5,8 @@ The same pipeline in other weather: parts that are restarted in any order, a far
 import contextlib
 import errno
 import os
+import pathlib
+import shutil
 import subprocess
 import threading
 from random import Random
@@ -18,6 +20,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 SETTLE_S = 300.0
 DISK_BYTES = 96 * 1024 * 1024
 FROZEN_S = 120.0
+EXT4_BYTES = 512 * 1024 * 1024
 
 
 class Sending:
@@ -110,6 +113,63 @@ def test_a_part_that_stands_still_for_minutes_goes_on(tmp_path, part):
         pipeline.stop()
     far.down()
     check(tmp_path, far, producer.confirmed, producer.unknown)
+
+
+class Ext4:
+    """A file system of its own on *image*, which becomes read-only at the first error, as many servers are set up."""
+
+    def __init__(self, image, place):
+        self.image, self.place = image, place
+        place.mkdir()
+        image.touch()
+        os.truncate(image, EXT4_BYTES)
+        subprocess.run(["mkfs.ext4", "-q", "-e", "remount-ro", str(image)], check=True)
+
+    def mount(self):
+        subprocess.run(["mount", "-o", "loop", str(self.image), str(self.place)], check=True)
+
+    def unmount(self):
+        subprocess.run(["umount", str(self.place)], check=True)
+        subprocess.run(["e2fsck", "-p", str(self.image)], capture_output=True, check=False)  # 1: it repaired
+
+    def fail(self):
+        """Let the kernel see an error: every write fails from now on, and reads go on."""
+        found = subprocess.run(["losetup", "-j", str(self.image)], capture_output=True, text=True, check=True)
+        device = pathlib.Path(found.stdout.partition(":")[0]).name
+        pathlib.Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1")
+
+
+@pytest.fixture
+def ext4(tmp_path):
+    """One that is mounted."""
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None or not pathlib.Path("/sys/fs/ext4").exists():
+        pytest.skip("this machine lets nobody make and mount an ext4 file system")
+    made = Ext4(tmp_path / "image", tmp_path / "disk")
+    try:
+        made.mount()
+    except subprocess.CalledProcessError:
+        pytest.skip("this machine has no loop devices")
+    yield made
+    subprocess.run(["umount", "-l", str(made.place)], check=False)
+
+
+def test_a_disk_that_became_read_only(ext4, tmp_path):
+    """After a check of the disk and a restart everything that was confirmed is exported once."""
+    far = FarSide()
+    with Pipeline(ext4.place, far.port) as pipeline:
+        with Sending(pipeline, 0) as producer:
+            wait_for(pipeline, producer, 200)
+            ext4.fail()
+            wait_until_tried(pipeline, producer, 50)
+            pipeline.kill()
+            ext4.unmount()
+            ext4.mount()
+            pipeline.start()
+            wait_for(pipeline, producer, 200)
+        settle(pipeline, SETTLE_S)
+        pipeline.stop()
+    far.down()
+    check(ext4.place, far, producer.confirmed, producer.unknown)
 
 
 def pause(seconds):

@@ -18,6 +18,7 @@ file                         purpose
 `checkpoints.py`             a query's checkpoint: copied beside it, restored, checked
 `partitions.py`              limits of a batch; bundles → tasks                             (pure)
 `cast.py`                    any Arrow type → one Spark takes                               (pure)
+`checkpoint.py`              a checkpoint on a local disk, made durable
 `segments.py`                the sealed segments, seen from beside the store
 `subscription.py`            a streaming query as a subscriber: start, ack, plan
 `cores.py`                   the same over a store on several cores, as one stream

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.checkpoint import is_local, repair_checkpoint
 from quiver.spark.formats import register
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def start_bundle_query(
         store_path: the store's directory; it may be in use by its writer.
         subscriber: one live query each. A new one starts at the earliest bundle.
         each: called with a frame of mode `bundles` and the batch's number.
-        checkpoint: directory of the query's own notes.
+        checkpoint: directory of the query's own notes; on a local disk it is synced, and repaired after a power loss.
         trigger: as `DataStreamWriter.trigger` takes it; one second when None.
         options: more options of the source.
         query_name: shown in logs and reports.
@@ -54,6 +56,9 @@ def start_bundle_query(
         WrongUse: an option is unknown.
     """
     register(spark)
+    if is_local(checkpoint):
+        repair_checkpoint(REAL_FILES, checkpoint)
+        options = {"checkpoint": checkpoint, **options}
     reader = spark.readStream.format("quiver").option("path", str(Path(store_path).absolute()))
     reader = reader.option("mode", "bundles").option("subscriber", subscriber).options(**options)
     writer = reader.load().writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)

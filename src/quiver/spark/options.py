@@ -25,6 +25,8 @@ option                      default    meaning
 ``maxBytesPerTrigger``      256MiB     streams only; a batch always has at least one bundle
 ``minPartitions``           by bytes   at least this many tasks, as far as there are bundles
 ``failOnDataLoss``          true       false goes on where data is gone or damaged, true says so and stops
+``checkpoint``                         streams only: the query's ``checkpointLocation`` on a local disk. Its files are
+                                       synced before what they say is acknowledged, so it survives a power loss
 ==========================  =========  ====================================================================
 
 A batch read refuses the options of a stream, and a stream those of a batch read.
@@ -39,6 +41,7 @@ from typing import Literal, cast
 
 from quiver.bundle import OTAP, QWP_SLOT
 from quiver.errors import WrongUse
+from quiver.spark.checkpoint import is_local
 from quiver.spark.offsets import StartingOffsets, parse_starting, parse_timestamp
 from quiver.spark.option_values import bytes_option, count_option, switch_option
 from quiver.spark.partitions import Limits
@@ -55,13 +58,13 @@ METADATA_COLUMNS = ("_segment", "_index", "_row", "_ingested_at")
 
 _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 
-STREAM_OPTIONS = ("subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger")
+STREAM_OPTIONS = ("subscriber", "maxBundlesPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "checkpoint")
 """Options that a batch read refuses, because they would have no effect."""
 
 _NAMES = (
     "path", "mode", "view", "slot", "table", "columns", "includeMetadata", "timestampsAs", "subscriber",
     "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "maxBundlesPerTrigger",
-    "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
+    "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "checkpoint",
 )  # fmt: skip
 
 _KNOWN = {name.lower(): name for name in _NAMES}
@@ -87,6 +90,7 @@ class SourceOptions:
     limits: Limits
     partitions_min: int
     fail_on_data_loss: bool
+    checkpoint: str | None
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -139,6 +143,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         ),
         partitions_min=count_option(given, "minPartitions") or 0,
         fail_on_data_loss=switch_option(given, "failOnDataLoss", default=True),
+        checkpoint=_checkpoint(given),
     )
 
 
@@ -158,6 +163,13 @@ def _choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], defau
     if value.lower() not in allowed:
         raise WrongUse(f"{name}: {value!r} is not one of {', '.join(allowed)}")
     return value.lower()
+
+
+def _checkpoint(given: Mapping[str, str]) -> str | None:
+    checkpoint = given.get("checkpoint") or None
+    if checkpoint is not None and not is_local(checkpoint):
+        raise WrongUse(f"checkpoint: {checkpoint} is not on a local disk: leave the option out, it syncs local files")
+    return checkpoint
 
 
 def _slot(given: Mapping[str, str]) -> int | None:

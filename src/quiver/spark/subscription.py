@@ -33,6 +33,7 @@ from quiver.errors import Damaged, DataLoss, DirectoryInUse, SubscriberUnknown, 
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Frame
+from quiver.spark.checkpoint import Checkpoint
 from quiver.spark.offsets import Position, StreamOffset
 from quiver.spark.options import SourceOptions
 from quiver.spark.partitions import Limits, Span, pack, spans_between, take
@@ -98,6 +99,7 @@ class Subscription:
         self._file = SubscriberFile(files, options.path, options.subscriber)
         self._held = HeldBundles(files, options.path, options.subscriber)
         self._released_for = self._held.refs
+        self._checkpoint = None if options.checkpoint is None else Checkpoint(files, options.checkpoint)
         self._acked = Position(0, 0)
         self._available: Position | None = None
         self._store = ""
@@ -188,6 +190,8 @@ class Subscription:
             return []
         first = self._not_below_acked(first)
         self._segments.check_complete(first, last)
+        if self._checkpoint is not None:
+            self._checkpoint.sync_offsets()  # no task may read, and so no sink commit, what a power loss would forget
         return spans_between(self._segments.from_position(first), first, last)
 
     def available_now(self) -> None:
@@ -222,6 +226,8 @@ class Subscription:
         if position <= self._acked:
             self._not_below_acked(position)
             return position
+        if self._checkpoint is not None:
+            self._checkpoint.sync_commits()  # acknowledged further than the checkpoint, the query could not go on
         self._file.know(self._refs(position))
         if self._file.ack_through(position.segment, position.index, held=self._held.refs):
             self._file.save()
