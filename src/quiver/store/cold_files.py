@@ -161,11 +161,13 @@ def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None
                 continue
             computed = offset = 0
             while offset < entry.size_bytes - _CRC_BYTES:
-                piece = tier.get_range(key, offset, min(_PIECE_BYTES, entry.size_bytes - _CRC_BYTES - offset))
-                if not piece:
-                    break
+                wanted = min(_PIECE_BYTES, entry.size_bytes - _CRC_BYTES - offset)
+                piece = tier.get_range(key, offset, wanted)
                 computed = crc32(piece, computed)
                 offset += len(piece)
+                if len(piece) < wanted:
+                    computed = ~entry.crc32  # it ends before it should
+                    break
         except ObjectMissing:
             require_place(tier, key)
             return "the object is gone from the tier"

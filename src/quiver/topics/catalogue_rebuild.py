@@ -110,9 +110,10 @@ def _describe(
             trouble = f"its messages are not {expected} and the following"
             break
         step = range(-(expected - start) % INDEX_EVERY_MESSAGES, len(frames), INDEX_EVERY_MESSAGES)
-        index += (
-            [(expected, first)] if compression != "none" else [(expected + at, first + frames[at][1]) for at in step]
-        )
+        if compression == "none":
+            index += [(expected + at, first + frames[at][1]) for at in step]
+        elif expected <= end:  # what lies behind the last message leads nowhere
+            index.append((expected, first))
         expected += len(offsets)
         trouble = reason
     if trouble is None and expected != end + 1:

@@ -372,6 +372,9 @@ class Copies:
         if said is None or said[1:] != (packed.header.segment_index, packed.footer.sealed_at):
             what = f"segment {packed.header.segment_index}, sealed at {packed.footer.sealed_at}"
             raise Damaged(info.key, 0, f"it holds {what}: another one than its key says")
+        problem = packed.end_problem()
+        if problem is not None:
+            raise Damaged(info.key, 0, problem)
         remote = RemoteCopy(info.key, info.etag, info.size_bytes, now_ms)
         name = warm_name(packed.header.segment_index, packed.header.base_offset, packed.footer.sealed_at)
         return TierEntry(

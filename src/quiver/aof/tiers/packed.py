@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from quiver.aof.format.record import RecordScan, scan_pieces, scan_records
+from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, RecordScan, scan_pieces, scan_records
 from quiver.aof.format.segment_file import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -213,6 +213,24 @@ class PackedSegment:
         first, last = start // FRAME_BYTES, (end - 1) // FRAME_BYTES
         joined = b"".join(self._unpack(list(self.frames[first : last + 1]), is_salvage=is_salvage))
         return joined[start - first * FRAME_BYTES : end - first * FRAME_BYTES]
+
+    def end_problem(self) -> str | None:
+        """
+        Say what is wrong with the end of the segment: the last record that the footer names must end there.
+
+        Nothing else vouches for header, footer and table. A segment that says of itself that it is larger than its
+        records is found here, before anybody makes room for it in memory.
+
+        Raises:
+            Damaged: a frame is not what was written.
+        """
+        offset = self.footer.last_record_id & 0xFFFF_FFFF
+        behind = offset
+        if self.footer.record_count:
+            head = self.read(offset, offset + RECORD_HEAD_BYTES)
+            length = RECORD_HEAD.unpack(head)[0] if len(head) == RECORD_HEAD_BYTES else 0
+            behind = offset + RECORD_HEAD_BYTES + length if length else offset
+        return None if behind == self.end else f"its last record ends at {behind}, its footer says {self.end}"
 
     def read_packed(self, start: int, length: int) -> bytes:
         """

@@ -1,0 +1,122 @@
+"""
+Objects of a store that somebody else replaced: their segment is lost as long as they are there, and nothing else ever.
+"""
+
+from __future__ import annotations
+
+import pytest
+from store_cold_rig import ROOT, WHERE, Rig, bundle_of, drain, number_of
+
+from hostile_objects import CHANGES, TEBIBYTE, HostileObjects, Made, little_memory
+from quiver.errors import Damaged
+from quiver.store.check import check_store
+from quiver.store.cold_restore import restore_from_tier, stores_in_tier
+from quiver.store.read import read
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+VICTIM = 1
+
+
+def huge_with_our_end(own, _other):
+    """A tebibyte with the segment's checksum at its end: its name says that this is what it ends with."""
+    return Made(TEBIBYTE, begin=own[:100], end=own[-4:])
+
+
+def other_middle(own, _other):
+    """Our size, our beginning and our end."""
+    return own[:500] + bytes(len(own) - 1000) + own[-500:]
+
+
+EVERY = CHANGES | {"a tebibyte with our checksum": huge_with_our_end, "another middle": other_middle}
+
+
+@pytest.fixture(params=EVERY, ids=str)
+def hostile(request):
+    """A store whose three segments are only in the tier, where the second was replaced."""
+    rig = Rig(cold_local_bytes=0, cold_keep_finished_s=1e9)
+    with rig.open() as store:
+        store.register("one", start="earliest")
+        rig.fill(store, 3)
+        for _ in range(2):
+            store.maintain()
+    keys = rig.names()
+    tier = HostileObjects(rig.tier)
+    tier.replace(keys[VICTIM], keys[VICTIM + 1], EVERY[request.param])
+    rig.tier = tier
+    return rig, tier, keys[VICTIM], request.param
+
+
+def test_every_other_bundle_is_delivered(hostile):
+    """The three of the damaged segment are named with the object's key; ingesting and delivering go on."""
+    rig, _, key, _ = hostile
+    got, damaged = [], []
+    with little_memory(), rig.open() as store:
+        subscriber = store.register("one", start="earliest")
+        while (handle := subscriber.next_bundle(timeout=0)) is not None:
+            try:
+                got.append(number_of(handle.bundle))
+            except Damaged as error:
+                damaged.append(error.path)
+            handle.ack()
+        store.ingest(bundle_of(rig.taken), durable=True)
+        store.flush()
+        store.maintain()
+        assert drain(store, "one") == [9]
+    assert got == [0, 1, 2, 6, 7, 8]
+    assert set(damaged) <= {key}
+
+
+def test_readers_beside_it_go_on(hostile):
+    """What cannot be read is a problem with its key; the rest comes, and all of it when the object is back."""
+    rig, tier, key, _ = hostile
+    with little_memory():
+        reader = read(ROOT, fs=rig.files, objects=tier)
+        assert [number_of(bundle) for _, bundle in reader.bundles()] == [0, 1, 2, 6, 7, 8]
+    assert [problem.path for problem in reader.problems] == [key]
+    tier.heal()
+    reader = read(ROOT, fs=rig.files, objects=tier)
+    assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(9))
+
+
+def test_verify_names_it(hostile):
+    """As damage, with its key; nothing is changed."""
+    rig, tier, key, _ = hostile
+    before = rig.names()
+    with little_memory():
+        report = check_store(rig.files, ROOT, objects=tier)
+    assert [(one.kind, one.path) for one in report.findings if one.kind != "left over"] == [("damaged", key)]
+    assert rig.names() == before
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if "tebibyte" not in name])
+def test_a_store_that_is_restored_beside_it(name):
+    """All other segments are there. A huge object is read as far as its end says that it may be ours."""
+    rig = Rig(cold_local_bytes=0, cold_keep_finished_s=1e9)
+    with rig.open() as store:
+        rig.fill(store, 3)
+        for _ in range(2):
+            store.maintain()
+    keys = rig.names()
+    tier = HostileObjects(rig.tier)
+    tier.replace(keys[VICTIM], keys[VICTIM + 1], EVERY[name])
+    (identity,) = stores_in_tier(tier)
+    with little_memory():
+        (one,) = restore_from_tier(rig.files, "/new", tier, WHERE, [identity], clock=rig.clock)
+    assert one.damaged == [keys[VICTIM]]
+    assert [entry.seq for entry in one.segments] == [0, 2]
+
+
+def test_a_huge_object_without_our_end_is_hardly_read():
+    """Of a tebibyte, not even a piece."""
+    rig = Rig(cold_local_bytes=0, cold_keep_finished_s=1e9)
+    with rig.open() as store:
+        rig.fill(store, 2)
+        for _ in range(2):
+            store.maintain()
+    keys = rig.names()
+    tier = HostileObjects(rig.tier)
+    tier.made[keys[0]] = Made(TEBIBYTE, begin=b"junk")
+    (identity,) = stores_in_tier(tier)
+    (one,) = restore_from_tier(rig.files, "/new", tier, WHERE, [identity], clock=rig.clock)
+    assert one.damaged == [keys[0]]
