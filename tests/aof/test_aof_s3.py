@@ -79,3 +79,35 @@ def test_logs_that_are_restored(tmp_path, s3_server: S3Server):
     result = CliRunner().invoke(build_app(), restore)
     assert result.exit_code == 0, result.output
     assert [bytes(one.payload) for one in Reader(orders, 0)] == written
+
+
+def test_a_lost_and_a_damaged_object(tmp_path, s3_server: S3Server):
+    """One costs its segment, the other its bad records; everything else is read, in the log and beside it."""
+    where = {"backend": "s3", "root": s3_server.url(), "options": s3_server.options()}
+    config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=where))
+    path = str(tmp_path / "aof")
+    with AofManager.open(path, config, background=False, clock=ManualClock()) as manager:
+        log = manager.log("orders")
+        for number in range(5):
+            log.append_records_with_timeout([b"%d.%d" % (number, part) * 500 for part in range(5)], 5)
+            log.force_rollover(timeout_s=5)
+        written = payloads(log)
+        manager.maintain()
+    objects = open_objects(ObjectLocation.from_url(where["root"], where["options"]))
+    keys = sorted(info.key for info in objects.list_below(""))
+    objects.delete([keys[1]])
+    data = objects.get(keys[2], size_max=1 << 20)
+    objects.delete([keys[2]])
+    objects.put(keys[2], data[: len(data) // 2] + bytes(30) + data[len(data) // 2 + 30 :])
+    objects.close()
+    with AofManager.open(path, config, background=False, clock=ManualClock()) as manager:
+        log = manager.log("orders")
+        for reader in (
+            Reader(LogFiles(log.config.root_dir, objects=where), 0, on_lost="skip"),
+            log.open_reader(on_lost="skip"),
+        ):
+            found = [bytes(one.payload) for one in reader]
+            kept = [one for one in found if one in written[10:15]]
+            assert len(kept) < 5
+            assert found == written[:5] + kept + written[15:]
+            assert reader.skipped >= 6
