@@ -8,6 +8,7 @@ from aof_as_log import ROOT, AofAsLog, open_manager
 from quiver.aof.files import LogFiles
 from quiver.aof.format.names import DURABILITY, POINTER_NAME
 from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.reader import Reader
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -83,3 +84,19 @@ def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
             assert [one.name.segment_id for one in seen.segment_files() if one.durable > HEADER_BYTES] == [0]
         else:
             assert seen.piece(0, HEADER_BYTES, end, durable_only=True).end == end
+
+
+def test_the_last_record_of_a_log_becomes_visible_beside_it():
+    """Also when upkeep ran between its flush and the moment at which that would have been noted."""
+    files = CrashFileSystem()
+    clock = ManualClock()
+    with open_manager(files, clock=clock) as manager:
+        log = manager.log("orders")
+        beside = Reader(LogFiles(f"{ROOT}/orders", files=files), 0, durable_only=True)
+        for payload in (b"first", b"last"):
+            log.flush_until(log.append_record(payload))
+            clock.advance(0.5)
+            manager.maintain()
+        clock.advance(2)
+        manager._workers.run_pending()
+        assert [record.payload for record in beside] == [b"first", b"last"]

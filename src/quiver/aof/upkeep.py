@@ -307,15 +307,19 @@ class Upkeep:
         return f"{self._segments}/{spare_name(self._spare_number)}"
 
     def _note_durability(self, *, force: bool = False) -> None:
-        now_s = self._clock.monotonic()
-        if not force and now_s - self._snapshot_at_s < NOTE_AFTER_S:
-            return
         with self._tail.lock:
             unsealed = list(self._tail.unsealed())
             rows = [SegmentDurability(one.segment_id, one.size, one.durable) for one in unsealed if one.record_count]
         snapshot = encode_durability(rows)
-        if snapshot != self._snapshot:
-            self._write_snapshot(snapshot)
+        if snapshot == self._snapshot:
+            return
+        now_s = self._clock.monotonic()
+        left_s = self._snapshot_at_s + NOTE_AFTER_S - now_s
+        if left_s > 0 and not force:
+            # This run may have taken the place of the one that the last flush asked for, and nothing else may come.
+            self._again(left_s)
+            return
+        self._write_snapshot(snapshot)
         self._snapshot_at_s = now_s
 
     def _write_snapshot(self, snapshot: bytes) -> None:
