@@ -287,11 +287,12 @@ class Fenced(QuiverError):
 
 class NotYetDurable(QuiverError):
     """
-    The record `record_id` is written and can be read, but is not yet synced. Wait for it; never append it again.
+    The record `record_id` is written and can be read, but is not yet synced, or not yet in the object store. Wait for
+    it; never append it again. In topics it is the offset of a message.
     """
 
-    def __init__(self, record_id: int, reason: str) -> None:
-        super().__init__(f"record {record_id} is written, but not yet durable: {reason}")
+    def __init__(self, record_id: int, reason: str, *, what: str = "record") -> None:
+        super().__init__(f"{what} {record_id} is written, but not yet durable: {reason}")
         self.record_id = record_id
 
 

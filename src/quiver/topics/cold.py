@@ -113,6 +113,15 @@ class ColdTier(Protocol):
             RetryLater: not everything is up.
         """
 
+    def wait_until_uploaded(self, topic: str, offset: int, timeout: float | None) -> None:
+        """
+        Return when an object has the message *offset*, which is synced, waiting up to *timeout* seconds.
+
+        Raises:
+            NotYetDurable: *timeout* passed.
+            QuiverError: it will not be uploaded, or nobody knows.
+        """
+
     def truncate(self, topic: str, offset: int) -> None:
         """
         Delete the objects of *topic* whose messages are all below *offset*, and that no local file has.

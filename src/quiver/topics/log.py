@@ -13,7 +13,7 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from quiver.clock import Clock
-from quiver.errors import QuiverError, StoreClosed, WrongUse
+from quiver.errors import NotYetDurable, QuiverError, StoreClosed, WrongUse
 from quiver.observe import Observer
 from quiver.primitives.files import Buffer, FileSystem
 from quiver.primitives.scan import Damage
@@ -28,9 +28,12 @@ from quiver.topics.recovery import recover
 from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, WalSettings
 from quiver.topics.wal import Recovered, Wal
 
-__all__ = ["Start", "TopicLog"]
+__all__ = ["Durable", "Start", "TopicLog"]
 
 Start = int | datetime | Literal["earliest", "latest"]
+
+Durable = bool | Literal["object"]
+"""How durable a message is when its append returns: in the file, synced (True), or in the object store, too."""
 
 BatchMessage = Buffer | tuple[Buffer, Mapping[str, str] | None] | tuple[Buffer, Mapping[str, str] | None, str | None]
 """A payload, or with its attributes, or with both and its key."""
@@ -95,6 +98,8 @@ class TopicLog:
         self._producers_guard = threading.Lock()
         self.unsynced_since_s: float | None = None
         """Since when something is not synced, by the monotonic clock."""
+        self.uploaded: Callable[[int, float | None], None] | None = None
+        """Waits until an offset is uploaded; None where nothing is."""
         self.deleter: LocalDeleter | None = None
         """Deletes files that are old enough, where no tier does that."""
         self.on_full: Callable[[], None] = self.wal.sync
@@ -109,20 +114,25 @@ class TopicLog:
         attributes: Mapping[str, str] | None = None,
         key: str | None = None,
         publish_time_ns: int | None = None,
-        durable: bool = False,
+        durable: Durable = False,
     ) -> int:
         """
         Append one message and return its offset.
 
-        In the file on return; with *durable* synced on return. *key* says which consumer of a key-shared subscription
-        gets it, and is kept as an attribute. *publish_time_ns* is kept in whole milliseconds; None is now.
+        In the file on return; with *durable* synced on return, and with ``durable="object"`` in the object store, too:
+        that waits for as long as it takes, where `wait_until_uploaded` takes a time limit. *key* says which consumer of
+        a key-shared subscription gets it, and is kept as an attribute. *publish_time_ns* is kept in whole milliseconds;
+        None is now.
 
         Raises:
-            WrongUse: the message is too large, or an attribute is no text.
+            WrongUse: the message is too large, an attribute is no text, or there is no object store to wait for.
             AtCapacity: the disk is full; nothing was kept.
+            NotYetDurable: it is in the log, and may not be in the object store; `wait_until_uploaded` says more.
             StoreFailed: a write or sync failed, now or earlier.
             StoreClosed: the topic was closed, unloaded or sealed.
         """
+        if durable and durable is not True:
+            self.require_uploads(durable)
         if type(payload) is not bytes:
             payload = _as_bytes(payload)
         if len(payload) > self._payload_bytes_max:
@@ -132,26 +142,78 @@ class TopicLog:
         time_ms = now_ns // NS_PER_MS if publish_time_ns is None else self._time_ms(publish_time_ns)
         offset = self._write(payload, time_ms, tail)
         if durable or self.syncs_each:
-            self.wal.sync()
+            self.make_durable(offset, durable)
         if not offset % _LATENCY_EVERY:
             took_s = max(0, self._clock.now_ns() - now_ns) / _NS_PER_S  # the clock may be set back
             self._observer.record("danube_wal_append_latency_seconds", took_s, topic=self.topic)
         return offset
 
-    def append_batch(self, messages: Iterable[BatchMessage], *, durable: bool = False) -> range:
+    def append_batch(self, messages: Iterable[BatchMessage], *, durable: Durable = False) -> range:
         """
         Append *messages* in one write and return their offsets: each a payload, or with its attributes and its key.
 
-        All of them are in the file on return, or none. With *durable* they are synced on return.
+        All of them are in the file on return, or none; *durable* is that of `append`.
 
         Raises:
             WrongUse, AtCapacity, StoreFailed, StoreClosed: as `append`; nothing was kept.
+            NotYetDurable: as `append`; all are in the log.
         """
+        if durable and durable is not True:
+            self.require_uploads(durable)
         batch = self.laid_out(messages, self._codec)
         first = self.wal.append_batch(batch)
         if batch and (durable or self.syncs_each):
-            self.wal.sync()
+            self.make_durable(first + len(batch) - 1, durable)
         return range(first, first + len(batch))
+
+    def require_uploads(self, durable: object) -> None:
+        """
+        Return when *durable* is ``"object"``, and messages go to an object store.
+
+        Raises:
+            WrongUse: it is something else, or they do not.
+        """
+        if durable != "object":
+            raise WrongUse(f'{self.topic}: durable is False, True or "object", not {durable!r}; nothing was appended')
+        if self.uploaded is None:
+            raise WrongUse(f"{self.topic} is not uploaded: there is no object store, or uploader.enabled is false")
+
+    def make_durable(self, offset: int, durable: Durable) -> None:
+        """
+        Return when the message *offset*, and all before it, is synced; in the object store where *durable* says so.
+
+        Raises:
+            StoreFailed: the sync failed, now or earlier.
+            NotYetDurable, StoreClosed, Fenced, Damaged: as `wait_until_uploaded`.
+        """
+        self.wal.sync()
+        if durable == "object" and self.uploaded is not None and offset >= 0:
+            try:
+                self.uploaded(offset, None)
+            except StoreClosed as error:  # it would say that nothing was appended
+                raise NotYetDurable(offset, str(error), what="message") from error
+
+    def wait_until_uploaded(self, offset: int, timeout: float | None = None) -> None:
+        """
+        Return when the message *offset* is in the object store, waiting up to *timeout* seconds; None: without limit.
+
+        It is synced first, and uploaded at once with all that is synced by then. Callers that wait at the same time
+        share the upload. While it fails it is tried again every few seconds.
+
+        Raises:
+            NotYetDurable: *timeout* passed; the message is in the log, and its upload goes on: never append it again.
+            WrongUse: there is no such message yet, or no object store.
+            Damaged: the message is damaged in the log, and is not uploaded.
+            Fenced: another process has taken the topic over.
+            StoreClosed, StoreFailed: nothing will be uploaded any more.
+        """
+        self.require_uploads("object")
+        if not 0 <= offset < self.wal.next_offset:
+            raise WrongUse(f"{self.topic} has nothing at {offset} to wait for")
+        if offset >= self.wal.synced_offset:
+            self.wal.sync()
+        if self.uploaded is not None:
+            self.uploaded(offset, timeout)
 
     def laid_out(self, messages: Iterable[BatchMessage], codec: MessageCodec) -> list[tuple[bytes, int, bytes]]:
         """

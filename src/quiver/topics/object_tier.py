@@ -8,6 +8,7 @@ hand what both would do by now.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,17 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, DirectoryInUse, Fenced, QuiverError, StoreFailed, WrongUse
+from quiver.errors import (
+    Damaged,
+    DirectoryInUse,
+    Fenced,
+    MetadataUnavailable,
+    NotYetDurable,
+    QuiverError,
+    StoreClosed,
+    StoreFailed,
+    WrongUse,
+)
 from quiver.metadata.ownership import Ownership, acquire
 from quiver.metadata.port import MetadataStore
 from quiver.objects.port import ObjectTier
@@ -43,6 +54,7 @@ _NS_PER_S = 1_000_000_000
 _RETRY_S = 5.0
 _RETRIES = Backoff(first_s=5.0, cap_s=300.0)
 _LEFT_BEHIND_S = 1.0
+_POLL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -58,6 +70,8 @@ class _Owned:
     uploader: Uploader | None = None
     deleter: Deleter | None = None
     delays: Iterator[float] | None = None
+    cycles: int = 0  # uploads that ended, well or not
+    problem: str = ""  # how the last one failed
     settings: TopicSettings = field(default_factory=TopicSettings)
     begins_at: int = 0  # what is below was deleted on purpose
     upload_at: float = 0.0
@@ -109,6 +123,7 @@ class ObjectColdTier:
             files, watch_path, metadata, clock=clock, observer=observer,
             prefix=(settings.metadata.namespace + settings.uploader.root_prefix).rstrip("/"),
         )  # fmt: skip
+        self._cycle_ended = threading.Condition()
         self._is_closing = False
         self._left_behind = False
         self._died: WorkerDied | None = None
@@ -119,6 +134,7 @@ class ObjectColdTier:
             )
             for name, work in (("upload", self._work_due), ("lease", self._renew_due))
         ]  # fmt: skip
+        self._is_threaded = background
         if background:
             for worker in self._workers:
                 worker.start()
@@ -294,6 +310,67 @@ class ObjectColdTier:
         self._upload(owned)
         return owned.catalogue.next_offset
 
+    def wait_until_uploaded(self, topic: str, offset: int, timeout: float | None) -> None:
+        """
+        Return when an object has the message *offset*, which is synced, waiting up to *timeout* seconds.
+
+        The upload begins at once, and is tried again while it fails. Callers that wait at the same time share it.
+
+        Raises:
+            NotYetDurable: *timeout* passed; the upload goes on.
+            Damaged: the message is damaged in the local log, and is not uploaded.
+            WrongUse: nothing is uploaded.
+            Fenced: another owner took over.
+            StoreClosed, StoreFailed: nothing will be uploaded any more.
+        """
+        owned = self._find(topic)
+        if owned.uploader is None:
+            raise WrongUse(f"{topic} is not uploaded: uploader.enabled is false")
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while True:
+            cycles = owned.cycles
+            if self._is_uploaded(owned, offset):
+                return
+            left_s = None if deadline is None else deadline - self._clock.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise NotYetDurable(offset, owned.problem or "its upload is not finished", what="message")
+            self._ask_for_upload(owned)
+            wait_s = left_s if self._is_threaded else min(_POLL_S, left_s or _POLL_S)
+            with self._cycle_ended:
+                if owned.cycles == cycles or owned.problem:
+                    self._clock.wait(self._cycle_ended, wait_s)
+
+    def _is_uploaded(self, owned: _Owned, offset: int) -> bool:
+        uploader, wal = owned.uploader, owned.wal
+        if self._died is not None:
+            raise StoreFailed(f"{owned.topic}: {self._died}; open the topics again")
+        if uploader is None or wal is None or self._is_closing:
+            raise StoreClosed(f"{owned.topic} was closed; open it again to see whether message {offset} is uploaded")
+        reached = uploader.uploaded_offset  # before the catalogue, which is ahead of it
+        try:
+            owned.ownership.check()
+            found = owned.catalogue.at_or_after(offset)
+            first = owned.catalogue.start_offset
+        except MetadataUnavailable as error:
+            owned.problem = str(error)
+            return False
+        is_gone = offset < owned.begins_at or (first is not None and offset < first)  # deleted since
+        if is_gone or (found is not None and found.start_offset <= offset):
+            return True
+        if found is not None or reached > offset:
+            raise Damaged(f"{wal.directory}", 0, f"message {offset} is damaged in the log, and is not uploaded")
+        return False
+
+    def _ask_for_upload(self, owned: _Owned) -> None:
+        if not self._is_threaded:
+            with contextlib.suppress(QuiverError, OSError):  # it is noted, and tried again
+                self._upload(owned)
+            return
+        # While it fails, not at once again.
+        soon = self._clock.monotonic() + (_RETRY_S if owned.delays is not None else 0.0)
+        owned.upload_at = min(owned.upload_at, soon)
+        self._workers[0].wake(max(0.0, owned.upload_at - self._clock.monotonic()))
+
     def truncate(self, topic: str, offset: int) -> None:
         """
         Delete the objects of *topic* whose messages are all below *offset*, and that no local file has.
@@ -348,11 +425,24 @@ class ObjectColdTier:
             interval_s = owned.settings.uploader.interval_seconds
             owned.delays = owned.delays or _RETRIES.delays(self._random)
             owned.upload_at = self._clock.monotonic() + min(interval_s, next(owned.delays))
-            owned.uploader.run_once()
-            if owned.kept is not None:
-                owned.cursors.tell(owned.kept)
-            owned.delays = None
-            owned.upload_at = self._clock.monotonic() + interval_s
+            owned.problem = "the upload failed"
+            try:
+                owned.uploader.run_once()
+                if owned.kept is not None:
+                    owned.cursors.tell(owned.kept)
+                owned.delays = None
+                owned.upload_at = self._clock.monotonic() + interval_s
+                owned.problem = ""
+            except (QuiverError, OSError) as error:
+                owned.problem = str(error)
+                raise
+            finally:
+                self._end_cycle(owned)
+
+    def _end_cycle(self, owned: _Owned) -> None:
+        with self._cycle_ended:
+            owned.cycles += 1
+            self._cycle_ended.notify_all()
 
     def _delete(self, owned: _Owned) -> None:
         with owned.work:
@@ -405,6 +495,7 @@ class ObjectColdTier:
         with self._guard:
             self._died = died
         for owned in self._every():
+            self._end_cycle(owned)
             if owned.wal is not None:
                 owned.wal.poison(died)
 
@@ -434,6 +525,7 @@ class ObjectColdTier:
 
     def _forget(self, owned: _Owned) -> None:
         owned.uploader = owned.deleter = None
+        self._end_cycle(owned)
         if owned.wal is not None:
             owned.wal.owner_check = None  # it takes nothing more, and says so itself
         with self._guard:

@@ -12,7 +12,7 @@ import itertools
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from quiver.errors import WrongUse
 from quiver.primitives.files import Buffer
@@ -54,7 +54,7 @@ class Producer:
         sequence: int,
         attributes: Mapping[str, str] | None = None,
         key: str | None = None,
-        durable: bool = False,
+        durable: bool | Literal["object"] = False,
     ) -> int | None:
         """
         Append message number *sequence* and return its offset; None when it, or a later one, was appended before.
@@ -72,7 +72,7 @@ class Producer:
         messages: Sequence[Buffer | tuple[Buffer, Mapping[str, str] | None, str | None]],
         *,
         first_sequence: int,
-        durable: bool = False,
+        durable: bool | Literal["object"] = False,
     ) -> range:
         """
         Append *messages*, numbered from *first_sequence* on, in one write; return the offsets of those that were new.
@@ -83,6 +83,8 @@ class Producer:
         Raises:
             WrongUse, AtCapacity, StoreFailed, StoreClosed: as `TopicLog.append`; nothing was appended.
         """
+        if durable and durable is not True:
+            self._log.require_uploads(durable)
         if not isinstance(first_sequence, int) or not 0 <= first_sequence <= SEQUENCE_MAX - len(messages):
             raise WrongUse(f"{self._log.topic}: a sequence is a whole number from 0 on, not {first_sequence!r}")
         last = first_sequence + len(messages) - 1
@@ -95,9 +97,10 @@ class Producer:
                 batch = self._log.laid_out(fresh, self._codec)
                 first = self._log.wal.append_batch(batch, encode=self._encode_from(number))
                 self.last_sequence = last
-            if durable or self._log.syncs_each:
-                self._log.flush()
-            return range(first, first + len(fresh))
+        if durable or self._log.syncs_each:
+            # Also what was there already: it may be anywhere before the end.
+            self._log.make_durable(self._log.current_offset() - 1, durable)
+        return range(first, first + len(fresh))
 
     def note(self, number: int) -> None:
         """

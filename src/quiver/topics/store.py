@@ -250,6 +250,8 @@ class TopicStore(TopicAdministration):
             except BaseException:
                 log.close()
                 raise
+            if chosen.uploader.enabled:
+                log.uploaded = lambda offset, timeout: cold.wait_until_uploaded(topic, offset, timeout)
         elif directory is not None and chosen.deleter.deletes:
             log.deleter = LocalDeleter(
                 log.wal, topic, settings=chosen.deleter, confirmed=lambda: self.confirmed_offset(topic),

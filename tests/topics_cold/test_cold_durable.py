@@ -1,0 +1,221 @@
+"""
+Messages that are in the object store when their append returns.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from cold_rig import TOPIC, Rig, append, expected, read, settings
+
+from quiver.errors import Damaged, Fenced, NotYetDurable, StoreClosed, WrongUse
+from quiver.metadata import acquire
+from quiver.metadata.memory import MemoryMetadata
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.settings import TopicSettings, UploaderSettings
+from quiver.topics.store import TopicStore
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def opened(**changed):
+    rig = Rig(chosen=settings(keep_minutes=None, rotate=None), **changed)
+    return rig, rig.open()
+
+
+def on_another_disk(rig):
+    """What is left when the machine is lost with its disk, as soon as its lease is over."""
+    other = Rig(
+        disk=CrashFileSystem(), memory=rig.memory.clone(), facts=rig.facts.clone(), owner="two", patience_s=301.0,
+        chosen=rig.chosen,
+    )  # fmt: skip
+    with other.opened() as log:
+        return read(log)
+
+
+def test_a_lost_disk_costs_nothing_that_was_said_to_be_uploaded():
+    """By an append, by a batch, by a numbered producer, and by waiting; what was only synced goes with the disk."""
+    rig, log = opened()
+    log.append(b"0", durable="object")
+    assert on_another_disk(rig) == [b"0"]
+    assert log.append_batch([b"1", b"2"], durable="object") == range(1, 3)
+    assert on_another_disk(rig) == [b"0", b"1", b"2"]
+    edge = log.producer("edge")
+    assert edge.append(b"3", sequence=0, durable="object") == 3
+    edge.append(b"4", sequence=1)
+    assert len(on_another_disk(rig)) == 4
+    assert edge.append(b"4", sequence=1, durable="object") is None
+    assert len(on_another_disk(rig)) == 5
+    offsets = [log.append(b"5"), log.append(b"6", durable=True)]
+    assert len(on_another_disk(rig)) == 5
+    log.wait_until_uploaded(offsets[0], timeout=5)
+    assert len(on_another_disk(rig)) == 7
+    log.wait_until_uploaded(0)
+    assert log.append_batch([], durable="object") == range(7, 7)
+    rig.close()
+
+
+def test_an_outage_is_waited_for_as_long_as_one_likes():
+    """The message is in the log, and is not appended again; it is there when the store is back."""
+    rig, log = opened()
+    rig.objects.fail_on("put_parts", times=99)
+    offset = log.append(b"0")
+    with pytest.raises(NotYetDurable, match="message 0 is written, but not yet durable: objects: put_parts") as caught:
+        log.wait_until_uploaded(offset, timeout=30)
+    assert caught.value.record_id == 0
+    assert rig.clock.monotonic() == pytest.approx(30)
+    rig.metadata.is_away = True
+    rig.objects.heal()
+    with pytest.raises(NotYetDurable):
+        log.wait_until_uploaded(offset, timeout=0)
+    with pytest.raises(NotYetDurable, match="metadata"):
+        log.wait_until_uploaded(offset, timeout=10)
+    rig.metadata.is_away = False
+    log.wait_until_uploaded(offset, timeout=10)
+    assert read(log) == [b"0"]
+    rig.close()
+
+
+def test_where_nothing_is_uploaded_it_is_refused_before_anything_is_appended():
+    """Another word, too."""
+    rig, log = opened()
+    for durable in ("objects", "yes", 2, b"object"):
+        with pytest.raises(WrongUse, match='durable is False, True or "object"'):
+            log.append(b"x", durable=durable)
+        with pytest.raises(WrongUse):
+            log.append_batch([b"x"], durable=durable)
+        with pytest.raises(WrongUse):
+            log.producer("p").append(b"x", sequence=0, durable=durable)
+    with pytest.raises(WrongUse, match="has nothing at 0 to wait for"):
+        log.wait_until_uploaded(0)
+    assert log.current_offset() == 0
+    rig.close()
+    off = Rig(chosen=TopicSettings(uploader=UploaderSettings(enabled=False)))
+    local = TopicStore.open("/t", files=CrashFileSystem(), clock=ManualClock(), background=False)
+    for log in (off.open(), local.topic(TOPIC), local.topic("a/b", reliable=False)):
+        with pytest.raises(WrongUse, match="is not uploaded"):
+            log.append(b"x", durable="object")
+        assert log.append(b"x") == 0
+        with pytest.raises(WrongUse, match="is not uploaded"):
+            log.wait_until_uploaded(0)
+    off.close()
+    local.close()
+
+
+def test_what_will_never_be_uploaded_is_said():
+    """Damage in the log, another owner, a store that was closed; what retention deleted was uploaded."""
+    rig, log = opened()
+    append(log, 9)
+    log.flush()
+    file = rig.disk.open_write(f"/topics/{TOPIC}/wal.log")
+    file.pwrite(b"\xff" * 30, log.wal.files()[0].size_bytes // 2)
+    file.close()
+    log.wait_until_uploaded(0, 5)
+    with pytest.raises(Damaged, match="message 4 is damaged in the log, and is not uploaded"):
+        log.wait_until_uploaded(4, 5)
+    log.wait_until_uploaded(8, 5)
+    rig.store.truncate(TOPIC, "latest")
+    log.wait_until_uploaded(3, 5)
+
+    two = Rig(memory=rig.memory, facts=rig.facts, owner="two", patience_s=301.0, chosen=rig.chosen)
+    two.open()
+    offset = log.append(b"x")
+    with pytest.raises(Fenced):
+        log.wait_until_uploaded(offset, 5)
+    rig.close()
+    with pytest.raises((StoreClosed, WrongUse)):
+        log.wait_until_uploaded(offset, 5)
+    two.close()
+
+
+def test_callers_that_wait_share_an_upload(tmp_path):
+    """In threads, with the store's own thread; far fewer objects than messages."""
+    with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold")) as store:
+        log = store.topic(TOPIC)
+        appended = []
+
+        def work(number):
+            appended.append(log.append(b"%d" % number, durable="object"))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(40)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(appended) == list(range(40))
+        objects = list((tmp_path / "cold").rglob("data-*.dnb1"))
+        assert 0 < len(objects) < 40
+        offset = log.append(b"x")
+        log.wait_until_uploaded(offset, timeout=60)
+        assert store._cold.catalogue(TOPIC).next_offset == 41
+
+
+def test_closing_ends_the_waiting(tmp_path):
+    """With an error that does not say that nothing was appended."""
+    with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold")) as store:
+        log = store.topic(TOPIC)
+        waits, result = threading.Event(), []
+        upload = store._cold._upload
+
+        def never(owned):
+            waits.set()
+
+        store._cold._upload = never
+
+        def work():
+            try:
+                log.append(b"x", durable="object")
+            except NotYetDurable as error:
+                result.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert waits.wait(60)
+        store._cold._upload = upload
+        store.close(timeout=0)
+        thread.join(60)
+    assert "open it again" in str(result[0])
+    with TopicStore.open(tmp_path / "t", objects=str(tmp_path / "cold")) as store:
+        assert read(store.topic(TOPIC)) == [b"x"]
+        assert expected(0) == []
+
+
+def test_the_first_example_of_the_page_uploads(tmp_path, monkeypatch):
+    """Before its store is closed: what somebody tries first has to show an object."""
+    page = Path(__file__).parents[2] / "docs" / "howto" / "object-stores.md"
+    first = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TopicStore, "_hand_over", lambda *_: ())
+    exec(first, {})
+    assert [path.name for path in (tmp_path / "cold").rglob("data-*")] == ["data-0-0.dnb1"]
+
+
+def test_who_does_not_own_a_topic_any_more_is_told_why():
+    """Not that nobody took it: it was released here, or given up, or somebody removed the record."""
+    store, clock = MemoryMetadata(), ManualClock()
+
+    def owner():
+        return acquire(store, "/owner", owner="one", ttl_s=30, clock=clock)
+
+    released, abandoned, lost = owner(), None, None
+    released.release()
+    abandoned = owner()
+    abandoned.abandon()
+    lost = owner()
+    store.commit({"/owner": None})
+    for one, words in ((released, "was released by its owner"), (abandoned, "was given up"), (lost, "lost its record")):
+        with pytest.raises(Fenced, match=words) as caught:
+            one.renew()
+        assert "nobody" not in str(caught.value)
+    with pytest.raises(Fenced, match="opened for reading only"):
+        ObjectCatalogue(store, root="/r", topic=TOPIC).withdraw([])
+    rig, log = opened()
+    append(log, 1)
+    rig.store.unload(TOPIC)
+    with pytest.raises(StoreClosed):
+        log.append(b"x")
+    rig.close()
