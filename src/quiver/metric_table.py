@@ -158,6 +158,12 @@ METRICS: tuple[Metric, ...] = (
     _gauge("quiver.segment.count", "{segment}", "Sealed segments on disk.", _of_store("segments")),
     _gauge("quiver.segment.bytes", "By", "Bytes of sealed segments.", _of_store("segment_bytes")),
     _gauge(
+        "quiver.sink.staged_bytes",
+        "By",
+        "Bytes that Spark sinks staged and that are no segment yet.",
+        _of_store("staged_bytes"),
+    ),
+    _gauge(
         "quiver.segment.incomplete",
         "{segment}",
         "Sealed segments that not every subscriber has finished; all while there is none.",

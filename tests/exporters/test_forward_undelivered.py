@@ -13,6 +13,7 @@ from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import RetryPolicy
 from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
+from quiver.errors import AtCapacity
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.once import send_once
 from quiver.exporters.parts import PartSender
@@ -279,3 +280,21 @@ def test_a_crash_at_any_step(how):
         assert (rig.pending(), rig.attempts()) == (0, [])
         assert has | {request for _, request in rig.sender.sent} >= set(numbers) - set(refused)
         assert [bundle for _, bundle in rig.letters()] == [otlp_bundle(b"2")]
+
+
+def test_what_was_not_let_in_and_found_no_room_as_a_letter_is_sent_again():
+    """Its time comes again, and by then it may be let in; a refusal of the data is remembered."""
+    rig = Rig(otlp_bundle(b"denied"), otlp_bundle(b"bad"))
+    rig.answers = {b"denied": Reply("refused", "HTTP 401", is_denied=True), b"bad": NEVER}
+
+    def full(*_arguments, **_why):
+        raise AtCapacity("dead_letters.size_cap")
+
+    rig.forwarder._undelivered._letters.add = full
+    rig.run()
+    assert rig.pending() == 2
+    rig.answers.clear()
+    rig.clock.advance(8.0)
+    rig.run()
+    assert rig.pending() == 1
+    assert [request for _, request in rig.sender.sent] == [b"denied", b"bad", b"denied"]

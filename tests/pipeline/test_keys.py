@@ -11,10 +11,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from quiver.errors import PipelineInvalid
+from quiver.errors import PipelineInvalid, WrongUse
+from quiver.pipeline.disk import DiskConfig, budget_of
 from quiver.pipeline.explain import describe
 from quiver.pipeline.exporter_config import QueryExporterConfig
-from quiver.pipeline.graph import MemoryConfig, load_pipeline
+from quiver.pipeline.graph import MemoryConfig, check_cores, load_pipeline
 from quiver.pipeline.plugins import PLUGINS, MetricsConfig, find_plugin
 from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.queries import chain_of, plan_queries, spark_settings
@@ -451,6 +452,30 @@ def test_each_key_of_memory_reaches_the_store(key):
 
     assert told(value)["stores"] != before
     assert set(MemoryConfig.model_fields) == {"size_cap", "size_cap_policy"}
+
+
+def test_the_keys_of_the_disk():
+    """The budget of every process; too small a one is refused, and one where nothing is on the disk."""
+    value = document("urn:otel:otlp:exporter", {"grpc_endpoint": "http://127.0.0.1:1"})
+    plain = load(value)
+    value["disk"] = {"size_cap": "1GiB"}
+    capped = load(value)
+
+    assert (budget_of(plain, None), budget_of(capped, None).cap_bytes) == (None, 1 << 30)
+    assert needs_restart(plain, capped) == ["disk changed"]
+    assert "together take at most 1 GiB" in " ".join(describe(capped)["says"])
+    check_cores(capped, 8)
+    with pytest.raises(WrongUse, match="disk.size_cap must hold .* of each buffer and core: 1.1 GiB; it is 1 GiB"):
+        check_cores(capped, 9)
+    value["disk"] = {"size_cap": "100MiB"}
+    with pytest.raises(PipelineInvalid, match="disk.size_cap must hold"):
+        load(value)
+    pipeline = value["groups"]["a"]["pipelines"]["b"]
+    del pipeline["nodes"]["store"]
+    pipeline["connections"] = [{"from": "in", "to": "out"}]
+    with pytest.raises(PipelineInvalid, match="disk has no effect"):
+        load(value)
+    assert set(DiskConfig.model_fields) == {"size_cap"}
 
 
 def test_the_keys_of_metrics():

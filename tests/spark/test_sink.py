@@ -2,6 +2,8 @@
 `format("quiver")` as a sink: each batch once, nothing before it is committed, types as they were.
 """
 
+import threading
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
@@ -147,3 +149,38 @@ def test_what_cannot_be_is_refused(spark, tmp_path, mode, options, says):
     """In words that say what to do."""
     with pytest.raises(Exception, match=says):
         spark.range(1).write.format("quiver").mode(mode).options(**options).save(str(tmp_path / "x"))
+
+
+@pytest.mark.slow
+def test_a_stream_into_a_store_at_its_cap_waits_or_fails(spark, store, tmp_path):
+    """Nobody takes what is there: it fails, and the disk holds the cap. Once somebody does, it waits, and all comes."""
+    target = tmp_path / "target"
+    settings = Settings.from_mapping(
+        {"retention.size_cap": "400KB", "wal.rotation_target": "50KB", "segment.target_size": "50KB"}
+    )
+    store.rows(200, rows=100)
+    rows = source(spark, store, maxBundlesPerTrigger="20").select("id", F.expr("repeat(uuid(), 2)").alias("text"))
+    seen = []
+    with quiver.open(target, settings) as other:
+        reader = other.register("reader", start="earliest")
+        other.activate()
+        for _ in range(3):
+            with pytest.raises(Exception, match="has no room for"):
+                stream(rows, tmp_path, target, slot="30", timeout="1s")
+            assert sum(path.stat().st_size for path in target.rglob("*") if path.is_file()) <= 410_000
+        done = threading.Event()
+
+        def take():
+            while not done.is_set() or other.pending_bundle_count("reader"):
+                handle = reader.next_bundle(timeout=0.1)
+                if handle is not None:
+                    seen.extend(handle.bundle[30].column("id").to_pylist())
+                    handle.ack()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        stream(rows, tmp_path, target, slot="30")
+        other.maintain()
+        done.set()
+        thread.join()
+    assert sorted(seen) == list(range(20_000))

@@ -10,13 +10,16 @@ from typing import Any
 
 from quiver.primitives.files import FileSystem
 from quiver.store.format.names import (
+    DEAD_LETTER_DIR,
     QUARANTINE_DIR,
     WAL_ACTIVE,
     WAL_DIR,
     parse_wal_rotated_name,
 )
+from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.instances import instance_roots
 from quiver.store.roster import Standing, find_segments, standings
+from quiver.store.tree_bytes import tree_bytes
 
 __all__ = ["CoreStats", "StoreStats", "SubscriberStats", "collect_stats"]
 
@@ -38,7 +41,8 @@ class SubscriberStats:
 @dataclass(frozen=True, slots=True)
 class CoreStats:
     """
-    One instance: what it has sealed, how much of that only the object tier has, and what its log takes.
+    One instance: what it has sealed, how much of that only the object tier has, what its log takes, what Spark sinks
+    staged, what its dead letters take, and all of it together.
     """
 
     directory: str
@@ -51,6 +55,9 @@ class CoreStats:
     oldest_age_s: float | None
     cold_segments: int = 0
     cold_bytes: int = 0
+    staged_bytes: int = 0
+    dead_letter_bytes: int = 0
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,9 @@ class StoreStats:
     unreadable: tuple[str, ...]
     cold_segments: int = 0
     cold_bytes: int = 0
+    staged_bytes: int = 0
+    dead_letter_bytes: int = 0
+    disk_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """
@@ -117,6 +127,9 @@ def collect_stats(
         unreadable=tuple(unreadable),
         cold_segments=sum(core.cold_segments for core in cores),
         cold_bytes=sum(core.cold_bytes for core in cores),
+        staged_bytes=sum(core.staged_bytes for core in cores),
+        dead_letter_bytes=sum(core.dead_letter_bytes for core in cores),
+        disk_bytes=sum(core.disk_bytes for core in cores),
     )
 
 
@@ -135,6 +148,9 @@ def _core(fs: FileSystem, root: str, now_ns: int) -> tuple[CoreStats, tuple[str,
         oldest_age_s=(now_ns - min(times)) / 1e9 if times else None,
         cold_segments=len(sealed.cold),
         cold_bytes=sum(info.size_bytes for info in sealed.infos if info.seq in sealed.cold),
+        staged_bytes=tree_bytes(fs, f"{root}/{INCOMING_DIR}"),
+        dead_letter_bytes=tree_bytes(fs, f"{root}/{DEAD_LETTER_DIR}"),
+        disk_bytes=tree_bytes(fs, root),
     )
     return core, sealed.unreadable
 

@@ -124,7 +124,7 @@ def _as_dict(directory: Path, reports: list[StoreReport], missed: list[str], *, 
     cores = [report.as_dict() for report in reports]
     if len(cores) == 1 and not missed:
         return cores[0]
-    counts = ("files", "bytes_read", "segment_bundles", "log_entries", "dead_letters", "unread")
+    counts = ("files", "bytes_read", "segment_bundles", "log_entries", "staged_bundles", "dead_letters", "unread")
     sums = {key: sum(core[key] for core in cores) for key in counts}
     findings = [finding for core in cores for finding in core["findings"]]
     found = {"directory": str(directory), **sums, "damaged": damaged, "findings": findings}
@@ -140,7 +140,7 @@ def _sentence(directory: Path, reports: list[StoreReport], missed: list[str]) ->
     sealed = sum(report.segment_bundles for report in reports)
     logged = sum(report.log_entries for report in reports)
     letters = sum(report.dead_letters for report in reports)
-    inside = f"{sealed:,} bundles in segments, {logged:,} in the log" + (
-        f", {letters:,} dead letters" if letters else ""
-    )
+    staged = sum(report.staged_bundles for report in reports)
+    more = "".join(f", {count:,} {what}" for count, what in ((staged, "staged"), (letters, "dead letters")) if count)
+    inside = f"{sealed:,} bundles in segments, {logged:,} in the log{more}"
     return f"{directory}: {files} files, {total:,} bytes read; {inside}; {verdict}"

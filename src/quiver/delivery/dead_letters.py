@@ -32,7 +32,8 @@ from quiver.observe import Observer, Value
 from quiver.primitives.files import FileSystem
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.store.capacity import Capacity
+from quiver.store.capacity import AloneCapacity, OwnCap
+from quiver.store.disk_budget import DiskShare
 from quiver.store.format.names import DEAD_LETTER_DIR, SEGMENTS_DIR, check_subscriber_id
 from quiver.store.log_tail import sealed_and_logged
 from quiver.store.opening import open_store
@@ -141,7 +142,7 @@ class DeadLetters:
         adapter: the slot table.
         background: run the store's threads; without them the caller drives `maintain`.
         observer: takes the count of letters that the settings dropped.
-        capacity: the size cap, where the letters share one with others; that of the settings when None.
+        share: of a budget that the letters are under, too.
 
     Raises:
         WrongUse: not a valid subscriber id.
@@ -158,7 +159,7 @@ class DeadLetters:
         adapter: Adapter = OTAP,
         background: bool = True,
         observer: Observer | None = None,
-        capacity: Capacity | None = None,
+        share: DiskShare | None = None,
     ) -> None:
         self.path = letters_root(root, subscriber_id)
         self._settings = settings
@@ -167,7 +168,7 @@ class DeadLetters:
         self._adapter = adapter
         self._background = background
         self._observer = None if observer is None else _LetterObserver(observer, subscriber_id)
-        self._capacity = capacity
+        self._share = share
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._known: set[BundleRef] = set()
@@ -249,6 +250,7 @@ class DeadLetters:
 
     def _opened(self) -> Store:
         if self._store is None:
+            cap = OwnCap(self._settings.size_cap_bytes, self._share, self.path)
             store = open_store(
                 self.path,
                 self._settings,
@@ -257,7 +259,7 @@ class DeadLetters:
                 observer=self._observer,
                 adapter=self._adapter,
                 background=self._background,
-                capacity=self._capacity,
+                capacity=AloneCapacity(cap),
             )
             try:
                 # A store without subscribers may delete what nobody waits for.
@@ -267,6 +269,8 @@ class DeadLetters:
             except BaseException:
                 store.close()
                 raise
+            if self._share is not None:
+                self._share.attach(store)
             self._store = store
         return self._store
 

@@ -40,6 +40,15 @@ class Attempts:
         """
         return self.requests.setdefault(number, RequestProgress())
 
+    def forget_denials(self) -> None:
+        """
+        Let requests be sent again that were refused for who sent them, or where to.
+        """
+        for progress in self.requests.values():
+            if progress.why is not None and not progress.why.is_of_data:
+                progress.refused.clear()
+                progress.why = None
+
 
 class AttemptTable:
     """

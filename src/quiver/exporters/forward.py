@@ -486,7 +486,9 @@ class BundleForwarder:
                 return
         refused = [attempts.of(number).why for number in range(len(requests)) if attempts.of(number).why is not None]
         if refused and refused[-1] is not None:
-            self._failed(handle, refused[-1], lambda: self._left_of(bundle))
+            if self._failed(handle, refused[-1], lambda: self._left_of(bundle)):
+                # It could not become a dead letter, and is tried again: whoever was not let in may be by then.
+                attempts.forget_denials()
             return
         handle.ack()
         self._attempts.forget(handle.ref)

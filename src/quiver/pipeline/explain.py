@@ -46,6 +46,7 @@ def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
         ],
         "exporters": [_exporter(buffer, route) for buffer in pipeline.buffers for route in buffer.routes],
         "metrics": None if pipeline.metrics is None else {"listen": pipeline.metrics.listen},
+        "disk": None if pipeline.disk is None else {"holds_at_most": size_words(pipeline.disk.size_cap)},
         "says": promises(pipeline, cores=cores),
     }
 
@@ -85,6 +86,10 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
                 "Dead letters are in memory, too, and lost with the rest: look at them, or replay them, while it runs "
                 f"(quiver dead-letters {' and '.join(kept)})."
             )
+    if pipeline.disk is not None:
+        said.append(
+            f"All buffers and dead letters together take at most {size_words(pipeline.disk.size_cap)} of the disk."
+        )
     said += [f"Beware: {text}" for text in (*_exposed(pipeline), *_loops(pipeline), *_unlogged(pipeline))]
     if cores is not None and cores > 1:
         said.append(f"{cores} ingest processes share each port, each with a store of its own; exporters read them all.")

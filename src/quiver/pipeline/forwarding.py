@@ -29,6 +29,7 @@ from quiver.pipeline.plugins import OtapExporterConfig, OtlpExporterConfig
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 from quiver.primitives.worker import Worker
+from quiver.store.disk_budget import DiskShare
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import STORE_ID
 from quiver.store.store import Store
@@ -56,15 +57,26 @@ class _Exporter:
         store: what it reads.
         observer: takes counts and events.
         stores: so many cores share the cap of its letters.
+        share: of a budget that its letters are under, too.
     """
 
-    def __init__(self, name: str, config: OtlpExporterConfig, store: Store, observer: Observer, stores: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: OtlpExporterConfig,
+        store: Store,
+        observer: Observer,
+        stores: int,
+        share: DiskShare | None,
+    ) -> None:
         self.told = f"{name} → {config.destination}"
         policy, letters_policy = config.policy(), config.letters()
         letters = None
         if policy.on_exhausted == "dead_letter":
             settings = letters_policy.settings(stores)
-            letters = DeadLetters(store.path, name, settings=settings, adapter=store.adapter, observer=observer)
+            letters = DeadLetters(
+                store.path, name, settings=settings, adapter=store.adapter, observer=observer, share=share
+            )
         self.forwarder = BundleForwarder(
             store.register(name, start="earliest"),
             sender_of(name, config),
@@ -135,6 +147,7 @@ class Forwarding:
         store: open, until after this is left.
         observer: takes counts and events.
         stores: so many cores share the caps of dead letters.
+        letters_share: of a budget that dead letters are under, too.
 
     Attributes:
         drain_s: the few seconds.
@@ -143,12 +156,20 @@ class Forwarding:
         WrongUse: a certificate cannot be read.
     """
 
-    def __init__(self, pipeline: Pipeline, store: Store, observer: Observer, *, stores: int = 1) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: Store,
+        observer: Observer,
+        *,
+        stores: int = 1,
+        letters_share: DiskShare | None = None,
+    ) -> None:
         self.drain_s = DRAIN_S
         self._exporters: list[_Exporter] = []
         try:
             for name, config in pipeline.forwarders:
-                self._exporters.append(_Exporter(name, config, store, observer, stores))
+                self._exporters.append(_Exporter(name, config, store, observer, stores, letters_share))
         except BaseException:
             self._break_off()
             raise

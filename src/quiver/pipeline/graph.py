@@ -24,6 +24,7 @@ from quiver.errors import SettingsInvalid, WrongUse
 from quiver.exporters.settings import shown
 from quiver.pipeline.beside import beside
 from quiver.pipeline.config_values import Config, Size
+from quiver.pipeline.disk import DiskConfig, too_small
 from quiver.pipeline.exporter_config import (
     ExporterConfig,
     FileExporterConfig,
@@ -167,6 +168,7 @@ class Pipeline:
     buffers: tuple[Buffer, ...]
     metrics: MetricsConfig | None = None
     log_level: str = "info"
+    disk: DiskConfig | None = None
     text: str = field(default="", repr=False)
     """What stands in the file, placeholders and all."""
 
@@ -285,6 +287,9 @@ def check_cores(pipeline: Pipeline, cores: int) -> None:
             replace(buffer.config.settings, size_cap_bytes=None if cap is None else cap // cores)
         except SettingsInvalid as error:
             raise WrongUse(f"{buffer.name}: for each of {cores} cores, {error}") from error
+    problem = too_small(pipeline, cores)
+    if problem is not None:
+        raise WrongUse(problem)
     if pipeline.metrics is None:
         return
     receivers = {
@@ -320,16 +325,22 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     memory = _beside(document, "memory", MemoryConfig)
     if memory is not None and all(plan.kind != "memory" for plan in plans):
         raise document.invalid(("memory",), "memory has no effect: the persistence node holds what waits")
+    disk = _beside(document, "disk", DiskConfig)
+    if disk is not None and all(plan.kind == "memory" for plan in plans):
+        raise document.invalid(("disk",), "disk has no effect: nothing is kept on the disk; write memory.size_cap")
     buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig()) for plan in plans)
     paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
     buffers = tuple(_lead_into(buffer, paths) for buffer in buffers)
-    pipeline = Pipeline(source, nodes, buffers, metrics, _log_level(document), text)
+    pipeline = Pipeline(source, nodes, buffers, metrics, _log_level(document), disk, text)
     _check_addresses(document, raw, nodes, metrics)
     _check_positions(document, raw, nodes)
     _check_directories(document, raw, pipeline)
     _check_bounds(document, raw, pipeline)
     _check_tiers(document, raw, pipeline)
     check_tables(document, raw, pipeline)
+    problem = too_small(pipeline)
+    if problem is not None:
+        raise document.invalid(("disk", "size_cap"), problem)
     return pipeline, document.placeholders
 
 

@@ -22,12 +22,14 @@ from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, StoreClosed,
 from quiver.observe import InMemoryObserver, Observer
 from quiver.pipeline.child import DRAIN_S, ChildContext, child_main, set_log_level, write_closed, write_ready
 from quiver.pipeline.counts import CountsRead
+from quiver.pipeline.disk import budget_of, buffer_share, letters_share
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
 from quiver.receivers.settings import split_address
+from quiver.store.disk_budget import DiskBudget, DiskShare
 from quiver.store.shard_opening import open_path
 from quiver.store.shards import ShardedStore
 from quiver.store.store import Store
@@ -50,6 +52,7 @@ class _Station:
     store: Store | ShardedStore
     own: Store
     observer: Observer
+    letters_share: DiskShare | None = None
     sending: dict[str, Forwarding] = field(default_factory=dict)
 
     @property
@@ -68,7 +71,7 @@ class _Station:
                 continue
             try:
                 cores = self.store.core_count if isinstance(self.store, ShardedStore) else 1
-                forwarding = Forwarding(self.part, store, self.observer, stores=cores)
+                forwarding = Forwarding(self.part, store, self.observer, stores=cores, letters_share=self.letters_share)
                 self.sending[store.path] = forwarding.__enter__()
             except StoreClosed:
                 if store in self._open_stores():
@@ -121,7 +124,8 @@ def ingest(context: ChildContext) -> None:
             stores.callback(endpoint.stop)
             endpoint.start()
         observer = InMemoryObserver() if endpoint is None else endpoint.observer
-        stations = [_open(part, context, observer, stores) for part in pipeline.parts()]
+        budget = budget_of(pipeline, context.cores)
+        stations = [_open(part, context, observer, stores, budget) for part in pipeline.parts()]
         try:
             for station in stations:
                 station.send()
@@ -182,21 +186,27 @@ def _own_address(address: str, context: ChildContext) -> str:
     return address if context.core == 0 else f"{f'[{host}]' if ':' in host else host}:{port + context.core}"
 
 
-def _open(part: Pipeline, context: ChildContext, observer: Observer, stores: ExitStack) -> _Station:
+def _open(
+    part: Pipeline, context: ChildContext, observer: Observer, stores: ExitStack, budget: DiskBudget | None
+) -> _Station:
     config = part.persistence
+    # What is in memory takes nothing of the disk.
+    budget = None if part.buffers[0].kind == "memory" else budget
+    share = buffer_share(budget, config.path)
     store: Store | ShardedStore
     if context.cores is None:
-        store = own = stores.enter_context(open_path(config.path, config.settings, observer=observer))
+        store = own = stores.enter_context(open_path(config.path, config.settings, observer=observer, share=share))
     else:
-        store = stores.enter_context(
-            open_path(config.path, config.settings, cores=context.cores, core=context.core, observer=observer)
+        opened = open_path(
+            config.path, config.settings, cores=context.cores, core=context.core, observer=observer, share=share
         )
+        store = stores.enter_context(opened)
         own = store.core(context.core)
     for name, _ in part.exporters:
         # Before the first port opens: what arrives in between would not be theirs.
         store.register(name, start="earliest")
     store.activate()
-    return _Station(part, store, own, observer)
+    return _Station(part, store, own, observer, letters_share(budget, config.path))
 
 
 def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead, health: Health) -> None:

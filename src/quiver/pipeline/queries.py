@@ -6,14 +6,16 @@ Where each keeps its notes is settled here, so that a restart finds them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quiver.pipeline.disk import budget_of, buffer_share, letters_share
 from quiver.pipeline.exporter_config import ParquetExporterConfig, QueryExporterConfig
 from quiver.pipeline.graph import Buffer, Pipeline, Route, memory_directory
 from quiver.pipeline.processor_config import UserProcessorConfig
+from quiver.settings import MIB
 from quiver.store.format.cores import core_directory
 from quiver.store.format.names import STORE_ID, progress_name
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from quiver.observe import Observer
     from quiver.spark.held import BundleExport
     from quiver.spark.poison import PoisonSieve
+    from quiver.store.disk_budget import DiskBudget, DiskShare
 
 __all__ = [
     "QueryPlan",
@@ -36,6 +39,13 @@ __all__ = [
     "spark_settings",
     "start_query",
 ]
+
+
+STAGED_SHARE = 8
+"""A batch takes this part of the cap of the buffer that it ends in."""
+BATCH_BYTES_MIN = 1 * MIB
+STREAM_BYTES_MAX = 256 * MIB
+"""What the source takes in a batch by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,8 @@ class QueryPlan:
         route: what it does.
         may_lose: whether policy may drop what it has not read, in which case it goes on without that.
         stores: the directory of each core's store, or that of the only one.
+        letters_share: of a budget that its dead letters are under.
+        batch_bytes_max: where it ends in a buffer with a cap, the most that a batch takes; None: as the source has it.
     """
 
     name: str
@@ -62,6 +74,8 @@ class QueryPlan:
     route: Route
     may_lose: bool
     stores: tuple[str, ...]
+    letters_share: DiskShare | None = None
+    batch_bytes_max: int | None = None
 
     def letters(self, root: str, subscriber: str, *, observer: Observer | None = None) -> DeadLetters:
         """
@@ -70,19 +84,23 @@ class QueryPlan:
         from quiver.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - brings the engine
 
         settings = self.route.config.letters().settings(len(self.stores))
-        return DeadLetters(root, subscriber, settings=settings, observer=observer)
+        return DeadLetters(root, subscriber, settings=settings, observer=observer, share=self.letters_share)
 
 
 def plan_queries(pipeline: Pipeline, run_dir: Path, *, cores: int | None = None) -> list[QueryPlan]:
     """
     Return the queries of *pipeline*, in the order of the flow.
     """
+    budget = budget_of(pipeline, cores)
     return [
-        _plan(buffer, route, run_dir, cores) for buffer in pipeline.buffers for route in buffer.routes if route.is_query
+        replace(_plan(buffer, route, run_dir, cores, budget), batch_bytes_max=_batch_bytes_max(pipeline, route, budget))
+        for buffer in pipeline.buffers
+        for route in buffer.routes
+        if route.is_query
     ]
 
 
-def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None) -> QueryPlan:
+def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None, budget: DiskBudget | None) -> QueryPlan:
     settings = buffer.config.settings
     store_path = str(Path(buffer.config.path).absolute())
     checkpoint = _checkpoint(buffer, route, run_dir)
@@ -95,7 +113,23 @@ def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None) -> Que
     # Whoever allows the store to drop what is not exported yet does not want the export to stop for it.
     may_lose = settings.size_cap_policy == "drop_oldest" or settings.max_age_s is not None
     stores = tuple(_stores(store_path, cores))
-    return QueryPlan(route.name, route.name, store_path, tuple(registrations), checkpoint, route, may_lose, stores)
+    share = letters_share(None if buffer.kind == "memory" else budget, buffer.config.path)
+    return QueryPlan(
+        route.name, route.name, store_path, tuple(registrations), checkpoint, route, may_lose, stores, share
+    )
+
+
+def _batch_bytes_max(pipeline: Pipeline, route: Route, budget: DiskBudget | None) -> int | None:
+    """
+    Return how large a batch may be that is staged in a buffer with a cap: all of it is there before any of it can go.
+    """
+    into = next((buffer for buffer in pipeline.buffers if buffer.name == route.into), None)
+    if into is None:
+        return None
+    share = buffer_share(None if into.kind == "memory" else budget, into.config.path)
+    caps = [into.config.settings.size_cap_bytes, None if share is None else share.largest_bytes]
+    cap = min((one for one in caps if one is not None), default=None)
+    return None if cap is None else max(cap // STAGED_SHARE, BATCH_BYTES_MIN)
 
 
 def _stores(path: str, cores: int | None) -> list[str]:
@@ -200,6 +234,8 @@ def source_options(plan: QueryPlan) -> dict[str, str]:
     from quiver.spark.export_query import BATCH_BUNDLES_MAX  # noqa: PLC0415 - an extra
 
     options = {"failOnDataLoss": "false"} if plan.may_lose else {}
+    if plan.batch_bytes_max is not None and plan.batch_bytes_max < STREAM_BYTES_MAX:
+        options["maxBytesPerTrigger"] = str(plan.batch_bytes_max)
     if plan.route.processors:
         options["maxBundlesPerTrigger"] = str(BATCH_BUNDLES_MAX)
     return options

@@ -28,6 +28,8 @@ def needs_restart(old: Pipeline, new: Pipeline) -> list[str]:
         found += _of_buffer(before[name], after[name])
     if old.metrics != new.metrics:
         found.append("metrics changed")
+    if old.disk != new.disk:
+        found.append("disk changed")
     return sorted(found)
 
 

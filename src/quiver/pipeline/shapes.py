@@ -46,7 +46,7 @@ Strategy = str
 """How the instances of what is fed share it: `round_robin` or `broadcast`."""
 
 _STRATEGIES = ("round_robin", "broadcast")
-_BESIDE = ("metrics", "memory", "log_level")
+_BESIDE = ("metrics", "memory", "disk", "log_level")
 _TOP_KEYS = ("nodes", *_BESIDE)
 _LATER_KEYS = ("version", "groups", "pipeline_groups", "settings", *_BESIDE)
 _PIPELINE_KEYS = ("nodes", "connections", "settings")

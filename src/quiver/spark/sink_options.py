@@ -11,6 +11,7 @@ option              default    meaning
 ``maxBundleRows``   8192       rows of one bundle at most
 ``maxBundleBytes``  1MiB       bytes of one bundle, about; a row is never cut
 ``compression``     none       of the segments: none, lz4 or zstd
+``timeout``         60s        a task waits so long for room in a store at its cap, and then fails
 ``txnAppId``                   batch writes: who writes; together with
 ``txnVersion``                 batch writes: a number that only grows; a write that is repeated is not
 ==================  =========  =========================================================================
@@ -27,16 +28,17 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from quiver.bundle import OTAP
-from quiver.errors import WrongUse
+from quiver.errors import SettingsInvalid, WrongUse
 from quiver.primitives.batch_notes import BATCH_MAX, is_writer
-from quiver.settings import Compression
+from quiver.settings import Compression, parse_duration_s
 from quiver.spark.option_values import bytes_option, count_option, transaction_option
 from quiver.spark.options import VIEWS
 
 __all__ = ["SinkOptions", "parse_sink_options"]
 
 _NAMES = (
-    "path", "slot", "view", "mode", "maxBundleRows", "maxBundleBytes", "compression", "txnAppId", "txnVersion",
+    "path", "slot", "view", "mode", "maxBundleRows", "maxBundleBytes", "compression", "timeout", "txnAppId",
+    "txnVersion",
 )  # fmt: skip
 
 _KNOWN = {name.lower(): name for name in _NAMES}
@@ -55,6 +57,7 @@ class SinkOptions:
     bundle_rows_max: int = 8192
     bundle_bytes_max: int = 1024 * 1024
     compression: Compression = "none"
+    timeout_s: float = 60.0
     transaction: tuple[str, int] | None = None
 
 
@@ -95,5 +98,13 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         bundle_rows_max=count_option(given, "maxBundleRows") or 8192,
         bundle_bytes_max=bytes_option(given, "maxBundleBytes", 1024 * 1024),
         compression=cast("Compression", compression),
+        timeout_s=_timeout_s(given.get("timeout", "60s")),
         transaction=transaction_option(given, reserved="job-", is_writer=is_writer, version_max=BATCH_MAX),
     )
+
+
+def _timeout_s(text: str) -> float:
+    try:
+        return parse_duration_s(text, key="timeout")
+    except SettingsInvalid as error:
+        raise WrongUse(str(error)) from error

@@ -7,6 +7,7 @@ durable; it is visible when the owner of the directory has taken it over, which 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import uuid
@@ -20,16 +21,17 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, DirectoryInUse, WrongUse
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.atomic import replace_file
-from quiver.primitives.batch_notes import commit_name, part_directory
+from quiver.primitives.batch_notes import commit_name, parse_part_directory, part_directory
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import hold
 from quiver.primitives.real_files import REAL_FILES
-from quiver.primitives.staging import remove_staged
+from quiver.primitives.staging import names_in, remove_staged
 from quiver.settings import MIB
 from quiver.spark.bundles import unpacked
 from quiver.spark.cast import spark_schema
 from quiver.spark.otlp_rows import request_of_rows
 from quiver.spark.sink_options import SinkOptions
+from quiver.spark.sink_room import RETRY_S, SinkRoom, wait_until
 from quiver.store.adoption import Adoption, awaits_adoption, first_free_segment, writer_commits
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.cores import core_directory, parse_core_directory
@@ -59,8 +61,7 @@ __all__ = [
 SEGMENT_BYTES_MAX = 32 * MIB
 _STREAMS_MAX = 512
 _LOCK_PATIENCE_S = 5.0
-_LOCK_RETRY_S = 0.05
-_ROOM_PATIENCE_S = 10.0
+ROOM_PATIENCE_S = 10.0
 _OWNER = "quiver sink"
 
 Slots = Mapping[int, pa.RecordBatch]
@@ -142,20 +143,42 @@ def stage(
     clock: Clock = SYSTEM_CLOCK,
 ) -> Staged:
     """
-    Write *bundles* as segments that nobody sees yet; durable on return. Runs in a task.
+    Write *bundles* as segments that nobody sees yet; durable on return. Runs in a task. Each waits for room; when it
+    fails nothing of it stays.
 
     Raises:
+        AtCapacity: the store had no room in time.
         BundleInvalid: a bundle cannot be stored as it is.
         OSError: the disk refused.
     """
     directory = part_directory(batch, partition, attempt)
-    place = f"{root}/{INCOMING_DIR}/{writer}/{directory}"
+    try:
+        return _staged(files, root, bundles, f"{INCOMING_DIR}/{writer}", directory, options, clock)
+    except BaseException:
+        # What stays would be in the way of the next attempt, which needs the same room.
+        with contextlib.suppress(OSError):
+            remove_staged(files, f"{root}/{INCOMING_DIR}/{writer}", [directory])
+        raise
+
+
+def _staged(
+    files: FileSystem,
+    root: str,
+    bundles: Iterable[Slots],
+    writer_directory: str,
+    directory: str,
+    options: SinkOptions,
+    clock: Clock,
+) -> Staged:
+    place = f"{root}/{writer_directory}/{directory}"
+    room = SinkRoom(files, root, options.timeout_s, clock)
     encoder = SlotEncoder()
     parts: list[str] = []
     rows = size_bytes = 0
     segment = OpenSegment(streams_max=_STREAMS_MAX, bytes_max=SEGMENT_BYTES_MAX)
 
     def seal() -> int:
+        room.wait_for(segment.nbytes)
         if not parts:
             files.make_dirs(place)
         sealed = segment.seal()
@@ -208,7 +231,9 @@ def commit_batch(
     return is_new
 
 
-def await_room(files: FileSystem, root: str, *, writer: str, clock: Clock = SYSTEM_CLOCK) -> None:
+def await_room(
+    files: FileSystem, root: str, *, writer: str, timeout_s: float = ROOM_PATIENCE_S, clock: Clock = SYSTEM_CLOCK
+) -> None:
     """
     Return when all that *writer* committed so far is taken over. Before the next batch is staged: a store at its cap
     takes nothing over, and what waits for it is on the disk, too.
@@ -218,16 +243,15 @@ def await_room(files: FileSystem, root: str, *, writer: str, clock: Clock = SYST
         Damaged: as `commit_batch`, where no store is open.
         OSError: the disk refused.
     """
-    deadline = clock.monotonic() + _ROOM_PATIENCE_S
-    condition = threading.Condition()
-    while awaits_adoption(files, root, writer=writer):
-        _take_over(files, root, clock)
+
+    def is_taken_over() -> bool:
         if not awaits_adoption(files, root, writer=writer):
-            return
-        if clock.monotonic() >= deadline:
-            raise AtCapacity(f"the store {root} takes over nothing more", retry_after_s=_ROOM_PATIENCE_S)
-        with condition:
-            clock.wait(condition, _LOCK_RETRY_S)
+            return True
+        _take_over(files, root, clock)
+        return not awaits_adoption(files, root, writer=writer)
+
+    if not wait_until(is_taken_over, timeout_s, clock):
+        raise AtCapacity(f"the store {root} takes over nothing more", retry_after_s=ROOM_PATIENCE_S)
 
 
 def is_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
@@ -245,7 +269,10 @@ def discard(files: FileSystem, root: str, *, writer: str, batch: int, staged: Se
     directory = f"{root}/{INCOMING_DIR}/{writer}"
     # A commit that failed late may be there all the same: then its parts belong to it.
     if batch not in writer_commits(files, directory):
-        remove_staged(files, directory, dict.fromkeys(part.partition("/")[0] for one in staged for part in one.parts))
+        names = [name for name in names_in(files, directory) if parse_part_directory(name) == batch]
+        parts = [part.partition("/")[0] for one in staged for part in one.parts]
+        # Also what tasks staged that were killed: nobody else knows of it.
+        remove_staged(files, directory, dict.fromkeys([*parts, *names]))
 
 
 def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
@@ -264,7 +291,7 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
             if _OWNER not in str(held) or clock.monotonic() >= deadline:
                 return
             with condition:
-                clock.wait(condition, _LOCK_RETRY_S)
+                clock.wait(condition, RETRY_S)
     try:
         files.make_dirs(f"{root}/{SEGMENTS_DIR}")
         if not files.exists(f"{root}/{STORE_ID}"):
@@ -329,8 +356,9 @@ class StoreSink:
 
     def stage(self, rows: Iterable[pa.RecordBatch], *, writer: str, batch: int) -> Staged:
         """
-        Write and sync one partition, in a task.
+        Write and sync one partition, in a task, once the store has taken over what *writer* committed before.
         """
+        await_room(REAL_FILES, self.root, writer=writer, timeout_s=self.options.timeout_s)
         return stage_here(self.root, rows, writer=writer, batch=batch, options=self.options)
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:

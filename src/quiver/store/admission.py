@@ -25,9 +25,10 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from quiver.errors import AtCapacity, BundleInvalid, StoreClosed
-from quiver.store.capacity import Capacity, DiskRoom
+from quiver.store.capacity import BUDGET_CAP, Capacity, DiskRoom
 from quiver.store.cleanup import Cleanup
 from quiver.store.parts import Parts
+from quiver.store.room_notes import RoomNotes
 from quiver.store.sealer import Sealer
 
 __all__ = ["Admission", "Full"]
@@ -67,6 +68,7 @@ class Admission:
         segment_bytes_max = parts.settings.segment_bytes_max
         self._disk = DiskRoom(parts.files, parts.path, segment_bytes_max=segment_bytes_max, logged=self._logging)
         self._drops = parts.settings.size_cap_policy == "drop_oldest"
+        self._notes = RoomNotes(parts.files, parts.path)
         self.wake: Callable[[], None] | None = None
         """Asks the background thread for a pass; None when there is none, and then the caller does the work."""
         self.is_closed = False
@@ -80,6 +82,13 @@ class Admission:
         """
         parts = self._parts
         return parts.catalog.bytes + parts.wal.disk_bytes + self._cleanup.side.nbytes
+
+    @property
+    def staged_bytes(self) -> int:
+        """
+        Bytes on disk that Spark sinks staged and that are no segment yet.
+        """
+        return self._cleanup.side.incoming_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -155,12 +164,16 @@ class Admission:
             f"{parts.sealing.nbytes} to be sealed",
             f"{side.nbytes} beside them",
         ]
+        if side.incoming_bytes:
+            uses.append(f"of which staged by Spark sinks {side.incoming_bytes}")
         if side.quarantine_bytes:
             uses.append(f"of which quarantine {side.quarantine_bytes}")
         others = self._capacity.others_bytes()
         if others:
             uses.append(f"{others} in other cores")
-        return f"retention.size_cap ({self._capacity.cap_bytes} bytes: {', '.join(uses)})"
+        name, cap = self._capacity.cap_name, self._capacity.cap_bytes
+        share = "leaves this directory " if name == BUDGET_CAP else ""
+        return f"{name} ({share}{cap} bytes: {', '.join(uses)})"
 
     def may_adopt(self) -> bool:
         """
@@ -173,11 +186,33 @@ class Admission:
                 segments_max = self._parts.settings.segments_max
                 is_many = segments_max is not None and self._segments_ahead() > segments_max
                 below = self._below_cap()
+                if below is not None:
+                    # It is on the disk already: as a segment it can be finished, and deleted.
+                    below += self._cleanup.side.incoming_bytes
             if not is_many and (below is None or below > 0):
                 return True
             if not is_last:
                 self._remove(1 if is_many or below is None else 1 - below, "segments" if is_many else "cap")
         return False
+
+    def serve_sinks(self) -> None:
+        """
+        Say to those who stage segments how much room there is, and make some when they wait for it. Called with the
+        maintenance lock held.
+        """
+        if self._capacity.cap_bytes is None:
+            with contextlib.suppress(OSError):
+                self._notes.publish(None)
+            return
+        with self._parts.lock:
+            below = self._below_cap() or 0
+            allowed = max(0, below + self.disk_bytes)
+        with contextlib.suppress(OSError):
+            self._notes.publish(allowed)
+            wanted = self._notes.wanted_bytes()
+            if wanted and wanted > below:
+                self._cleanup.write_progress()
+                self._remove(wanted - below, "cap")
 
     # ── making room ──────────────────────────────────────────────────────────────────────────────────
 
@@ -256,10 +291,11 @@ class Admission:
         settings = self._parts.settings
         if self._logging and nbytes + ENTRY_MARGIN_BYTES > settings.wal_bytes_max:
             raise BundleInvalid(f"the bundle takes {nbytes} bytes in the log; wal.max_size is less")
-        cap = self._capacity.cap_bytes
+        cap = self._capacity.largest_bytes
         if cap is not None and nbytes * (2 if self._logging else 1) + ENTRY_MARGIN_BYTES > cap:
             twice = " twice, in the log and in a segment," if self._logging else ""
-            raise BundleInvalid(f"the bundle takes {nbytes} bytes{twice} and retention.size_cap is {cap}")
+            name = self._capacity.cap_name
+            raise BundleInvalid(f"the bundle takes {nbytes} bytes{twice} and {name} leaves {cap} at most")
 
     def _is_being_written(self) -> bool:
         return self._parts.sealing.pending is not None and self._parts.sealing.failure is None

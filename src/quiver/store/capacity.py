@@ -10,7 +10,10 @@ from typing import Protocol
 
 from quiver.primitives.files import FileSystem, Lock
 
-__all__ = ["AloneCapacity", "Capacity", "DeletionPause", "DiskRoom"]
+__all__ = ["BUDGET_CAP", "AloneCapacity", "Capacity", "DeletionPause", "DiskRoom", "OwnCap", "Share"]
+
+RETENTION_CAP = "retention.size_cap"
+BUDGET_CAP = "disk.size_cap"
 
 MARGIN_SHARE = 32
 SAMPLE_SHARE = 8
@@ -25,7 +28,19 @@ class Capacity(Protocol):
     @property
     def cap_bytes(self) -> int | None:
         """
-        The cap on everything together; None is no cap.
+        The cap on everything together, at this moment; None is no cap.
+        """
+
+    @property
+    def largest_bytes(self) -> int | None:
+        """
+        The largest that the cap may become; None is no cap.
+        """
+
+    @property
+    def cap_name(self) -> str:
+        """
+        The setting that the cap comes from, at this moment.
         """
 
     def others_bytes(self) -> int:
@@ -55,13 +70,94 @@ class Capacity(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class AloneCapacity:
+class Share(Protocol):
     """
-    A cap that nobody shares.
+    What a store may have of a cap over several stores that have caps of their own.
     """
 
-    cap_bytes: int | None
+    @property
+    def largest_bytes(self) -> int:
+        """
+        The most that it may ever have.
+        """
+
+    def left_bytes(self, root: str) -> int:
+        """
+        Return what the store at *root* may have now.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCap:
+    """
+    The cap of a store: its own, or what a budget leaves it.
+
+    Attributes:
+        size_cap_bytes: its own; None is no cap.
+        share: of the budget; None is no budget.
+        root: the store's directory.
+    """
+
+    size_cap_bytes: int | None
+    share: Share | None = None
+    root: str = ""
+
+    @property
+    def now_bytes(self) -> int | None:
+        """
+        The cap at this moment.
+        """
+        if self.share is None:
+            return self.size_cap_bytes
+        left = max(self.share.left_bytes(self.root), 0)
+        return left if self.size_cap_bytes is None else min(self.size_cap_bytes, left)
+
+    @property
+    def largest_bytes(self) -> int | None:
+        """
+        The largest that it may become.
+        """
+        if self.share is None:
+            return self.size_cap_bytes
+        largest = self.share.largest_bytes
+        return largest if self.size_cap_bytes is None else min(self.size_cap_bytes, largest)
+
+    @property
+    def name(self) -> str:
+        """
+        The setting that it comes from, at this moment.
+        """
+        return RETENTION_CAP if self.now_bytes == self.size_cap_bytes else BUDGET_CAP
+
+
+class AloneCapacity:
+    """
+    The cap of a store that shares its directory with no other.
+    """
+
+    def __init__(self, cap: OwnCap) -> None:
+        self._cap = cap
+
+    @property
+    def cap_bytes(self) -> int | None:
+        """
+        The cap at this moment.
+        """
+        return self._cap.now_bytes
+
+    @property
+    def largest_bytes(self) -> int | None:
+        """
+        The largest that it may become.
+        """
+        return self._cap.largest_bytes
+
+    @property
+    def cap_name(self) -> str:
+        """
+        The setting that it comes from.
+        """
+        return self._cap.name
 
     def others_bytes(self) -> int:
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
@@ -69,6 +69,7 @@ POSITION_OFFSET = 30
 class StoreReport:
     """
     What was read and what was found. A bundle may be counted in segments and in the log: the log forgets whole files.
+    `staged_bundles` are those that Spark sinks committed and that are in no segment of the store yet.
 
     Files and findings include those of the dead letters, which are stores of their own; `dead_letters` counts theirs.
     """
@@ -78,6 +79,7 @@ class StoreReport:
     bytes_read: int = 0
     segment_bundles: int = 0
     log_entries: int = 0
+    staged_bundles: int = 0
     dead_letters: int = 0
     findings: list[Finding] = field(default_factory=list)
 
@@ -105,6 +107,7 @@ class StoreReport:
             "bytes_read": self.bytes_read,
             "segment_bundles": self.segment_bundles,
             "log_entries": self.log_entries,
+            "staged_bundles": self.staged_bundles,
             "dead_letters": self.dead_letters,
             "damaged": self.damaged,
             "unread": self.unread,
@@ -181,10 +184,7 @@ def check_store(
             _check_small(fs, report, f"{root}/{name}", decode_progress)
         if parse_retry_set_name(name) is not None:
             _check_small(fs, report, f"{root}/{name}", decode_retry_set)
-    for writer in _names(fs, f"{root}/{INCOMING_DIR}"):
-        for name in _names(fs, f"{root}/{INCOMING_DIR}/{writer}"):
-            if parse_commit_name(name) is not None:
-                _check_small(fs, report, f"{root}/{INCOMING_DIR}/{writer}/{name}", decode_commit)
+    _check_staged(fs, report, on_progress)
     _check_missing(fs, report)
     _note_leftovers(fs, report)
     for letters in nested_stores(fs, root):
@@ -399,31 +399,62 @@ def _check_segments(
         path = f"{directory}/{name}"
         if on_progress is not None:
             on_progress(path)
-        try:
-            reader = SegmentReader.open(fs, path)
-            reader.verify()
-        except FileNotFoundError:
-            continue
-        except Damaged as damage:
-            report.files += 1
-            report.findings.append(Finding(damage.path, damage.offset, "damaged", damage.reason))
-            continue
-        except (ObjectsUnavailable, AccessRefused, SettingsInvalid) as error:
-            report.findings.append(Finding(path, 0, "not reached", f"only the object tier has it: {error}"))
+        reader = _check_segment(fs, report, path)
+        if isinstance(reader, SegmentReader):
+            report.segment_bundles += reader.bundle_count
+            end = max(end, reader.info.wal_position_end or 0)
+        elif reader == "not reached":
             entry = verified.get(seq)
             end = max(end, entry.wal[1] if entry is not None and entry.wal is not None else 0)
-            continue
-        except OSError as error:  # of this one file: the others are looked at all the same
-            report.files += 1
-            is_no_file = isinstance(error, NO_FILE_ERRORS)
-            reason = no_file_reason(error) if is_no_file else f"it cannot be read: {error.strerror}"
-            report.findings.append(Finding(path, 0, "damaged", reason))
-            continue
-        report.files += 1
-        report.bytes_read += reader.info.size_bytes
-        report.segment_bundles += reader.bundle_count
-        end = max(end, reader.info.wal_position_end or 0)
     return end
+
+
+def _check_segment(fs: FileSystem, report: StoreReport, path: str) -> SegmentReader | Literal["not reached"] | None:
+    """
+    Check a segment to its last byte; return its reader when there is nothing wrong with it. Of one that only the object
+    tier has, and that cannot be had now, nothing is known.
+    """
+    try:
+        reader = SegmentReader.open(fs, path)
+        reader.verify()
+    except FileNotFoundError:
+        return None
+    except Damaged as damage:
+        report.files += 1
+        report.findings.append(Finding(damage.path, damage.offset, "damaged", damage.reason))
+        return None
+    except (ObjectsUnavailable, AccessRefused, SettingsInvalid) as error:
+        report.findings.append(Finding(path, 0, "not reached", f"only the object tier has it: {error}"))
+        return "not reached"
+    except OSError as error:  # of this one file: the others are looked at all the same
+        report.files += 1
+        is_no_file = isinstance(error, NO_FILE_ERRORS)
+        reason = no_file_reason(error) if is_no_file else f"it cannot be read: {error.strerror}"
+        report.findings.append(Finding(path, 0, "damaged", reason))
+        return None
+    report.files += 1
+    report.bytes_read += reader.info.size_bytes
+    return reader
+
+
+def _check_staged(fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None) -> None:
+    """
+    Check what Spark sinks committed: each commit, and the staged segments in it that are no segments of the store yet.
+    """
+    incoming = f"{report.root}/{INCOMING_DIR}"
+    for writer in _names(fs, incoming):
+        for name in _names(fs, f"{incoming}/{writer}"):
+            if parse_commit_name(name) is None:
+                continue
+            commit = _check_small(fs, report, f"{incoming}/{writer}/{name}", decode_commit)
+            for part in () if commit is None else commit.parts:
+                path = f"{incoming}/{writer}/{part}"
+                if on_progress is not None:
+                    on_progress(path)
+                # One that is gone was taken over: the commit of a writer's last batch stays.
+                reader = _check_segment(fs, report, path)
+                if isinstance(reader, SegmentReader):
+                    report.staged_bundles += reader.bundle_count
 
 
 def _cold_listing(fs: FileSystem, directory: str) -> ColdListing | None:

@@ -13,7 +13,7 @@ from quiver.store.parts import Parts
 __all__ = ["figures"]
 
 
-def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int) -> dict[str, Any]:
+def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int, staged_bytes: int) -> dict[str, Any]:
     """
     Return figures of this moment: bytes, counts, and each subscriber's lag.
     """
@@ -31,6 +31,7 @@ def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int
     quarantine = f"{parts.path}/{QUARANTINE_DIR}"
     found |= {
         "disk_bytes": disk_bytes,
+        "staged_bytes": staged_bytes,
         "incomplete_segments": found["segments"] - len(registry.complete_segments()),
         "quarantined_files": len(parts.files.list_dir(quarantine)) if parts.files.exists(quarantine) else 0,
     }

@@ -24,6 +24,7 @@ from quiver.errors import DirectoryInUse
 from quiver.primitives.files import File, FileSystem, Lock
 from quiver.primitives.lock import holder_of
 from quiver.primitives.scan import Frame
+from quiver.store.capacity import OwnCap
 from quiver.store.format.cores import (
     CORE_CLAIM,
     EVICT_LOCK,
@@ -106,7 +107,7 @@ class SharedCapacity:
         fs: the file system.
         root: the directory that holds the cores.
         core: whose capacity this is; its directory exists.
-        cap_bytes: the cap on all cores together; None is no cap.
+        cap: on all cores together.
         segment_bytes: the size of a claim beyond what is used.
         clock: where time comes from.
         evict: see `EvictElsewhere`.
@@ -118,13 +119,13 @@ class SharedCapacity:
         root: str,
         core: int,
         *,
-        cap_bytes: int | None,
+        cap: OwnCap,
         segment_bytes: int,
         clock: Clock,
         evict: EvictElsewhere,
     ) -> None:
         self.core = core
-        self.cap_bytes = cap_bytes
+        self._cap = cap
         self.claim_bytes = 0
         """What this core may use without asking, as the others see it."""
         self.claim_writes = 0
@@ -143,6 +144,27 @@ class SharedCapacity:
         self._look_again_s = -math.inf
         self._evict_again_s = -math.inf
         self._file: File | None = None
+
+    @property
+    def cap_bytes(self) -> int | None:
+        """
+        The cap on all cores together, at this moment.
+        """
+        return self._cap.now_bytes
+
+    @property
+    def largest_bytes(self) -> int | None:
+        """
+        The largest that it may become.
+        """
+        return self._cap.largest_bytes
+
+    @property
+    def cap_name(self) -> str:
+        """
+        The setting that it comes from.
+        """
+        return self._cap.name
 
     def attach(self, own_bytes: Callable[[], int]) -> None:
         """
@@ -375,5 +397,5 @@ class SharedCapacity:
             return None
         answer = decode_claim(memoryview(data))
         # Far above the cap is only who had it when the cap became less: the files say that, too.
-        is_lawful = isinstance(answer, Frame) and answer.value <= _CAPS_MAX * (self.cap_bytes or 0)
+        is_lawful = isinstance(answer, Frame) and answer.value <= _CAPS_MAX * (self.largest_bytes or 0)
         return answer.value if isinstance(answer, Frame) and is_lawful else None

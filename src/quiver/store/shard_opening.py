@@ -16,7 +16,9 @@ from quiver.primitives.files import FileSystem, directory_name
 from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
+from quiver.store.capacity import AloneCapacity, OwnCap
 from quiver.store.check import refuse_snapshot
+from quiver.store.disk_budget import DiskShare
 from quiver.store.format.cores import CORE_MAX, core_directory
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.opening import open_store
@@ -41,6 +43,7 @@ def open_path(
     observer: Observer | None = ...,
     adapter: Adapter = ...,
     background: bool = ...,
+    share: DiskShare | None = ...,
 ) -> Store: ...
 
 
@@ -57,6 +60,7 @@ def open_path(
     observer: Observer | None = ...,
     adapter: Adapter = ...,
     background: bool = ...,
+    share: DiskShare | None = ...,
 ) -> ShardedStore: ...
 
 
@@ -72,6 +76,7 @@ def open_path(
     observer: Observer | None = None,
     adapter: Adapter = OTAP,
     background: bool = True,
+    share: DiskShare | None = None,
 ) -> Store | ShardedStore:
     """
     Create or recover what is in directory *path*: one store, or with *cores* one for each core.
@@ -91,6 +96,7 @@ def open_path(
         observer: where counts and events go; in memory and to the `quiver` logger when None.
         adapter: the slot table.
         background: run the flush and maintenance threads; without them the caller drives `maintain()`.
+        share: of a budget over several directories, under which this one is, too.
 
     Raises:
         DirectoryInUse: another process, or this one, has it open.
@@ -108,14 +114,12 @@ def open_path(
             raise WrongUse(f"core={core} needs cores, too: how many cores share the directory")
         if found:
             raise WrongUse(f"{root} holds {len(found)} cores; open it with cores={max(found) + 1}, or any other number")
-        return open_store(
-            root, settings, files=files, clock=clock, observer=observer, adapter=adapter, background=background
-        )
+        return _Place(root, settings, 1, True, files, clock, observer, adapter, background, share).open_single()
     _check_cores(files, root, cores, core)
     one = _settings_of_one(settings, cores, len({*found, *range(cores)}), share_cap=share_cap)
     # make_dirs makes each missing level durable, so no core's directory is lost behind its segments.
     files.make_dirs(root)
-    place = _Place(root, one, cores, core is None, files, clock, observer, adapter, background)
+    place = _Place(root, one, cores, core is None, files, clock, observer, adapter, background, share)
     store = ShardedStore(
         root,
         settings,
@@ -156,6 +160,26 @@ class _Place:
     observer: Observer
     adapter: Adapter
     background: bool
+    share: DiskShare | None
+
+    def open_single(self) -> Store:
+        """
+        Open the one store of a directory without cores.
+        """
+        cap = OwnCap(self.settings.size_cap_bytes, self.share, self.root)
+        store = open_store(
+            self.root,
+            self.settings,
+            files=self.files,
+            clock=self.clock,
+            observer=self.observer,
+            adapter=self.adapter,
+            background=self.background,
+            capacity=AloneCapacity(cap),
+        )
+        if self.share is not None:
+            self.share.attach(store)
+        return store
 
     def open_alone(self, core: int) -> Shard:
         """
@@ -172,6 +196,8 @@ class _Place:
         store = self._open_store(core, capacity)
         try:
             capacity.attach(store.claimed_bytes)
+            if self.share is not None:
+                self.share.attach(store)
         except BaseException:
             store.close()
             raise
@@ -231,7 +257,7 @@ class _Place:
             self.files,
             self.root,
             core,
-            cap_bytes=cap,
+            cap=OwnCap(cap, self.share, self.root),
             # A core that only waits to be drained takes no bundles, and claims nothing beyond what it has.
             segment_bytes=settings.segment_bytes_max if core < self.cores else 0,
             clock=self.clock,

@@ -43,7 +43,7 @@ __all__ = ["CoreReceipt", "Shard", "ShardedStore"]
 _MOMENT_S = 1e-6
 _ROOM_S = 0.05
 """While all cores are full, each is waited for this long in turn."""
-_SUMMED = ("segments", "segment_bytes", "wal_bytes", "wal_files", "open_bundles", "open_bytes")
+_SUMMED = ("segments", "segment_bytes", "staged_bytes", "wal_bytes", "wal_files", "open_bundles", "open_bytes")
 _SUMMED_COLD = ("segments", "segment_bytes", "only_there", "waiting", "leaving")
 _ADOPT_S = 5.0
 """A directory of a removed core that another process has open is tried again this often."""

@@ -24,6 +24,8 @@ from quiver.store.format.names import (
     WAL_DIR,
     parse_progress_name,
 )
+from quiver.store.format.sink_commit import INCOMING_DIR
+from quiver.store.tree_bytes import tree_bytes
 
 __all__ = ["Reserve", "SideFiles"]
 
@@ -37,10 +39,11 @@ _OURS = "quiver."
 
 class SideFiles:
     """
-    Bytes of everything that is neither log nor segment: progress, audit trails, quarantine, ledger, reserve.
+    Bytes of everything that is neither log nor segment: progress, audit trails, quarantine, ledger, reserve, and what
+    Spark sinks staged. Dead letters are not among them: they have a cap of their own.
 
     Attributes:
-        nbytes: all of it, when last measured.
+        incoming_bytes: the part that sinks staged, which will be segments.
         quarantine_bytes: the part that waits for a person.
         progress_bytes_max: the largest progress file.
     """
@@ -50,14 +53,31 @@ class SideFiles:
         self._root = root
         self._clock = clock
         self._measured_at: float | None = None
-        self.nbytes = 0
+        self._other_bytes = 0
+        self.incoming_bytes = 0
         self.quarantine_bytes = 0
         self.progress_bytes_max = 0
 
+    @property
+    def nbytes(self) -> int:
+        """
+        All of it, when last measured.
+        """
+        return self._other_bytes + self.incoming_bytes
+
+    def measure_incoming(self) -> None:
+        """
+        Measure what sinks staged. A directory that cannot be read changes nothing.
+        """
+        with contextlib.suppress(OSError):
+            self.incoming_bytes = tree_bytes(self._files, f"{self._root}/{INCOMING_DIR}")
+
     def measure(self, *, now: bool = False) -> None:
         """
-        Measure again, if the last time was a moment ago or with *now*. A directory that cannot be read changes nothing.
+        Measure again, if the last time was a moment ago or with *now*; what sinks staged each time. A directory that
+        cannot be read changes nothing.
         """
+        self.measure_incoming()
         at = self._clock.monotonic()
         if not now and self._measured_at is not None and at - self._measured_at < MEASURE_S:
             return
@@ -74,7 +94,7 @@ class SideFiles:
             quarantine = f"{root}/{QUARANTINE_DIR}"
             kept = [f"{quarantine}/{name}" for name in self._files.list_dir(quarantine)] if self._exists() else []
             self.quarantine_bytes = sum(map(self._size, kept))
-            self.nbytes = self.quarantine_bytes + sum(sizes.values()) + sum(map(self._size, paths))
+            self._other_bytes = self.quarantine_bytes + sum(sizes.values()) + sum(map(self._size, paths))
 
     def _exists(self) -> bool:
         return self._files.exists(f"{self._root}/{QUARANTINE_DIR}")

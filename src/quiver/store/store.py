@@ -27,7 +27,7 @@ from quiver.settings import Settings
 from quiver.store import recovery
 from quiver.store.admission import Admission
 from quiver.store.background import Background
-from quiver.store.capacity import AloneCapacity, Capacity, DeletionPause
+from quiver.store.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
 from quiver.store.catalog import Catalog
 from quiver.store.cleanup import Cleanup
 from quiver.store.cold_opening import open_cold_side
@@ -105,7 +105,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._room = threading.Condition(self._lock)
         self._maintenance = threading.RLock()
         self._closed = False
-        self._capacity = AloneCapacity(settings.size_cap_bytes) if capacity is None else capacity
+        self._capacity = AloneCapacity(OwnCap(settings.size_cap_bytes)) if capacity is None else capacity
         self._is_limited = settings.segments_max is not None or not self._logging
         # Set when ingest has to look closer before each bundle: a cap, no log, a full disk, or the end. The size cap
         # and the disk are asked for some bytes at a time; the log knows how many are left of them.
@@ -446,6 +446,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             gone = self._sealer.forget_log()
             cleanup.reserve.keep()
             cleanup.side.measure()
+            self._admission.serve_sinks()
         # Without the lock: nobody waits for the object store.
         self._cold_tier.tend()
         return MaintenanceReport(sealed, written, deleted, gone)

@@ -47,6 +47,13 @@ class StoreViews:
             raise StoreClosed(f"{self.path} is closed")
 
     @property
+    def is_closed(self) -> bool:
+        """
+        Whether it was closed.
+        """
+        return self._closed
+
+    @property
     def disk_bytes(self) -> int:
         """
         Bytes on disk: log, segments, and everything beside them.
@@ -110,4 +117,10 @@ class StoreViews:
         """
         Return figures of this moment: bytes, counts, and each subscriber's lag.
         """
-        return figures(self._parts, self._cold_tier, next_sequence=self._sequence, disk_bytes=self.disk_bytes)
+        return figures(
+            self._parts,
+            self._cold_tier,
+            next_sequence=self._sequence,
+            disk_bytes=self.disk_bytes,
+            staged_bytes=self._admission.staged_bytes,
+        )

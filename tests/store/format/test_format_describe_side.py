@@ -11,6 +11,7 @@ from quiver.store.format.cores import encode_claim
 from quiver.store.format.describe import describe
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
 from quiver.store.format.progress import Progress, encode_progress
+from quiver.store.format.room import encode_cap_note, encode_room_wanted
 from quiver.store.format.snapshot_list import Snapshot, SnapshotFile, encode_snapshot_list
 
 IDENTITY = b"3e0b6f0a-5d3c-4f63-9a43-0c9d6c0c5a11\n"
@@ -18,6 +19,8 @@ FILES = {
     "quiver.drops": encode_drop_ledger([DroppedSegment(3, 2, 100, "age", 7), DroppedSegment(9, 4, 0, "size", 8)]),
     "core_0/quiver.evicted": encode_drop_ledger([DroppedSegment(3, 2, 100, "size", 7)]),
     "quiver.core": encode_claim(4096),
+    "quiver.cap": encode_cap_note(8192),
+    "quiver.wanted": encode_room_wanted(512),
     "quiver.snapshot": encode_snapshot_list(Snapshot(5, "", (SnapshotFile("wal/quiver.wal", 38, 7),))),
     "quiver.audit.jsonl": b"".join(
         encode_audit_record(AuditRecord(at, "s", 1, ((0, 3), (7, 7)), "acked")) for at in range(5)
@@ -32,6 +35,8 @@ KINDS = {
     "quiver.drops": "drop ledger",
     "core_0/quiver.evicted": "drop ledger",
     "quiver.core": "claim",
+    "quiver.cap": "size cap",
+    "quiver.wanted": "room wanted",
     "quiver.snapshot": "snapshot list",
     "quiver.audit.jsonl": "audit trail",
     "quiver.id": "identity",
@@ -80,6 +85,8 @@ def test_what_is_in_them():
         (3, "age", 0)
     ]
     assert told("quiver.core", FILES["quiver.core"]).fields == {"size": 24, "claim_bytes": 4096}
+    assert told("quiver.cap", FILES["quiver.cap"]).fields == {"size": 24, "cap_bytes": 8192}
+    assert told("quiver.wanted", FILES["quiver.wanted"]).fields == {"size": 24, "wanted_bytes": 512}
     assert told("quiver.snapshot", FILES["quiver.snapshot"]).fields["size_bytes"] == 38
     trail = told("quiver.audit.jsonl", FILES["quiver.audit.jsonl"], rows_max=2)
     assert trail.fields == {"lines": 5, "records": 5}
@@ -98,5 +105,5 @@ def test_a_torn_line_of_a_trail_is_no_damage():
 
 def test_magic_goes_before_the_name():
     """A copy under any name is still what it is."""
-    for name, kind in (("quiver.drops", "drop ledger"), ("quiver.core", "claim"), ("quiver.snapshot", "snapshot list")):
+    for name, kind in (("quiver.drops", "drop ledger"), ("quiver.core", "claim"), ("quiver.cap", "size cap")):
         assert told("copy.bin", FILES[name]).kind == kind

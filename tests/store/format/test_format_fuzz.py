@@ -31,6 +31,7 @@ from quiver.store.format.floor import decode_floor, encode_floor
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.manifest import check_manifest, decode_manifest, decode_manifest_summary
 from quiver.store.format.progress import Progress, SegmentProgress, decode_progress, encode_progress
+from quiver.store.format.room import decode_cap_note, decode_room_wanted, encode_cap_note, encode_room_wanted
 from quiver.store.format.segment_file import decode_directory, decode_segment_footer
 from quiver.store.format.snapshot_list import Snapshot, SnapshotFile, decode_snapshot_list, encode_snapshot_list
 from quiver.store.format.wal_entry import WalEntry, WalSlot, decode_entry, encode_entry
@@ -87,6 +88,8 @@ CASES: dict[str, Case] = {
     "drop ledger": (DROPS, as_it_is, decode_drop_ledger),
     "drop ledger, checksum right": (DROPS, crc_at_end, decode_drop_ledger),
     "claim": (encode_claim(4096), crc_at_end, decode_claim),
+    "size cap": (encode_cap_note(4096), crc_at_end, decode_cap_note),
+    "room wanted": (encode_room_wanted(4096), crc_at_end, decode_room_wanted),
     "cursor": (encode_cursor(4096), as_it_is, decode_cursor),
     "floor": (encode_floor(7), crc_at_end, decode_floor),
     "identity": (b"3e0b6f0a-5d3c-4f63-9a43-0c9d6c0c5a11\n", as_it_is, decode_identity),

@@ -1,4 +1,4 @@
-"""The cursor and the segment floor: 24 bytes each."""
+"""The cursor, the segment floor and the notes of room: 24 bytes each."""
 
 import struct
 import zlib
@@ -11,12 +11,20 @@ from hypothesis import strategies as st
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.cursor import decode_cursor, encode_cursor
 from quiver.store.format.floor import Floor, decode_floor, decode_floor_file, encode_floor
+from quiver.store.format.room import decode_cap_note, decode_room_wanted, encode_cap_note, encode_room_wanted
 
 CURSOR_0 = bytes.fromhex("5155495645520054010018000000000000000000b77c3664")
 CURSOR_1234567 = bytes.fromhex("51554956455200540100180087d61200000000009b65c5bb")
 FLOOR_42 = bytes.fromhex("5155495645520046010018002a00000000000000b811dbd8")
 FLOOR_RESTORED = bytes.fromhex("51554956455200460200280000401e18240a06002a0000000000000000401e18240a0600673d7991")
-KINDS = [(encode_cursor, decode_cursor, b"QUIVER\0T"), (encode_floor, decode_floor, b"QUIVER\0F")]
+CAP_123456789 = bytes.fromhex("515549564552004c0100180015cd5b070000000020eccac7")
+WANTED_33554432 = bytes.fromhex("515549564552005701001800000000020000000019433ca3")
+KINDS = [
+    (encode_cursor, decode_cursor, b"QUIVER\0T"),
+    (encode_floor, decode_floor, b"QUIVER\0F"),
+    (encode_cap_note, decode_cap_note, b"QUIVER\0L"),
+    (encode_room_wanted, decode_room_wanted, b"QUIVER\0W"),
+]
 
 
 def test_golden():
@@ -25,6 +33,7 @@ def test_golden():
     assert decode_cursor(memoryview(CURSOR_0)) == Frame(0, 24)
     assert decode_cursor(memoryview(CURSOR_1234567)) == Frame(1234567, 24)
     assert decode_floor(memoryview(FLOOR_42)) == Frame(42, 24)
+    assert [encode_cap_note(123456789), encode_room_wanted(33554432)] == [CAP_123456789, WANTED_33554432]
 
 
 @pytest.mark.parametrize(("encode", "decode", "magic"), KINDS)

@@ -30,7 +30,7 @@ from quiver.store.format.manifest import INGESTED_AT_KEY
 from quiver.store.format.segment_file import DIRECTORY_SCHEMA, decode_segment_footer
 
 PAGES = Path(__file__).parents[3] / "docs" / "formats"
-KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores", "retry-set", "cold-list"]
+KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores", "room", "retry-set", "cold-list"]
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 STRUCTS = {
     "wal": ["WAL_HEADER", "ENTRY_HEAD", "SLOT_HEAD", "CRC"],
@@ -40,6 +40,7 @@ STRUCTS = {
     "floor": ["SIDECAR", "FLOOR_SKIPPED"],
     "drops": ["DROP_HEADER", "DROP_ENTRY"],
     "cores": ["SIDECAR"],
+    "room": ["SIDECAR"],
     "retry-set": ["RETRY_HEADER", "RETRY_ENTRY"],
     "cold-list": ["COLD_HEADER", "COLD_ENTRY"],
 }
@@ -51,6 +52,7 @@ LIMITS = {
     "floor": 0,
     "drops": 2,
     "cores": 1,
+    "room": 0,
     "retry-set": 4,
     "cold-list": 3,
 }
@@ -62,6 +64,7 @@ EXAMPLES = {
     "floor": 2,
     "drops": 0,
     "cores": 1,
+    "room": 1,
     "retry-set": 1,
     "cold-list": 1,
 }
@@ -191,6 +194,7 @@ def test_directory_and_manifest_columns():
 @pytest.mark.parametrize(("kind", "dotted"), [
     ("wal", "wal_file.WAL_MAGIC"), ("cursor", "cursor.CURSOR_MAGIC"), ("floor", "floor.FLOOR_MAGIC"),
     ("drops", "drop_ledger.DROP_MAGIC"), ("cold-list", "cold_list.COLD_MAGIC"), ("cores", "cores.CLAIM_MAGIC"),
+    ("room", "room.CAP_MAGIC"),
     ("segment", "segment_file.SEGMENT_MAGIC"), ("progress", "progress.PROGRESS_MAGIC"),
 ])  # fmt: skip
 def test_magics(kind, dotted):

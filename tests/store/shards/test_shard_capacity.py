@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shard_rig import ROOT
 
 from quiver.primitives.scan import Damage, Frame, NeedMore
+from quiver.store.capacity import OwnCap
 from quiver.store.format.cores import (
     CORE_CLAIM,
     CORE_MAX,
@@ -78,7 +79,7 @@ class Cluster:
             return freed
 
         capacity = SharedCapacity(
-            self.files, ROOT, number, cap_bytes=self.cap, segment_bytes=STEP, clock=self.clock, evict=evict
+            self.files, ROOT, number, cap=OwnCap(self.cap), segment_bytes=STEP, clock=self.clock, evict=evict
         )
         core = Core(number, capacity, self.files, evictable)
         core.use(size)
@@ -358,7 +359,7 @@ def test_a_claim_that_cannot_be_written_is_not_used() -> None:
     cluster = Cluster(2)
     broken = FaultFileSystem(cluster.files)
     capacity = SharedCapacity(
-        broken, ROOT, 0, cap_bytes=CAP, segment_bytes=STEP, clock=cluster.clock, evict=lambda _: {}
+        broken, ROOT, 0, cap=OwnCap(CAP), segment_bytes=STEP, clock=cluster.clock, evict=lambda _: {}
     )
     size = 0
     capacity.attach(lambda: size)
@@ -389,7 +390,7 @@ def test_before_it_is_attached_nothing_is_claimed() -> None:
     cluster = Cluster(1)
     before = cluster.files.read_all(f"{ROOT}/core_0/{CORE_CLAIM}", size_max=99)
     capacity = SharedCapacity(
-        cluster.files, ROOT, 0, cap_bytes=CAP, segment_bytes=STEP, clock=cluster.clock, evict=lambda _: {}
+        cluster.files, ROOT, 0, cap=OwnCap(CAP), segment_bytes=STEP, clock=cluster.clock, evict=lambda _: {}
     )
     capacity.beat()
     capacity.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quiver.primitives.findings import Description, Problem
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Answer, Frame
 from quiver.store.format.audit import AuditRecord, decode_audit
 from quiver.store.format.cold_list import COLD_MAGIC, decode_cold_list
 from quiver.store.format.cores import CLAIM_MAGIC, CORE_CLAIM, EVICTED, decode_claim
@@ -27,6 +27,14 @@ from quiver.store.format.names import (
     parse_retry_set_name,
 )
 from quiver.store.format.retry_set import RETRY_MAGIC, decode_retry_set
+from quiver.store.format.room import (
+    CAP_MAGIC,
+    CAP_NOTE,
+    ROOM_WANTED,
+    WANTED_MAGIC,
+    decode_cap_note,
+    decode_room_wanted,
+)
 from quiver.store.format.sink_commit import COMMIT_PREFIX, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST, SNAPSHOT_PREFIX, decode_snapshot_list
 
@@ -38,6 +46,8 @@ _NAMES = {
     COLD_MARK: "cold mark",
     EVICTED: "drop ledger",
     CORE_CLAIM: "claim",
+    CAP_NOTE: "size cap",
+    ROOM_WANTED: "room wanted",
     SNAPSHOT_LIST: "snapshot list",
     AUDIT_TRAIL: "audit trail",
     AUDIT_PREVIOUS: "audit trail",
@@ -52,7 +62,14 @@ def side_kind_by_head(head: bytes) -> str | None:
     """
     Return the kind that the first bytes of a file speak of; None when they do not.
     """
-    by_magic = {DROP_MAGIC: "drop ledger", CLAIM_MAGIC: "claim", RETRY_MAGIC: "retry set", COLD_MAGIC: "cold list"}
+    by_magic = {
+        DROP_MAGIC: "drop ledger",
+        CLAIM_MAGIC: "claim",
+        RETRY_MAGIC: "retry set",
+        COLD_MAGIC: "cold list",
+        CAP_MAGIC: "size cap",
+        WANTED_MAGIC: "room wanted",
+    }
     if head.startswith(SNAPSHOT_PREFIX):
         return "snapshot list"
     if head.startswith(COMMIT_PREFIX):
@@ -137,12 +154,17 @@ def _describe_retries(to: Description, view: memoryview, rows_max: int) -> None:
     ]
 
 
-def _describe_claim(to: Description, view: memoryview, _rows_max: int) -> None:
-    to.version = int.from_bytes(view[8:10], "little") if len(view) >= 10 else None
-    answer = decode_claim(view)
-    value = to.accept(answer)
-    if isinstance(answer, Frame):
-        to.fields = {"size": answer.end, "claim_bytes": value}
+def _describe_number(
+    key: str, decode: Callable[[memoryview], Answer[int]]
+) -> Callable[[Description, memoryview, int], None]:
+    def describe(to: Description, view: memoryview, _rows_max: int) -> None:
+        to.version = int.from_bytes(view[8:10], "little") if len(view) >= 10 else None
+        answer = decode(view)
+        value = to.accept(answer)
+        if isinstance(answer, Frame):
+            to.fields = {"size": answer.end, key: value}
+
+    return describe
 
 
 def _describe_snapshot(to: Description, view: memoryview, rows_max: int) -> None:
@@ -225,7 +247,9 @@ SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
     "cold list": _describe_cold,
     "cold mark": _describe_mark,
     "retry set": _describe_retries,
-    "claim": _describe_claim,
+    "claim": _describe_number("claim_bytes", decode_claim),
+    "size cap": _describe_number("cap_bytes", decode_cap_note),
+    "room wanted": _describe_number("wanted_bytes", decode_room_wanted),
     "sink commit": _describe_commit,
     "snapshot list": _describe_snapshot,
     "audit trail": _describe_audit,

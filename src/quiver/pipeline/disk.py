@@ -1,0 +1,77 @@
+"""
+`disk`, beside `nodes`: one cap over everything that the buffers of a pipeline have on the disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quiver.clock import SYSTEM_CLOCK
+from quiver.pipeline.config_values import Config, Size
+from quiver.pipeline.words import size_words
+from quiver.primitives.files import directory_name
+from quiver.primitives.real_files import REAL_FILES
+from quiver.store.disk_budget import DiskBudget, DiskShare, working_bytes
+
+if TYPE_CHECKING:
+    from quiver.pipeline.graph import Pipeline
+
+__all__ = ["DiskConfig", "budget_of", "buffer_share", "letters_share", "too_small"]
+
+
+class DiskConfig(Config):
+    """
+    `disk`.
+
+    Attributes:
+        size_cap: the most that logs, segments, what is staged, and dead letters of all buffers take together. At the
+            cap each buffer does as its own `size_cap_policy` says.
+    """
+
+    size_cap: Size
+
+
+def too_small(pipeline: Pipeline, cores: int = 1) -> str | None:
+    """
+    Return why the buffers of *pipeline* cannot work under its cap; None when they can, or when there is none.
+    """
+    if pipeline.disk is None:
+        return None
+    needed = sum(_reserved(pipeline, cores).values())
+    if pipeline.disk.size_cap >= needed:
+        return None
+    return (
+        f"disk.size_cap must hold wal.rotation_target and two segments of each buffer and core: "
+        f"{size_words(needed)}; it is {size_words(pipeline.disk.size_cap)}"
+    )
+
+
+def budget_of(pipeline: Pipeline, cores: int | None) -> DiskBudget | None:
+    """
+    Return the budget of *pipeline* for this process; None when there is none.
+    """
+    if pipeline.disk is None:
+        return None
+    return DiskBudget(REAL_FILES, pipeline.disk.size_cap, _reserved(pipeline, cores or 1), clock=SYSTEM_CLOCK)
+
+
+def buffer_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
+    """
+    Return what of *budget* the buffer at *path* may have; None when it is not under one.
+    """
+    return None if budget is None else budget.buffer(directory_name(path))
+
+
+def letters_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
+    """
+    Return what of *budget* the dead letters of the buffer at *path* may have; None when they are not under one.
+    """
+    return None if budget is None else budget.letters(directory_name(path))
+
+
+def _reserved(pipeline: Pipeline, cores: int) -> dict[str, int]:
+    return {
+        directory_name(buffer.config.path): working_bytes(buffer.config.settings, cores)
+        for buffer in pipeline.buffers
+        if buffer.kind != "memory"
+    }

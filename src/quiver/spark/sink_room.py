@@ -1,0 +1,78 @@
+"""
+Room for what a sink stages: a task waits for it like any producer, and fails when there is none in time.
+
+A store that is open somewhere says how much its files may take together (`quiver.store.room_notes`). A task adds up
+what they take before it writes a segment; so all tasks together pass the cap by a segment each, at most.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import AtCapacity
+from quiver.primitives.files import FileSystem
+from quiver.store.room_notes import ask_for_room, find_room
+
+__all__ = ["RETRY_S", "SinkRoom", "wait_until"]
+
+RETRY_S = 0.05
+RETRY_S_MAX = 1.0
+
+
+def wait_until(is_done: Callable[[], bool], timeout_s: float, clock: Clock) -> bool:
+    """
+    Return whether *is_done* within *timeout_s* seconds; it is asked again after pauses that grow to a second.
+    """
+    deadline = clock.monotonic() + timeout_s
+    condition = threading.Condition()
+    pause_s = RETRY_S
+    while not is_done():
+        left = deadline - clock.monotonic()
+        if left <= 0:
+            return False
+        with condition:
+            clock.wait(condition, min(pause_s, left))
+        pause_s = min(2 * pause_s, RETRY_S_MAX)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRoom:
+    """
+    The room of one store.
+
+    Attributes:
+        files: the file system.
+        root: the store's directory.
+        timeout_s: so long a task waits.
+        clock: measures it.
+    """
+
+    files: FileSystem
+    root: str
+    timeout_s: float
+    clock: Clock = SYSTEM_CLOCK
+
+    def wait_for(self, nbytes: int) -> None:
+        """
+        Return when a segment of *nbytes* may be staged.
+
+        Raises:
+            AtCapacity: there was no room in time.
+            OSError: the directory cannot be read.
+        """
+        if not wait_until(lambda: self._has(nbytes), self.timeout_s, self.clock):
+            found = find_room(self.files, self.root)
+            how = "" if found is None else f": {found.used_bytes} of {found.cap_bytes} bytes are used"
+            raise AtCapacity(f"the store {self.root} has no room for {nbytes} bytes more{how}")
+
+    def _has(self, nbytes: int) -> bool:
+        found = find_room(self.files, self.root)
+        if found is None or found.used_bytes + nbytes <= found.cap_bytes:
+            return True
+        # The owner may have finished segments that it keeps for a while: who waits makes it delete them.
+        ask_for_room(self.files, self.root, nbytes)
+        return False

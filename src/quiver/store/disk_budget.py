@@ -1,0 +1,230 @@
+"""
+One cap over everything that several stores have on one disk: their logs and segments, what Spark sinks staged for them,
+and their dead letters.
+
+Each store is under a cap that changes: what of the budget the others leave. A store that is open in this process says
+exactly what it uses; for the others the files are added up, now and then. For each buffer some room is reserved, so
+that one that is full because the next one is slow does not keep the next one from taking in anything at all.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quiver.clock import Clock
+from quiver.primitives.files import FileSystem
+from quiver.settings import Settings
+from quiver.store.format.cores import core_directory
+from quiver.store.format.names import DEAD_LETTER_DIR
+from quiver.store.shard_capacity import find_cores
+from quiver.store.tree_bytes import tree_bytes
+
+__all__ = ["Attached", "DiskBudget", "DiskShare", "working_bytes"]
+
+LISTED_S = 0.5
+"""Files that others write are added up this often at most."""
+
+
+class Attached(Protocol):
+    """
+    A store that is open in this process.
+    """
+
+    @property
+    def path(self) -> str:
+        """
+        Its directory.
+        """
+
+    @property
+    def is_closed(self) -> bool:
+        """
+        Whether it was closed.
+        """
+
+    def claimed_bytes(self) -> int:
+        """
+        Return what it has on disk, and what is in memory and will be a segment.
+        """
+
+
+def working_bytes(settings: Settings, stores: int = 1) -> int:
+    """
+    Return the room that so many *stores* with these *settings* need to work at all.
+    """
+    log = settings.wal_rotate_bytes if settings.durability == "wal" else 0
+    return stores * (log + 2 * settings.segment_bytes_max)
+
+
+@dataclass(slots=True)
+class _Place:
+    """
+    A buffer, or the dead letters of one.
+    """
+
+    path: str
+    reserved_bytes: int
+    are_letters: bool
+    attached: dict[str, weakref.ref[Attached]] = field(default_factory=dict)
+    listed_bytes: dict[str, int] = field(default_factory=dict)
+
+    def open_stores(self) -> list[Attached]:
+        """
+        Return the stores of it that are open in this process.
+        """
+        found = [store for one in self.attached.values() if (store := one()) is not None]
+        return [store for store in found if not store.is_closed]
+
+    def used_bytes(self, without: str = "") -> int:
+        """
+        Return what it has on the disk, but for the store *without*.
+        """
+        exact = {_absolute(store.path): store.claimed_bytes() for store in self.open_stores()}
+        used = self.listed_bytes | exact
+        return sum(size for path, size in used.items() if path != without)
+
+    def list(self, fs: FileSystem) -> None:
+        """
+        Add up the files of the stores that are not open in this process.
+        """
+        known = {_absolute(store.path) for store in self.open_stores()}
+        roots = [root for root in _store_roots(fs, self.path, are_letters=self.are_letters) if root not in known]
+        skip = () if self.are_letters else (DEAD_LETTER_DIR,)
+        self.listed_bytes = {root: tree_bytes(fs, root, skip=skip) for root in roots}
+
+
+class DiskBudget:
+    """
+    The budget of one pipeline, in one of its processes. Thread-safe.
+
+    Args:
+        files: the file system.
+        cap_bytes: the budget.
+        buffers: directory of each buffer → what is reserved for it; see `working_bytes`.
+        clock: spaces the looks at files.
+    """
+
+    def __init__(self, files: FileSystem, cap_bytes: int, buffers: Mapping[str, int], *, clock: Clock) -> None:
+        self.cap_bytes = cap_bytes
+        self._files = files
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._listed_s = -math.inf
+        places = {_absolute(path): reserved for path, reserved in buffers.items()}
+        self._buffers = {path: _Place(path, reserved, are_letters=False) for path, reserved in places.items()}
+        self._letters = {path: _Place(path, 0, are_letters=True) for path in places}
+
+    def buffer(self, path: str) -> DiskShare:
+        """
+        Return the share of the buffer at *path*, one of those that were given.
+        """
+        return DiskShare(self, self._buffers[_absolute(path)])
+
+    def letters(self, path: str) -> DiskShare:
+        """
+        Return the share of the dead letters of the buffer at *path*.
+        """
+        return DiskShare(self, self._letters[_absolute(path)])
+
+    def used_bytes(self) -> int:
+        """
+        Return what everything under the budget has on the disk.
+        """
+        with self._lock:
+            self._list_sometimes()
+            return sum(place.used_bytes() for place in self._places())
+
+    def left_bytes(self, place: _Place, root: str) -> int:
+        """
+        Return what of the budget is for *place*: for a buffer all that the others leave, for a store of letters at
+        *root* all that buffers and other letters leave.
+        """
+        with self._lock:
+            self._list_sometimes()
+            left = self.cap_bytes
+            for other in self._places():
+                if other is not place:
+                    left -= max(other.used_bytes(), other.reserved_bytes)
+                elif place.are_letters:
+                    left -= other.used_bytes(without=_absolute(root))
+            return left
+
+    def largest_bytes(self, place: _Place) -> int:
+        """
+        Return the most that *place* may ever have.
+        """
+        return self.cap_bytes - sum(other.reserved_bytes for other in self._places() if other is not place)
+
+    def attach(self, place: _Place, store: Attached) -> None:
+        """
+        Ask *store*, as long as it is open, instead of adding up its files.
+        """
+        with self._lock:
+            path = _absolute(store.path)
+            place.attached[path] = weakref.ref(store)
+            place.listed_bytes.pop(path, None)
+
+    def _places(self) -> Sequence[_Place]:
+        return [*self._buffers.values(), *self._letters.values()]
+
+    def _list_sometimes(self) -> None:
+        now_s = self._clock.monotonic()
+        if now_s - self._listed_s < LISTED_S:
+            return
+        self._listed_s = now_s
+        for place in self._places():
+            try:
+                place.list(self._files)
+            except OSError:
+                continue  # what was seen last counts
+
+
+@dataclass(frozen=True, slots=True)
+class DiskShare:
+    """
+    What one buffer, or its dead letters, may have of a budget.
+    """
+
+    budget: DiskBudget
+    place: _Place
+
+    @property
+    def largest_bytes(self) -> int:
+        """
+        The most that it may ever have.
+        """
+        return self.budget.largest_bytes(self.place)
+
+    def left_bytes(self, root: str) -> int:
+        """
+        Return what it may have now; of dead letters, what the store at *root* may have.
+        """
+        return self.budget.left_bytes(self.place, root)
+
+    def attach(self, store: Attached) -> None:
+        """
+        Count a store that this process opened by what it says.
+        """
+        self.budget.attach(self.place, store)
+
+
+def _absolute(path: str) -> str:
+    # One process names a directory as its settings do, another one by its whole path.
+    return os.path.abspath(path)  # noqa: PTH100 - kept as text
+
+
+def _store_roots(fs: FileSystem, path: str, *, are_letters: bool) -> list[str]:
+    if not fs.exists(path):
+        return []
+    cores = find_cores(fs, path)
+    roots = [f"{path}/{core_directory(core)}" for core in cores] or [path]
+    if not are_letters:
+        return roots
+    places = [f"{root}/{DEAD_LETTER_DIR}" for root in roots]
+    return [f"{place}/{name}" for place in places if fs.exists(place) for name in fs.list_dir(place)]

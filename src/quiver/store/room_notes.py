@@ -1,0 +1,133 @@
+"""
+Room for what is staged beside an open store: Spark sinks learn its cap, and say what they wait for.
+
+::
+
+    owner   quiver.cap     what all files in the directory may take     written when it changed by a 64th
+    sink    adds up the files before it writes another one; too many: quiver.wanted, and it waits
+    owner   frees what is finished, removes quiver.wanted               with its next maintenance
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Answer, Frame
+from quiver.store.format.names import DEAD_LETTER_DIR
+from quiver.store.format.room import (
+    CAP_NOTE,
+    ROOM_NOTE_BYTES_MAX,
+    ROOM_WANTED,
+    decode_cap_note,
+    decode_room_wanted,
+    encode_cap_note,
+    encode_room_wanted,
+)
+from quiver.store.tree_bytes import tree_bytes
+
+__all__ = ["RoomFound", "RoomNotes", "ask_for_room", "find_room"]
+
+STEPS = 64
+"""The note is written again when the cap changed by this part of it."""
+
+
+class RoomFound(NamedTuple):
+    """
+    The cap on all files of a store's directory, and what they take.
+    """
+
+    cap_bytes: int
+    used_bytes: int
+
+
+class RoomNotes:
+    """
+    The owner's end.
+
+    Args:
+        files: the file system.
+        root: the store's directory.
+    """
+
+    def __init__(self, files: FileSystem, root: str) -> None:
+        self._files = files
+        self._root = root
+        self._published: int | None = -1
+
+    def publish(self, cap_bytes: int | None) -> None:
+        """
+        Say what all files in the directory may take; None takes back what was said.
+
+        Raises:
+            OSError: the disk refused; the next call tries again.
+        """
+        before = self._published
+        path = f"{self._root}/{CAP_NOTE}"
+        if cap_bytes is None:
+            if before is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.remove(path)
+            self._published = None
+            return
+        if before is not None and before >= 0 and abs(cap_bytes - before) <= max(cap_bytes, before) // STEPS:
+            return
+        _write(self._files, path, encode_cap_note(cap_bytes))
+        self._published = cap_bytes
+
+    def wanted_bytes(self) -> int:
+        """
+        Return how many bytes somebody waits to stage, and take note of it; 0 when nobody does.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        path = f"{self._root}/{ROOM_WANTED}"
+        if not self._files.exists(path):
+            return 0
+        wanted = _read(self._files, path, decode_room_wanted)
+        with contextlib.suppress(FileNotFoundError):
+            self._files.remove(path)
+        return wanted or 0
+
+
+def find_room(files: FileSystem, root: str) -> RoomFound | None:
+    """
+    Return the cap of the store at *root* and what its files take; None when it has no cap. Dead letters have their own.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    cap = _read(files, f"{root}/{CAP_NOTE}", decode_cap_note)
+    return None if cap is None else RoomFound(cap, tree_bytes(files, root, skip=(DEAD_LETTER_DIR,)))
+
+
+def ask_for_room(files: FileSystem, root: str, wanted_bytes: int) -> None:
+    """
+    Tell the owner of the store at *root* that somebody waits to stage so many bytes.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    _write(files, f"{root}/{ROOM_WANTED}", encode_room_wanted(wanted_bytes))
+
+
+def _write(files: FileSystem, path: str, data: bytes) -> None:
+    file = files.create_or_truncate(path)
+    try:
+        file.pwrite(data, 0)
+    finally:
+        file.close()
+
+
+def _read(files: FileSystem, path: str, decode: Callable[[memoryview], Answer[int]]) -> int | None:
+    """
+    Return the number in a note; None when there is none, or when it is being written at this moment.
+    """
+    try:
+        answer = decode(memoryview(files.read_all(path, size_max=ROOM_NOTE_BYTES_MAX)))
+    except FileNotFoundError:
+        return None
+    return answer.value if isinstance(answer, Frame) else None

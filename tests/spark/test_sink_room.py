@@ -1,0 +1,270 @@
+"""
+A sink keeps to the cap of the store it writes to: it waits for room like any producer, or fails and leaves nothing.
+"""
+
+import os
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import quiver
+from quiver.cli.main import build_app
+from quiver.cli.store_stats import collect_stats
+from quiver.errors import AtCapacity
+from quiver.primitives.real_files import REAL_FILES
+from quiver.settings import KIB, Settings
+from quiver.spark.sink_options import SinkOptions
+from quiver.spark.sink_room import SinkRoom
+from quiver.spark.sink_stage import StoreSink, commit_batch, discard, stage
+from quiver.store.check import check_store
+from quiver.store.format.names import DEAD_LETTER_DIR
+from quiver.store.format.sink_commit import INCOMING_DIR
+from quiver.store.opening import open_store
+from quiver.store.room_notes import find_room
+from quiver.store.tree_bytes import tree_bytes
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/store"
+CAP = 1024 * KIB
+SMALL = Settings(
+    size_cap_bytes=CAP, wal_rotate_bytes=64 * KIB, segment_bytes_max=64 * KIB, delete_grace_s=3600.0,
+    maintain_interval_s=0.1,
+)  # fmt: skip
+
+
+class Rig:
+    """A store at a cap, open without threads: its maintenance runs whenever a sink waits."""
+
+    def __init__(self, settings=SMALL):
+        self.clock = ManualClock()
+        self.disk = CrashFileSystem(clock=self.clock)
+        self.store = open_store(ROOT, settings, files=self.disk, clock=self.clock, background=False)
+        self.reader = self.store.register("reader", start="earliest")
+        self.store.activate()
+        self.store.maintain()
+        self.batch = -1
+        self.between = self.store.maintain
+        wait = self.clock.wait
+
+        def maintained(condition, timeout_s):
+            self.between()
+            return wait(condition, timeout_s)
+
+        self.clock.wait = maintained
+
+    def write(self, nbytes, writer="query", timeout_s=5.0):
+        """A batch of a task that stages so many bytes; committed when that went well."""
+        self.batch += 1
+        options = SinkOptions(path=ROOT, slot=30, timeout_s=timeout_s)
+        data = pa.record_batch({"data": [os.urandom(nbytes)]})
+        staged = stage(
+            self.disk, ROOT, [{30: data}], writer=writer, batch=self.batch, partition=0, attempt="a", options=options,
+            clock=self.clock,
+        )  # fmt: skip
+        commit_batch(self.disk, ROOT, writer=writer, batch=self.batch, staged=[staged], clock=self.clock)
+
+    def take_all(self):
+        while (handle := self.reader.next_bundle(timeout=0)) is not None:
+            handle.ack()
+
+    @property
+    def on_disk(self):
+        return tree_bytes(self.disk, ROOT)
+
+
+def fill(rig, nbytes=100 * KIB):
+    """Write until a batch finds no room."""
+    for written in range(50):
+        try:
+            rig.write(nbytes)
+        except AtCapacity:
+            return written
+    raise AssertionError("there was no end to it")
+
+
+def test_a_sink_at_the_cap_fails_and_leaves_nothing():
+    """Nobody takes what is there: the disk holds the cap, however often the batch is tried again."""
+    rig = Rig()
+    assert 5 <= fill(rig) <= 10
+    for _ in range(20):
+        with pytest.raises(AtCapacity, match="the store /store has no room for"):
+            rig.write(100 * KIB, timeout_s=1.0)
+    assert rig.on_disk <= CAP
+    rig.store.maintain()
+    assert rig.store.stats()["staged_bytes"] < KIB, "the note of the last batch stays"
+
+
+def test_a_sink_waits_until_there_is_room():
+    """As soon as a subscriber has finished something, grace period or not."""
+    rig = Rig()
+    fill(rig)
+    before = rig.store.stats()["segments"]
+    maintain = rig.store.maintain
+
+    def finish_and_maintain():
+        rig.take_all()
+        maintain()
+
+    rig.between = finish_and_maintain
+    for _ in range(10):
+        rig.write(100 * KIB)
+    assert rig.on_disk <= CAP
+    assert rig.store.stats()["segments"] <= before + 1
+
+
+def test_finished_segments_that_are_kept_make_room():
+    """They are kept for those who may want them once more, which nobody waits for."""
+    rig = Rig()
+    fill(rig)
+    rig.take_all()
+    rig.store.maintain()
+    assert rig.store.stats()["segments"] >= 5
+    rig.write(100 * KIB)
+    assert rig.store.stats()["segments"] >= 4, "no more went than was wanted"
+
+
+def test_what_is_staged_counts_for_other_producers():
+    """`ingest` is refused before staged data and segments together pass the cap."""
+    rig = Rig()
+    rig.batch += 1
+    options = SinkOptions(path=ROOT, slot=30)
+    data = pa.record_batch({"data": [os.urandom(900 * KIB)]})
+    stage(
+        rig.disk, ROOT, [{30: data}], writer="query", batch=0, partition=0, attempt="a", options=options,
+        clock=rig.clock,
+    )  # fmt: skip
+    rig.store.maintain()
+    assert rig.store.stats()["staged_bytes"] > 900 * KIB
+    assert rig.store.stats()["disk_bytes"] > 900 * KIB
+    with pytest.raises(AtCapacity, match="of which staged by Spark sinks 9"):
+        for _ in range(20):
+            rig.store.ingest(quiver.Bundle({30: pa.record_batch({"data": [os.urandom(20 * KIB)]})}))
+    assert rig.on_disk <= CAP
+
+
+def test_what_is_committed_is_taken_over_although_it_fills_the_cap():
+    """It is on the disk already, and only a segment can be finished."""
+    rig = Rig()
+    rig.between = lambda: None
+    for _ in range(20):
+        try:
+            rig.write(100 * KIB, timeout_s=0.0)
+        except AtCapacity:
+            break
+    assert rig.store.stats()["segments"] == 0
+    rig.store.maintain()
+    assert rig.store.stats()["segments"] >= 5
+    assert rig.store.stats()["staged_bytes"] < KIB, "the note of the last batch stays"
+
+
+def test_with_drop_oldest_the_oldest_goes():
+    """As for any producer."""
+    settings = Settings(
+        size_cap_bytes=CAP, size_cap_policy="drop_oldest", wal_rotate_bytes=64 * KIB, segment_bytes_max=64 * KIB
+    )
+    rig = Rig(settings)
+    for _ in range(30):
+        rig.write(100 * KIB)
+        rig.store.maintain()
+    assert rig.on_disk <= CAP
+    assert rig.store.stats()["segments"] >= 5
+
+
+def test_nobody_has_the_store_open():
+    """The cap that its owner left behind holds, and a sink that passes it fails."""
+    rig = Rig()
+    rig.store.close()
+    rig.between = lambda: None
+    assert 5 <= fill(rig) <= 10
+    assert rig.on_disk <= CAP
+
+
+def test_a_store_without_a_cap_has_none():
+    """Also one whose owner opened it again without."""
+    rig = Rig()
+    rig.store.close()
+    assert find_room(rig.disk, ROOT) is not None
+    with open_store(ROOT, files=rig.disk, clock=rig.clock, background=False) as store:
+        store.maintain()
+        assert find_room(rig.disk, ROOT) is None
+    rig.between = lambda: None
+    rig.write(5 * CAP)
+
+
+def test_dead_letters_do_not_count():
+    """They have a cap of their own."""
+    rig = Rig()
+    found = find_room(rig.disk, ROOT)
+    rig.disk.make_dirs(f"{ROOT}/{DEAD_LETTER_DIR}/out")
+    file = rig.disk.create(f"{ROOT}/{DEAD_LETTER_DIR}/out/quiver.x")
+    file.pwrite(bytes(CAP), 0)
+    file.close()
+    assert find_room(rig.disk, ROOT) == found
+
+
+def test_a_note_that_is_torn_is_none():
+    """It is being written at this moment."""
+    rig = Rig()
+    file = rig.disk.open_write(f"{ROOT}/quiver.cap")
+    file.pwrite(b"\0\0\0", 3)
+    file.close()
+    assert find_room(rig.disk, ROOT) is None
+    SinkRoom(rig.disk, ROOT, 0.0, rig.clock).wait_for(10 * CAP)
+
+
+def test_a_batch_that_is_aborted_leaves_nothing_of_killed_tasks():
+    """A task that was killed says nothing of what it staged."""
+    rig = Rig()
+    rig.between = lambda: None
+    options = SinkOptions(path=ROOT, slot=30)
+    data = {30: pa.record_batch({"data": [b"x"]})}
+    for batch, attempt in ((0, "a"), (0, "b"), (1, "a")):
+        stage(
+            rig.disk, ROOT, [data], writer="query", batch=batch, partition=0, attempt=attempt, options=options,
+            clock=rig.clock,
+        )  # fmt: skip
+    discard(rig.disk, ROOT, writer="query", batch=0, staged=[])
+    assert [name[:20] for name in rig.disk.list_dir(f"{ROOT}/{INCOMING_DIR}/query")] == [f"{1:020}"]
+
+
+def test_a_sink_whose_last_batch_was_not_taken_over_waits(tmp_path):
+    """Whatever keeps the owner from it, such as a cap on the number of segments."""
+    settings = Settings(segments_max=3, delete_grace_s=3600.0)
+    sink = StoreSink(SinkOptions(path=str(tmp_path), slot=30, timeout_s=0.0), str(tmp_path))
+    rows = pa.record_batch({"id": [1]})
+    with quiver.open(tmp_path, settings, background=False) as store:
+        store.register("reader", start="earliest")
+        store.activate()
+        with pytest.raises(AtCapacity, match="takes over nothing more"):
+            for batch in range(20):
+                sink.commit(writer="query", batch=batch, staged=[sink.stage([rows], writer="query", batch=batch)])
+                store.maintain()
+        assert 3 <= batch <= 5
+
+
+def test_what_is_staged_is_verified_and_counted(tmp_path):
+    """What is committed belongs to the store, although it is no segment yet; a flipped byte in it is damage."""
+    sink = StoreSink(SinkOptions(path=str(tmp_path), slot=30), str(tmp_path))
+    with quiver.open(tmp_path, background=False) as store:
+        rows = pa.record_batch({"id": list(range(1000))})
+        staged = sink.stage([rows], writer="query", batch=0)
+        sink.commit(writer="query", batch=0, staged=[staged])
+        report = check_store(REAL_FILES, str(tmp_path))
+        assert (report.staged_bundles, report.damaged) == (1, False)
+        figures = collect_stats(REAL_FILES, str(tmp_path), now_ns=0)
+        assert figures.staged_bytes >= staged.size_bytes
+        assert figures.disk_bytes >= figures.staged_bytes + figures.wal_bytes
+        result = CliRunner().invoke(build_app(), ["verify", str(tmp_path)])
+        assert "1 staged; nothing is damaged" in result.stdout
+        (part,) = staged.parts
+        path = tmp_path / "incoming" / "query" / part
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.chmod(0o600)
+        path.write_bytes(data)
+        assert check_store(REAL_FILES, str(tmp_path)).damaged
+        path.unlink()
+        store.maintain()
+        assert not check_store(REAL_FILES, str(tmp_path)).damaged, "a part that is gone was taken over"
