@@ -10,11 +10,12 @@ import threading
 import pytest
 from aof_as_log import ROOT, SEGMENTS, AofAsLog, open_manager, payloads, segment_files, tail_of, tiny
 
-from quiver.aof import Aof, AofManager, TierConfig
+from quiver.aof import Aof, AofManager, Retention, TierConfig
 from quiver.aof.format.durability import decode_durability
 from quiver.aof.format.names import SegmentName
 from quiver.aof.format.segment_file import HEADER_BYTES, decode_footer, decode_header
 from quiver.errors import RecordInvalid, RolloverFailed, WouldBlock
+from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
@@ -248,16 +249,46 @@ def test_the_durability_snapshot_does_not_grow():
     assert [one.segment_id for one in found] == [20]
 
 
-def test_a_flipped_bit_in_a_header_is_noticed():
-    """It has no checksum; its name says the same things."""
+@pytest.mark.parametrize("offset", [0, 5, 6, 8, 20, 27])
+@pytest.mark.parametrize("records", [0, 1])
+def test_a_damaged_header_of_a_sealed_segment_costs_nothing(offset, records):
+    """It has no checksum; its name, its footer and its records say the same things, and vouch for each other."""
+    files = CrashFileSystem()
+    clock = ManualClock()
+    config = tiny(retention=Retention("time", ttl_s=60)) if not records else tiny()
+    with open_manager(files, config, clock) as manager:
+        log = manager.log("orders")
+        log.append_records([b"x", b"y"], ext_id=7)
+        log.force_rollover(timeout_s=5)
+        clock.advance(0 if records else 100)
+        manager.maintain()
+        manager.maintain()
+        expected = payloads(log)
+    path = segment_files(files)[-1]
+    before = files.read_all(path, size_max=SIZE)
+    file = files.open_write(path)
+    file.pwrite(bytes([before[offset] ^ 0x40]), offset)
+    file.close()
+    for _ in range(2):
+        with open_manager(files) as manager:
+            log = manager.log("orders")
+            assert log.snapshot().quarantined == ()
+            assert payloads(log) == expected
+            assert log.snapshot().record_count == 2
+        assert files.read_all(path, size_max=SIZE) == before
+
+
+def test_a_damaged_header_is_not_made_of_a_damaged_segment():
+    """One of its records is damaged, too: nobody knows whether the footer is its own. It is kept aside."""
     files = CrashFileSystem()
     with open_manager(files) as manager:
         log = manager.log("orders")
-        log.append_record(b"x")
+        log.append_record(b"xyz")
         log.force_rollover(timeout_s=5)
     (path,) = segment_files(files)
     file = files.open_write(path)
     file.pwrite(b"\x01", 20)
+    file.pwrite(b"\x01", 64 + 25)
     file.close()
     with open_manager(files) as manager:
         assert len(manager.log("orders").snapshot().quarantined) == 1

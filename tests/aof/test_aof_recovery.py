@@ -367,7 +367,7 @@ def test_ids_are_never_used_twice():
     """Not even when the newest segments are gone, archived or set aside."""
     files = sealed_disk(3)
     path = segment_files(files)[-1]
-    overwrite(files, path, b"\xff" * 64, 0)
+    overwrite(files, path, b"\xff" * 100, 0)
     with open_manager(files) as manager:
         log = manager.log("orders")
         assert log.append_record(b"more") >> 32 == 3

@@ -5,8 +5,8 @@ Opening a log that exists, in a listed order of steps. Recovering twice equals r
 2. `settle_names`: leftovers go; a spare that was written to gets its name; names are made durable.
 3. `inspect`: each segment's header and footer; the rest of the file is read only where they do not settle it.
 4. `settle`: a segment whose footer counts is taken as it is. One whose records end before its footer says so, or whose
-   header is damaged, is kept in `quarantine/`. Unsealed ones are cut behind their last whole record, written again
-   and synced; all but the newest are sealed, the newest goes on as the tail.
+   header is damaged and cannot be made again, is kept in `quarantine/`. Unsealed ones are cut behind their last whole
+   record, written again and synced; all but the newest are sealed, the newest goes on as the tail.
 
 Nothing of what a file holds makes opening fail: an empty, short, header-less or foreign file is removed if there is
 nothing in it, and moved aside or left alone if there is. Only a disk that does not work makes it fail.
@@ -33,7 +33,7 @@ from quiver.aof.format.names import (
     parse_segment_name,
     parse_spare_name,
 )
-from quiver.aof.format.record import RecordScan, join_record_id, scan_records
+from quiver.aof.format.record import RECORD_HEAD, RecordScan, join_record_id, scan_records
 from quiver.aof.format.sealed_pointer import (
     POINTER_BYTES,
     SealedPointer,
@@ -44,12 +44,14 @@ from quiver.aof.format.sealed_pointer import (
 from quiver.aof.format.segment_file import (
     FOOTER_BYTES,
     HEADER_BYTES,
+    SEGMENT_BYTES_MAX,
     SegmentFooter,
     SegmentHeader,
     agrees_with,
     decode_footer,
     decode_header,
     encode_footer,
+    encode_header,
 )
 from quiver.aof.segment import Segment
 from quiver.clock import Clock
@@ -263,10 +265,13 @@ class _Recovery:
                 parsed.base_offset,
             ):
                 header = "its header belongs to another segment than its name"
-            if isinstance(header, str):
-                self._set_aside(path, header)
-                continue
             size = self._fs.stat(path).size_bytes
+            if isinstance(header, str):
+                rebuilt = self._rebuilt(path, parsed, size, header)
+                if rebuilt is None:
+                    self._set_aside(path, header)
+                    continue
+                header = rebuilt
             header = self._with_size(path, header, size)
             footer = self._footer(path, header, size)
             pointer = self.result.pointer
@@ -314,6 +319,38 @@ class _Recovery:
         if not isinstance(answer, Frame) or agrees_with(answer.value, header) is not None:
             return None
         return answer.value
+
+    def _rebuilt(self, path: str, name: SegmentName, size: int, reason: str) -> SegmentHeader | None:
+        """
+        Return the header of a sealed segment whose own is damaged, after writing it again; None where nobody knows it.
+
+        The name, the footer and the first record have all that the header says, and all records vouch for the footer.
+        """
+        if not HEADER_BYTES + FOOTER_BYTES < size <= SEGMENT_BYTES_MAX:
+            return None
+        view = self._fs.map_read(path).view()
+        answer = decode_footer(view[size - FOOTER_BYTES :])
+        if not isinstance(answer, Frame) or answer.value.segment_index != name.segment_id & 0xFFFF_FFFF:
+            return None
+        footer = answer.value
+        records = scan_records(view, HEADER_BYTES, size - FOOTER_BYTES)
+        last = join_record_id(footer.segment_index, records.last_offset)
+        facts = (name.base_offset + records.end, records.record_count, last, records.checksum)
+        if facts != (footer.durable_bytes, footer.record_count, footer.last_record_id, footer.checksum):
+            return None
+        timestamp = RECORD_HEAD.unpack_from(view, HEADER_BYTES)[2] if records.record_count else footer.last_timestamp
+        header = SegmentHeader(
+            footer.segment_index, footer.base_record_count, name.base_offset, size, name.created_at, timestamp,
+            footer.ext_id,
+        )  # fmt: skip
+        self._tell("header", path, f"{reason}; it is written again, as name, footer and records say")
+        file = self._fs.open_write(path)
+        try:
+            file.pwrite(encode_header(header), 0)
+            file.sync_data()
+        finally:
+            file.close()
+        return header
 
     def _set_aside(self, path: str, reason: str) -> None:
         """
@@ -411,18 +448,20 @@ class _Recovery:
         is_known = bool(self.result.sealed) or self.result.pointer is None
         for found in unsealed:
             base = found.header.base_record_count
-            is_synced = self._durable.get(found.name.segment_id) or self._follows_pointer(found)
-            if is_known and base > counted and not is_synced:
+            if is_known and base > counted and not self._was_durable(found):
                 self._set_aside(found.path, f"it begins at record {base}, the log ends at record {counted}")
                 continue
             counted, is_known = base + self._scan(found).record_count, True
             yield found
 
-    def _follows_pointer(self, found: _Found) -> bool:
+    def _was_durable(self, found: _Found) -> bool:
+        if self._durable.get(found.name.segment_id):
+            return True
         pointer = self.result.pointer
-        if pointer is None or found.name.segment_id != pointer.segment_id + 1:
+        if pointer is None or found.name.segment_id > pointer.segment_id + 1:
             return False
-        return found.header.base_offset == pointer.durable_bytes + FOOTER_BYTES
+        follows = found.header.base_offset == pointer.durable_bytes + FOOTER_BYTES
+        return follows or found.name.segment_id <= pointer.segment_id
 
     def settle_unsealed(self, found: _Found, *, is_last: bool, now_s: float) -> None:
         """

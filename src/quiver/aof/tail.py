@@ -502,7 +502,7 @@ class Tail(SegmentQueue):
                 return False
             self.retire()  # one without records
             segment = self._begin(spare)
-            segment.write_header(max(self._now_ns(), self.last_timestamp))
+            segment.write_header(self.last_timestamp)
             segment.last_timestamp = self.last_timestamp
             self.segment = None
             self._await_seal(segment)

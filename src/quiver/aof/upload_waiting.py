@@ -21,6 +21,8 @@ from quiver.errors import NotYetDurable, RecordUnknown, WrongUse
 
 __all__ = ["UploadWaiting"]
 
+_ALONE_S = 1.0
+
 
 class UploadWaiting:
     """
@@ -92,9 +94,11 @@ class UploadWaiting:
             with self._guard:
                 self._wanted = max(self._wanted, segment_id)
             self._seal()
+            pause_s = left
             if not self._workers.threaded:
                 self._workers.run_pending()
-            self._notifier.wait("upload", seen, left)
+                pause_s = _ALONE_S if left is None else min(left, _ALONE_S)  # nobody else does what is due later
+            self._notifier.wait("upload", seen, pause_s)
 
     def _is_uploaded(self, uploads: Uploads, segment_id: int, record_id: int) -> bool:
         with self._tail.lock:

@@ -171,8 +171,9 @@ class Placement:
         Return the copies of that very segment. After a loss of data its id may have been another's before.
         """
         entry = self.entries.get(sealed.segment_id)
-        is_same = entry is not None and (entry.header, entry.footer) == (sealed.header, sealed.footer)
-        return entry if is_same else None
+        if entry is None or entry.footer.sealed_at != sealed.footer.sealed_at:
+            return None
+        return entry if entry.footer.durable_bytes == sealed.footer.durable_bytes else None
 
     def residency(self, entry: TierEntry) -> Residency:
         """
