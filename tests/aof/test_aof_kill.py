@@ -11,18 +11,31 @@ import select
 import signal
 import struct
 import traceback
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from aof_as_log import tiny
 
-from quiver.aof import Aof, AofManager, FlushConfig
+from quiver.aof import Aof, AofConfig, AofManager, FlushConfig, TierConfig
+from quiver.aof.format.record import scan_records
+from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.reservation import Reservation
+from quiver.aof.tiers.packed import PackedSegment
+from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import WouldBlock
+from quiver.objects.directory import DirectoryObjects
+from quiver.primitives.real_files import REAL_FILES
+
+assert pa.Codec.is_available("zstd")  # loaded before any fork: that takes longer than most children live
 
 COUNT = struct.Struct("<Q")
 OPENED = COUNT.size
 """Where the child says that it has opened the log."""
+UPLOADED = 2 * COUNT.size
+"""Where it says how many records were confirmed as uploaded."""
 
 CONFIG = tiny(flush=FlushConfig(flush_interval_ms=1, flush_watermark_bytes=2000), preallocate_segments=2)
 
@@ -31,9 +44,16 @@ def record(number: int) -> bytes:
     return b"<%d:" % number + bytes((number * 31 + index) & 0xFF for index in range(number * 37 % 1500)) + b">"
 
 
-def work(directory: str, told: mmap.mmap, first: int, chance: random.Random) -> None:
+def config_of(directory: str, uploads: bool) -> AofConfig:
+    """With *uploads* every segment becomes an object, by age, too."""
+    if not uploads:
+        return CONFIG
+    return replace(CONFIG, tiers=TierConfig(objects=f"{directory}.cold"), max_segment_age_s=0.02)
+
+
+def work(directory: str, told: mmap.mmap, first: int, chance: random.Random, uploads: bool) -> None:
     """Append until killed; `told` says how many records were confirmed, and outlives us."""
-    with AofManager.open(directory, CONFIG) as manager:
+    with AofManager.open(directory, config_of(directory, uploads)) as manager:
         log = manager.log("orders")
         told[OPENED] = 1
         number = first
@@ -47,7 +67,12 @@ def work(directory: str, told: mmap.mmap, first: int, chance: random.Random) -> 
                 data = record(number)
                 with reserved(log, len(data)) as room:
                     room.payload[:] = data
+                    room.commit()
                 number += 1
+            elif uploads and kind == 4 and number % 10 == 0:
+                log.append_record_with_timeout(record(number), 30, durable="object")
+                number += 1
+                COUNT.pack_into(told, UPLOADED, number)
             else:
                 record_id = log.append_record_with_timeout(record(number), 30)
                 number += 1
@@ -68,14 +93,14 @@ def reserved(log: Aof, size: int) -> Reservation:
             continue
 
 
-def killed_after(seconds: float, directory: str, first: int, chance: random.Random) -> int:
-    """Return how many records the child was told of before it died."""
+def killed_after(seconds: float, directory: str, first: int, chance: random.Random, uploads: bool) -> tuple[int, int]:
+    """Return how many records the child was told of before it died, and of how many that they were uploaded."""
     told = mmap.mmap(-1, mmap.PAGESIZE)
     COUNT.pack_into(told, 0, first)
     pid = os.fork()
     if not pid:
         try:
-            work(directory, told, first, chance)
+            work(directory, told, first, chance, uploads)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -89,20 +114,45 @@ def killed_after(seconds: float, directory: str, first: int, chance: random.Rand
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), "the child ended by itself"
-    return COUNT.unpack_from(told)[0]
+    return COUNT.unpack_from(told)[0], COUNT.unpack_from(told, UPLOADED)[0]
+
+
+def uploaded(directory: str, known: dict[str, tuple[int, int]]) -> int:
+    """How many records from the first on the objects hold; *known* saves looking twice at one."""
+    cold = DirectoryObjects(REAL_FILES, f"{directory}.cold", clock=SYSTEM_CLOCK)
+    for info in cold.list_below(""):
+        if info.key not in known and info.key.endswith(".zst"):
+            packed = PackedSegment(info.key, info.size_bytes, partial(cold.get_range, info.key))
+            body = b"".join(packed.plain())
+            found = scan_records(memoryview(body), HEADER_BYTES, len(body))
+            known[info.key] = (packed.header.base_record_count, found.record_count)
+    end = 0
+    for base, count in sorted(known.values()):
+        if base > end:
+            break
+        end = max(end, base + count)
+    return end
 
 
 @pytest.mark.kill
+@pytest.mark.parametrize("uploads", [False, True])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.timeout(0)
-def test_a_killed_process_keeps_every_record_it_was_told_of(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_killed_process_keeps_every_record_it_was_told_of(
+    tmp_path: Path, request: pytest.FixtureRequest, uploads: bool
+) -> None:
     """Whenever it dies, in recovery, too: all of them, in order, and at most those that were on their way."""
     chance = random.Random(7)
     directory = str(tmp_path / "aof")
-    there = grown = 0
-    for cycle in range(max(1, request.config.getoption("--kill-cycles") // 10)):
-        told = killed_after(chance.random() ** 2 * 0.06, directory, there, chance)
-        with AofManager.open(directory, CONFIG, background=False) as manager:
+    known: dict[str, tuple[int, int]] = {}
+    there = grown = waited = 0
+    for cycle in range(max(1, request.config.getoption("--kill-cycles") // (50 if uploads else 10))):
+        seconds = chance.random() ** 2 * (0.4 if uploads else 0.06)
+        told, sent = killed_after(seconds, directory, there, chance, uploads)
+        waited += sent > 0
+        if sent:
+            assert uploaded(directory, known) >= sent, f"cycle {cycle}"
+        with AofManager.open(directory, config_of(directory, uploads), background=False) as manager:
             found = [one.payload for one in manager.log("orders").open_reader()]
             assert manager.log("orders").snapshot().quarantined == ()
         assert len(found) >= told, f"cycle {cycle}"
@@ -110,5 +160,6 @@ def test_a_killed_process_keeps_every_record_it_was_told_of(tmp_path: Path, requ
         grown += len(found) > there
         there = len(found)
         if there > 20_000:
-            directory, there = str(tmp_path / f"aof{cycle}"), 0
+            directory, there, known = str(tmp_path / f"aof{cycle}"), 0, {}
     assert grown, "no child lived long enough to append"
+    assert waited or not uploads, "no child lived long enough to upload"

@@ -75,16 +75,14 @@ class LogWriting:
             NotYetDurable: it is written, but not durable in that time; never append it again.
             RecordInvalid, WrongUse, StoreClosed, StoreFailed: as `append_record`.
         """
-
-        def append(timeout_s: float | None) -> int:
-            return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout_s)
-
         if durable:
-            return self._durability.durably(append, durable, timeout_s)
+            return self._durability.durably(
+                lambda left_s: self.append_record_with_timeout(payload, left_s, ext_id=ext_id), durable, timeout_s
+            )
         try:
             return self._tail.append(payload, ext_id)
         except WouldBlock:
-            return append(timeout_s)
+            return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout_s)
 
     def append_records_with_timeout(
         self,
@@ -101,16 +99,14 @@ class LogWriting:
             WouldBlock: none was written in that time.
             RecordInvalid, NotYetDurable, WrongUse, StoreClosed, StoreFailed: as `append_record_with_timeout`.
         """
-
-        def append(timeout_s: float | None) -> list[int]:
-            return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout_s)
-
         if durable:
-            return self._durability.durably(append, durable, timeout_s)
+            return self._durability.durably(
+                lambda left_s: self.append_records_with_timeout(payloads, left_s, ext_id=ext_id), durable, timeout_s
+            )
         try:
             return self._tail.append_many(payloads, ext_id)
         except WouldBlock:
-            return append(timeout_s)
+            return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout_s)
 
     def append_reserve(self, size: int) -> Reservation:
         """
