@@ -64,6 +64,8 @@ def test_every_command_that_takes_a_url_takes_its_options():
         if taken & {"--objects", "--cold", "objects"}:
             assert "--option" in taken, words
             checked += 1
+        if "--metadata" in taken:
+            assert {"--metadata-option", "--namespace", "--root-prefix"} <= taken, words
     assert checked > 10
 
 

@@ -4,6 +4,7 @@ Where objects are: what people write, and what nobody ever prints.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -54,6 +55,18 @@ def test_urls(url, backend, container, prefix):
     found = ObjectLocation.from_url(url)
 
     assert (found.backend, found.container, found.prefix) == (backend, container, prefix)
+
+
+def test_a_mapping_written_as_json():
+    """Where only a text fits, as in an option of Spark; what is not JSON is refused without being repeated."""
+    text = json.dumps({"backend": "s3", "root": "s3://b/p", "options": {"secret_key": SECRET}})
+    found = ObjectLocation.from_url(text)
+
+    assert (found.container, found.prefix) == ("b", "p")
+    assert found.secrets == {SECRET}
+    with pytest.raises(SettingsInvalid, match="neither a URL nor JSON") as raised:
+        ObjectLocation.from_url(text[:-1])
+    assert SECRET not in str(raised.value)
 
 
 @pytest.mark.parametrize(
