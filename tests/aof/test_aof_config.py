@@ -55,11 +55,11 @@ def test_defaults():
     [
         ((0, 0, 0), (64 * KIB, 1 * GIB, 64 * KIB)),
         ((100_000, 100_000, 0), (131_072, 131_072, 131_072)),
-        ((10 * MIB, 3 * GIB, 123 * MIB), (8 * MIB, 2 * GIB, 128 * MIB)),
+        ((10 * MIB, 2 * GIB, 123 * MIB), (8 * MIB, 2 * GIB, 128 * MIB)),
         ((128, 128, 128), (64 * KIB, 64 * KIB, 64 * KIB)),
         ((96 * KIB, 96 * KIB, 96 * KIB), (64 * KIB, 64 * KIB, 64 * KIB)),
         ((96 * KIB + 1,) * 3, (128 * KIB,) * 3),
-        ((1 << 40,) * 3, (2 * GIB,) * 3),
+        ((2 * GIB - 1,) * 3, (2 * GIB,) * 3),
         ((8 * MIB, 1 * MIB, 64 * KIB), (8 * MIB, 8 * MIB, 8 * MIB)),
     ],
 )
@@ -75,6 +75,10 @@ def test_sizes_are_rounded_and_kept_in_order(given, made):
     [
         lambda: AofConfig(segment_min_bytes=-1),
         lambda: AofConfig(segment_max_bytes="64MiB"),
+        lambda: AofConfig(segment_max_bytes=2 * GIB + 1),
+        lambda: AofConfig(segment_max_bytes=4 * GIB),
+        lambda: AofConfig(segment_min_bytes=3 * GIB),
+        lambda: AofConfig(segment_target_bytes=3 * GIB),
         lambda: AofConfig(max_segment_age_s=0),
         lambda: AofConfig(max_segment_age_s="1h"),
         lambda: AofConfig(max_segment_age_s=float("inf")),

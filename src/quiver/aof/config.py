@@ -130,7 +130,8 @@ class AofConfig:
     How one log behaves.
 
     The sizes are rounded to the nearest power of two (the lower of two equally near ones) and kept in order:
-    min ≤ target ≤ max. 0 stands for the default.
+    min ≤ target ≤ max. 0 stands for the default. More than 2 GiB is refused, because
+    files say their size in 32 bits.
 
     Attributes:
         root_dir: where `AofManager.open` puts the logs when it is given no path. A log's own `config` says where it is.
@@ -221,7 +222,7 @@ class AofConfig:
 
     def _rounded(self, name: str, default: int) -> int:
         value = getattr(self, name)
-        _require_whole(f"{name}, in bytes,", value, 0, None)
+        _require_whole(f"{name}, in bytes,", value, 0, self.segment_ceiling_bytes)
         value = value or default
         below = 1 << (value.bit_length() - 1)
         nearest = below if value - below <= 2 * below - value else 2 * below
