@@ -67,6 +67,14 @@ def _of_log(key: str) -> Callable[[Figures], Reading]:
     return read
 
 
+def _of_slot(key: str) -> Callable[[Figures], Reading]:
+    def read(figures: Figures) -> Reading:
+        for slot, one in figures["slots"].items():
+            yield float(one[key]), {"slot": slot}
+
+    return read
+
+
 def _of_log_by(key: str, attribute: str) -> Callable[[Figures], Reading]:
     def read(figures: Figures) -> Reading:
         for log, one in figures["logs"].items():
@@ -502,6 +510,29 @@ LOG_METRICS: tuple[Metric, ...] = (
     # Threads of all logs, exporters and receivers.
     _counter("quiver.worker.deaths_total", "{thread}", "Background threads that an unexpected error ended.", "worker"),
     # QWP.
+    _gauge(
+        "quiver.qwp.backlog_bytes",
+        "By",
+        "Bytes of frames that the server has not confirmed.",
+        _of_slot("backlog_bytes"),
+        "slot",
+    ),
+    _gauge(
+        "quiver.qwp.backlog_frames",
+        "{frame}",
+        "Frames that the server has not confirmed.",
+        _of_slot("backlog_frames"),
+        "slot",
+    ),
+    _gauge(
+        "quiver.qwp.oldest_unconfirmed_seconds",
+        "s",
+        "Seconds that the oldest row has waited for its confirmation.",
+        _of_slot("oldest_unconfirmed_s"),
+        "slot",
+    ),
+    _gauge("quiver.qwp.slot_bytes", "By", "Bytes of a slot's segments.", _of_slot("allocated_bytes"), "slot"),
+    _gauge("quiver.qwp.connected", "{connection}", "1 while there is a connection.", _of_slot("connected"), "slot"),
     _counter("quiver.qwp.connect_attempts_total", "{time}", "Connections tried."),
     _counter("quiver.qwp.reconnects_total", "{time}", "Connections made again."),
     _counter("quiver.qwp.frames_sent_total", "{frame}", "Frames sent, each time counted."),

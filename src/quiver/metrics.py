@@ -30,10 +30,12 @@ __all__ = [
     "METRICS",
     "Metric",
     "ObservedLogs",
+    "ObservedSender",
     "ObservedStore",
     "ObservedTopics",
     "OpenTelemetryObserver",
     "observe_logs",
+    "observe_senders",
     "observe_store",
     "observe_topics",
 ]
@@ -87,6 +89,17 @@ class ObservedLogs(Protocol):
     def snapshot(self) -> Sequence[Any]:
         """
         Return what each open log says of itself, with its `name` and its `figures()`.
+        """
+
+
+class ObservedSender(Protocol):
+    """
+    What is asked of a `quiver.qwp.Sender`.
+    """
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment.
         """
 
 
@@ -202,6 +215,23 @@ def observe_logs(manager: ObservedLogs, meter: Meter, *, clock: Clock = SYSTEM_C
     _register(look, meter, "aof_")
 
 
+def observe_senders(senders: Iterable[ObservedSender], meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """
+    Register every gauge of QWP slots with *meter*, read from the `stats()` of *senders* when a collection asks.
+
+    The meter does not keep the senders: those that are gone say nothing. Once for each meter, with all of its senders.
+
+    Raises:
+        ModuleNotFoundError: the extra `metrics` is not installed.
+    """
+    group = weakref.WeakSet(senders)
+
+    def figures(known: weakref.WeakSet[ObservedSender]) -> Figures:
+        return {"slots": {slot: one for sender in known for slot, one in sender.stats()["slots"].items()}}
+
+    _register(_Look(group, clock, figures, keeps=True), meter, "quiver.qwp.")
+
+
 def _register(look: _Look[Any], meter: Meter, prefix: str) -> None:
     for metric in LOG_METRICS:
         if metric.read is not None and metric.name.startswith(prefix):
@@ -229,8 +259,9 @@ class _Look(Generic[T]):
     The figures of a store, taken once for all gauges of a collection.
     """
 
-    def __init__(self, store: T, clock: Clock, take: Callable[[T], Figures]) -> None:
+    def __init__(self, store: T, clock: Clock, take: Callable[[T], Figures], *, keeps: bool = False) -> None:
         self._store = weakref.ref(store)
+        self._kept = store if keeps else None
         self._clock = clock
         self._take = take
         self._lock = threading.Lock()

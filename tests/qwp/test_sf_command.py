@@ -21,6 +21,7 @@ from quiver.primitives.files import NotRegularFile
 from quiver.primitives.real_files import REAL_FILES, RealFile
 from quiver.qwp import Char, Geohash, Long256, Sender
 from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.inspection import look_at_slot
 from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable
 from quiver.qwp.slot import mark_failed, open_slot
@@ -87,6 +88,33 @@ def test_list_says_what_waits_and_for_whom(sf_dir):
     text = run("sf", "list", sf_dir)
     assert "edge-1" in text
     assert "no server in time" in text
+
+
+def test_list_looks_again_and_again(sf_dir, monkeypatch):
+    """A line of JSON for each look; segments that have not changed are read once."""
+    from quiver.qwp import inspection
+
+    scanned = []
+    scan = inspection.scan_file
+    monkeypatch.setattr(inspection, "scan_file", lambda fs, path: (scanned.append(path), scan(fs, path))[1])
+    text = run("sf", "list", sf_dir, "--watch", "--every", "1ms", "--looks", 3, "--json")
+    looks = [json.loads(line) for line in text.splitlines()]
+    assert [[one["slot"] for one in look] for look in looks] == [["edge-1", "edge-2"]] * 3
+    assert len(scanned) == 2
+    assert run("sf", "list", sf_dir, "--watch", "--every", "1ms", "--looks", 2).count("no server in time") == 2
+    assert "--looks needs --watch" in run("sf", "list", sf_dir, "--looks", 2, code=2)
+
+
+def test_a_look_reads_what_has_changed_and_forgets_what_is_gone(sf_dir):
+    """Frames that were appended, segments that were removed."""
+    known = {}
+    assert look_at_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 1
+    fill(sf_dir, "edge-2", [message(6), message(7)])
+    assert look_at_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 3
+    for path in (sf_dir / "edge-2").glob("*.sfa"):
+        path.unlink()
+    assert look_at_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 0
+    assert known == {}
 
 
 def test_inspect_says_which_tables_wait(sf_dir):

@@ -13,6 +13,7 @@ import typer
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.cli.sf_dead_letters import dead_letters
 from quiver.cli.sf_slots import NoServerReporter, age_s, holder, look, names_of_slots, slot_as_dict
+from quiver.cli.watching import EveryOption, LooksOption, WatchOption, check_watching, watch
 from quiver.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
@@ -43,15 +44,41 @@ def build_sf_app() -> typer.Typer:
     return app
 
 
-def list_slots(root: Root, as_json: JsonFlag = False) -> None:
+def list_slots(
+    root: Root,
+    watching: WatchOption = False,
+    every: EveryOption = "2s",
+    looks: LooksOption = None,
+    as_json: JsonFlag = False,
+) -> None:
     """
     List the slots: what waits in them, since when, and who holds them. Safe beside senders.
 
-    Exits with 1 when one cannot be read.
+    With --watch and --json each look is one line. Exits with 1 when a slot cannot be read.
     """
-    found = [look(root, name) for name in names_of_slots(root, None)]
+    every_s = check_watching(every, looks, is_watching=watching)
+    known: dict[str, Any] = {}  # a look reads only what has changed since the one before
+    if not watching:
+        fine = _list(root, known, as_json=as_json, in_a_line=False)
+    else:
+        try:
+            fine = watch(
+                lambda: _list(root, known, as_json=as_json, in_a_line=True),
+                SYSTEM_CLOCK,
+                every_s=every_s,
+                looks=looks,
+                as_json=as_json,
+            )
+        except KeyboardInterrupt:
+            return
+    if not fine:
+        raise typer.Exit(1)
+
+
+def _list(root: Path, known: dict[str, Any], *, as_json: bool, in_a_line: bool) -> bool:
+    found = [look(root, name, known) for name in names_of_slots(root, None)]
     if as_json:
-        print_json([slot_as_dict(one) for one in found])
+        print_json([slot_as_dict(one) for one in found], in_a_line=in_a_line)
     else:
         rows = [
             {
@@ -72,8 +99,7 @@ def list_slots(root: Root, as_json: JsonFlag = False) -> None:
         for one in found:
             if one.problem is not None:
                 typer.echo(f"{one.sender_id}: {one.problem}")
-    if any(one.problem is not None for one in found):
-        raise typer.Exit(1)
+    return all(one.problem is None for one in found)
 
 
 def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:

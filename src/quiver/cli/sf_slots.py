@@ -60,14 +60,14 @@ def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
     return wanted or found
 
 
-def look(root: Path, name: str) -> SlotReport:
+def look(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotReport:
     """
-    Return what is in the slot *name*.
+    Return what is in the slot *name*. *known* is kept from one look to the next.
     """
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.inspection import look_at_slot  # noqa: PLC0415
 
-    return look_at_slot(REAL_FILES, str(root), name)
+    return look_at_slot(REAL_FILES, str(root), name, known)
 
 
 def age_s(one: SlotReport) -> float | None:

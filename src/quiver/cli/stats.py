@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.cli.watching import EveryOption, LooksOption, WatchOption, check_watching
+from quiver.cli.watching import watch as look_again
 
 if TYPE_CHECKING:
     from quiver.cli.store_stats import StoreStats
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["stats", "watch"]
 
-_CLEAR = "\x1b[2J\x1b[H"
-"""What empties a terminal; written to nothing else."""
-
 
 def stats(
     directory: Annotated[Path, typer.Argument(help="A store's directory.")],
-    watching: Annotated[bool, typer.Option("--watch", help="Look again and again until interrupted.")] = False,
-    every: Annotated[str, typer.Option(help="How long to wait between two looks.")] = "2s",
-    looks: Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.  [default: never]")] = None,
+    watching: WatchOption = False,
+    every: EveryOption = "2s",
+    looks: LooksOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -36,17 +33,12 @@ def stats(
     Reads only; safe beside a live writer. With --watch and --json each look is one line.
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.settings import parse_duration_s  # noqa: PLC0415
 
-    if looks is not None and not watching:
-        raise WrongUse("--looks needs --watch")
+    every_s = check_watching(every, looks, is_watching=watching)
     if not watching:
         if not _look(directory, SYSTEM_CLOCK, as_json=as_json, in_a_line=False):
             raise typer.Exit(1)
         return
-    every_s = parse_duration_s(every, key="--every")
-    if every_s <= 0:
-        raise WrongUse("--every must be longer than nothing")
     try:
         fine = watch(directory, SYSTEM_CLOCK, every_s=every_s, looks=looks, as_json=as_json)
     except KeyboardInterrupt:
@@ -59,19 +51,13 @@ def watch(directory: Path, clock: Clock, *, every_s: float, looks: int | None, a
     """
     Show a look every *every_s* seconds, *looks* times or until interrupted; say whether the last one was fine.
     """
-    import threading  # noqa: PLC0415 - for this alone
-
-    never = threading.Condition()
-    done = 0
-    while True:
-        if not as_json and sys.stdout.isatty():
-            typer.echo(_CLEAR, nl=False)
-        fine = _look(directory, clock, as_json=as_json, in_a_line=True)
-        done += 1
-        if looks is not None and done >= looks:
-            return fine
-        with never:
-            clock.wait(never, every_s)
+    return look_again(
+        lambda: _look(directory, clock, as_json=as_json, in_a_line=True),
+        clock,
+        every_s=every_s,
+        looks=looks,
+        as_json=as_json,
+    )
 
 
 def _look(directory: Path, clock: Clock, *, as_json: bool, in_a_line: bool) -> bool:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse, SettingsInvalid, StoreFailed
@@ -88,7 +88,7 @@ class Drainers:
         self._guard = threading.Lock()
         self._waiting: list[str] = []
         self._workers: list[Worker] = []
-        self._loops: set[WireLoop] = set()
+        self._loops: dict[str, WireLoop] = {}  # by slot
         self._stopping = False
         self.active = 0
         self.succeeded = 0
@@ -114,6 +114,14 @@ class Drainers:
         for worker in self._workers:
             worker.start()
 
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment about each slot that is being emptied.
+        """
+        with self._guard:
+            loops = dict(self._loops)
+        return {sender_id: loop.stats() for sender_id, loop in loops.items()}
+
     def stop(self) -> None:
         """
         End all drainers. What they had not emptied stays, unmarked.
@@ -121,7 +129,7 @@ class Drainers:
         with self._guard:
             self._stopping = True
             self._waiting.clear()
-            loops = list(self._loops)
+            loops = list(self._loops.values())
         for loop in loops:
             loop.stop(0)
         for worker in self._workers:
@@ -215,7 +223,7 @@ class Drainers:
                 gives_way=self._gives_way,
             )
             with self._guard:
-                self._loops.add(loop)
+                self._loops[sender_id] = loop
                 if self._stopping:
                     loop.stop(0)
             try:
@@ -223,7 +231,7 @@ class Drainers:
                 return self._finish(sender_id, slot, loop, mark=mark)
             finally:
                 with self._guard:
-                    self._loops.discard(loop)
+                    del self._loops[sender_id]
                 loop.release()
 
     def _finish(self, sender_id: str, slot: Slot, loop: WireLoop, *, mark: bool) -> DrainerEvent:

@@ -31,6 +31,9 @@ class HostTracker:
     """
     The states of all hosts, and which of them this round has tried. Thread-safe; each loop that connects keeps for
     itself to which host it was connected.
+
+    Attributes:
+        last_failure: in words, which host failed last and why; empty as long as none did. Set by the loops.
     """
 
     def __init__(self, count: int) -> None:
@@ -38,6 +41,7 @@ class HostTracker:
         self._states = [HostState.UNKNOWN] * count
         self._attempted = [False] * count
         self._latest: int | None = None  # the host that answered last, as long as it is healthy
+        self.last_failure = ""
 
     def states(self) -> tuple[HostState, ...]:
         """

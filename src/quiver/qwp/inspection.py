@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from quiver.errors import Damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.files import FileStat, FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.lock import is_held
 from quiver.primitives.scan import Frame
@@ -38,6 +38,7 @@ from quiver.qwp.wire.decoder import SymbolDictionary, decode_message
 
 __all__ = [
     "FrameReport",
+    "KnownSegment",
     "SlotReport",
     "frames_of_slot",
     "look_at_slot",
@@ -97,6 +98,16 @@ class SlotReport:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownSegment:
+    """
+    A segment as it was when it was last read.
+    """
+
+    stat: FileStat
+    scanned: Scanned
+
+
+@dataclass(frozen=True, slots=True)
 class FrameReport:
     """
     One message of a slot: its tables, or why it cannot be read.
@@ -124,19 +135,22 @@ def slots_below(fs: FileSystem, sf_dir: str) -> list[str]:
     return found
 
 
-def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
+def look_at_slot(
+    fs: FileSystem, sf_dir: str, sender_id: str, known: dict[str, KnownSegment] | None = None
+) -> SlotReport:
     """
-    Say what is in the slot *sender_id*. What cannot be read is said, not raised.
+    Say what is in the slot *sender_id*. What cannot be read is said, not raised. With *known*, which is kept from one
+    look to the next, segments that have not changed are not read again.
 
     Raises:
         OSError: the disk refused.
     """
     try:
-        report = _look_once(fs, sf_dir, sender_id)
+        report = _look_once(fs, sf_dir, sender_id, known)
         for _ in range(_LOOKS_MAX - 1):
             if report.problem is None:
                 break
-            report = _look_once(fs, sf_dir, sender_id)
+            report = _look_once(fs, sf_dir, sender_id, known)
     except NO_FILE_ERRORS as error:
         return SlotReport(sender_id, problem=f"{error.filename}: {no_file_reason(error)}")
     except OSError as error:
@@ -146,7 +160,7 @@ def look_at_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     return report
 
 
-def _look_once(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
+def _look_once(fs: FileSystem, sf_dir: str, sender_id: str, known: dict[str, KnownSegment] | None = None) -> SlotReport:
     directory = f"{sf_dir}/{sender_id}"
     report = SlotReport(sender_id, holder=holder_of_slot(fs, directory))
     report.is_held = is_held(fs, f"{directory}/{LOCK_NAME}")
@@ -156,7 +170,7 @@ def _look_once(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     report.dead_letters = count_dead_letters(fs, directory)
     report.damaged_copies = tuple(f"{directory}/{name}" for name in fs.list_dir(directory) if name.endswith(".damaged"))
     try:
-        found = _segments_of(fs, directory)
+        found = _segments_of(fs, directory, known)
     except Damaged as damage:
         report.problem = str(damage)
         return report
@@ -176,13 +190,28 @@ def _look_once(fs: FileSystem, sf_dir: str, sender_id: str) -> SlotReport:
     return report
 
 
-def _segments_of(fs: FileSystem, directory: str) -> list[Scanned]:
+def _segments_of(fs: FileSystem, directory: str, known: dict[str, KnownSegment] | None = None) -> list[Scanned]:
+    paths = [f"{directory}/{name}" for name in fs.list_dir(directory) if is_segment_name(name)]
+    if known is not None:
+        for path in [path for path in known if path.startswith(f"{directory}/") and path not in paths]:
+            del known[path]
     found = []
-    for name in reversed(fs.list_dir(directory)):
-        if is_segment_name(name):
-            with suppress(FileNotFoundError):
-                found.append(scan_file(fs, f"{directory}/{name}"))
+    for path in reversed(paths):
+        with suppress(FileNotFoundError):
+            found.append(_scan(fs, path, known))
     return found[::-1]
+
+
+def _scan(fs: FileSystem, path: str, known: dict[str, KnownSegment] | None) -> Scanned:
+    if known is None:
+        return scan_file(fs, path)
+    stat = fs.stat(path)
+    before = known.get(path)
+    if before is not None and before.stat == stat:
+        return before.scanned
+    scanned = scan_file(fs, path)
+    known[path] = KnownSegment(stat, scanned)
+    return scanned
 
 
 def _unconfirmed(one: Scanned, confirmed: int) -> tuple[tuple[int, int], ...]:

@@ -27,6 +27,7 @@ from quiver.errors import AtCapacity, StoreClosed, StoreFailed, WrongUse
 from quiver.observe import Observer
 from quiver.primitives.disk_full import is_full_disk
 from quiver.primitives.files import Buffer, File
+from quiver.qwp.append_times import AppendTimes
 from quiver.qwp.format.segment import FRAME_HEAD, SEGMENT_HEADER, SegmentHeader, encode_frame_head
 from quiver.qwp.format.watermark import WATERMARK_FSN_OFFSET, WATERMARK_MAGIC
 from quiver.qwp.segment_files import Segment, SegmentStorage
@@ -116,6 +117,7 @@ class Ring:
         self._closed = False
         self._waiting = 0
         self._trimmed_at = clock.monotonic()
+        self._times = AppendTimes((segment.base, segment.header.created_us) for segment in self._segments)
         self._long_since: tuple[Segment, float] | None = None  # the oldest segment, mostly confirmed, and since when
 
     # ---- what is known
@@ -148,6 +150,24 @@ class Ring:
         """
         with self._changed:
             return self._published - self._acked
+
+    @property
+    def backlog_bytes(self) -> int:
+        """
+        Bytes of the frames that are not confirmed.
+        """
+        with self._changed:
+            return sum(segment.payload_bytes_from(self._acked + 1) for segment in self._segments)
+
+    @property
+    def oldest_us(self) -> int | None:
+        """
+        When the oldest frame that is not confirmed was appended, microseconds since the epoch; None when there is none.
+
+        Of a frame that an earlier process appended, when its segment was made.
+        """
+        with self._changed:
+            return None if self._acked >= self._published else self._times.time_of(self._acked + 1)
 
     @property
     def allocated_bytes(self) -> int:
@@ -188,6 +208,8 @@ class Ring:
             with self._changed:
                 segment.publish(end)
                 self._published += 1
+                is_oldest = self._acked + 1 == self._published
+                self._times.add(self._published, self._clock.now_ns() // 1000, is_oldest=is_oldest)
                 self._changed.notify_all()
                 return self._published
 
@@ -362,6 +384,7 @@ class Ring:
             if fsn <= self._acked:
                 return False
             self._acked = fsn
+            self._times.forget(fsn + 1)
             self._changed.notify_all()
         self._write_watermark()
         return True

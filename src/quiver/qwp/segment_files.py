@@ -180,6 +180,15 @@ class Segment:
         start = self.ends[index] + FRAME_HEAD.size
         return self.file.pread(self.ends[index + 1] - start, start)
 
+    def payload_bytes_from(self, first: int) -> int:
+        """
+        Return the bytes of the payloads of its frames from *first* on.
+        """
+        index = max(0, first - self.header.base)
+        if index >= self.count:
+            return 0
+        return self.tail - self.ends[index] - FRAME_HEAD.size * (self.count - index)
+
     def bytes_saved(self, first: int) -> int:
         """
         Return by how much it is shorter without the frames before *first*, and without room for further ones; 0 when

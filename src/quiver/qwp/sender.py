@@ -297,6 +297,7 @@ class Sender(SenderFigures):
                     self._append(message)
                     kept += rows
             except AtCapacity as full:
+                self._sync_what_is_kept()
                 raise PartlyKept(kept, str(full)) from full
             except WrongUse as refused:
                 if not kept:

@@ -4,9 +4,12 @@ What a sender says of itself in numbers.
 
 from __future__ import annotations
 
+from typing import Any
+
 from quiver.qwp.drainers import Drainers
 from quiver.qwp.inbox import ErrorInbox
 from quiver.qwp.session import SenderError
+from quiver.qwp.settings import SenderSettings
 from quiver.qwp.slot import MemorySlot, Slot
 from quiver.qwp.wire_loop import Counters, WireLoop
 
@@ -18,11 +21,34 @@ class SenderFigures:
     The part of a `Sender` that only reads.
     """
 
+    settings: SenderSettings
     _slot: Slot | MemorySlot
     _loop: WireLoop
     _inbox: ErrorInbox
     _drainers: Drainers
     _counters: Counters
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment: ``slots`` has those of each slot by its name, also of slots that are adopted.
+        """
+        return {"slots": {self.settings.sender_id: self._loop.stats(), **self._drainers.stats()}}
+
+    @property
+    def backlog_bytes(self) -> int:
+        """
+        Bytes of the frames that the server has not confirmed.
+        """
+        return self._slot.ring.backlog_bytes
+
+    @property
+    def oldest_unconfirmed_s(self) -> float:
+        """
+        For how many seconds the oldest row that the server has not confirmed has been in the slot; 0 when there is
+        none. Of rows that an earlier process left, since when their segment has been there.
+        """
+        age_s: float = self._loop.stats()["oldest_unconfirmed_s"]
+        return age_s
 
     @property
     def published_fsn(self) -> int:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from quiver.clock import Clock
 from quiver.errors import StoreFailed
@@ -139,6 +140,7 @@ class WireLoop:
         self._connection: Connection | None = None
         self._attempt_s: float | None = None  # since when this outage lasts
         self._attempts = 0  # of it
+        self._reason = ""  # why the last attempt failed, or the last connection ended
         self._highest_sent = -1
         self._is_first = True
         self._stopping = False
@@ -179,6 +181,21 @@ class WireLoop:
         self._wake_up.wake()
         if self._worker is not None:
             self._worker.join(timeout_s)
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return figures of this moment about the slot.
+        """
+        ring = self._ring
+        oldest_us = ring.oldest_us
+        age_s = 0.0 if oldest_us is None else max(0.0, (self._clock.now_ns() // 1000 - oldest_us) / 1e6)
+        return {
+            "backlog_frames": ring.backlog,
+            "backlog_bytes": ring.backlog_bytes,
+            "oldest_unconfirmed_s": age_s,
+            "allocated_bytes": ring.allocated_bytes,
+            "connected": self._attempt_s is None and self._connection is not None,
+        }
 
     @property
     def is_running(self) -> bool:
@@ -289,7 +306,7 @@ class WireLoop:
                 connection, accepted = self._open(self._settings.addresses[index])
             except HandshakeFailed as failure:
                 role_reject = failure.refused.kind in {"role", "topology"}
-                self._reason = f"{self._settings.addresses[index]}: {failure}"
+                self._failed(index, str(failure))
                 if failure.refused.kind in {"auth", "durable"}:
                     self._tracker.record_transport_error(index)
                     self._halt(self._not_let_in(failure))
@@ -300,13 +317,20 @@ class WireLoop:
                     self._tracker.record_transport_error(index)
             except OSError as error:
                 role_reject = False
-                self._reason = f"{self._settings.addresses[index]}: {error}"
+                self._failed(index, str(error))
                 self._tracker.record_transport_error(index)
             else:
                 self._connected(index, connection, accepted)
                 return
 
-    _reason = "no host was tried"
+    def _failed(self, index: int, reason: str) -> None:
+        self._reason = self._tracker.last_failure = f"{self._settings.addresses[index]}: {reason}"
+
+    def _why_not(self) -> str:
+        """
+        Say why there is no connection. Where other loops have tried every host of this round, their reason.
+        """
+        return self._reason or self._tracker.last_failure or "every server of this round was asked already"
 
     def _not_let_in(self, failure: HandshakeFailed) -> SenderError:
         published = self._ring.published_fsn
@@ -322,14 +346,14 @@ class WireLoop:
         if not only_one_round:
             pause_s = self._backoff.after_round(self._clock.monotonic(), role_reject=role_reject)
         if pause_s is None:
-            reason = f"the time for reconnecting is over: {self._reason}"
+            reason = f"the time for reconnecting is over: {self._why_not()}"
             if only_one_round:
-                reason = f"no server answered: {self._reason}; initial_connect_retry=async keeps rows until one does"
+                reason = f"no server answered: {self._why_not()}; initial_connect_retry=async keeps rows until one does"
             self._halt(self._session.gave_up(reason, published_fsn=self._ring.published_fsn).error)
             return False
         # Rounds are seconds apart, all but the first few: said each time, or nobody knows why nothing leaves.
         self._observer.event(
-            "qwp.no_server", level=logging.WARNING, reason=self._reason, frames=self._ring.backlog, pause_s=pause_s
+            "qwp.no_server", level=logging.WARNING, reason=self._why_not(), frames=self._ring.backlog, pause_s=pause_s
         )
         self._sleep(pause_s)
         self._tracker.begin_round(forget=True)
@@ -495,6 +519,8 @@ class WireLoop:
         # Nothing is trimmed during an outage, and a producer must not wait for room that is there already.
         self._ring.upkeep(force=True, provision=False)
         self._observer.event("qwp.reconnect", level=logging.WARNING, reason=action.reason)
+        if self._previous is not None:
+            self._failed(self._previous, action.reason)
         if action.error is not None:
             self._count_refusal()
             self._on_error(action.error)

@@ -1,0 +1,58 @@
+"""
+A look that is repeated: `--watch`, `--every`, `--looks`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from quiver.clock import Clock
+from quiver.errors import WrongUse
+
+__all__ = ["EveryOption", "LooksOption", "WatchOption", "check_watching", "watch"]
+
+WatchOption = Annotated[bool, typer.Option("--watch", help="Look again and again until interrupted.")]
+EveryOption = Annotated[str, typer.Option(help="How long to wait between two looks.")]
+LooksOption = Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.  [default: never]")]
+
+_CLEAR = "\x1b[2J\x1b[H"
+"""What empties a terminal; written to nothing else."""
+
+
+def check_watching(every: str, looks: int | None, *, is_watching: bool) -> float:
+    """
+    Return how many seconds are between two looks.
+
+    Raises:
+        WrongUse: the options contradict each other.
+    """
+    from quiver.settings import parse_duration_s  # noqa: PLC0415 - keeps `--help` quick
+
+    if looks is not None and not is_watching:
+        raise WrongUse("--looks needs --watch")
+    every_s = parse_duration_s(every, key="--every")
+    if every_s <= 0:
+        raise WrongUse("--every must be longer than nothing")
+    return every_s
+
+
+def watch(look: Callable[[], bool], clock: Clock, *, every_s: float, looks: int | None, as_json: bool) -> bool:
+    """
+    Call *look* every *every_s* seconds, *looks* times or until interrupted; return what it returned last.
+    """
+    never = threading.Condition()
+    done = 0
+    while True:
+        if not as_json and sys.stdout.isatty():
+            typer.echo(_CLEAR, nl=False)
+        fine = look()
+        done += 1
+        if looks is not None and done >= looks:
+            return fine
+        with never:
+            clock.wait(never, every_s)

@@ -1,0 +1,55 @@
+"""
+When frames were appended, remembered to about a second, in bounded memory. With a backlog of hours it is coarser.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+
+__all__ = ["AppendTimes"]
+
+_APART_US = 1_000_000
+_MARKS_MAX = 4096
+
+
+class AppendTimes:
+    """
+    Frame numbers with the time of their append. Not thread-safe.
+
+    Args:
+        known: of frames that were there before: (number, microseconds since the epoch), in order.
+    """
+
+    def __init__(self, known: Iterable[tuple[int, int]] = ()) -> None:
+        self._marks = list(known)
+        self._apart_us = _APART_US
+
+    def add(self, fsn: int, now_us: int, *, is_oldest: bool) -> None:
+        """
+        Note that the frame *fsn* is appended now. One that no unconfirmed frame is before (*is_oldest*) is noted
+        exactly, others about once a second or less often.
+        """
+        if self._marks and not is_oldest and 0 <= now_us - self._marks[-1][1] < self._apart_us:
+            return
+        self._marks.append((fsn, now_us))
+        if len(self._marks) > _MARKS_MAX:
+            del self._marks[1:-1:2]
+            self._apart_us *= 2
+
+    def time_of(self, fsn: int) -> int | None:
+        """
+        Return when the frame *fsn* was appended, or a moment before; None when that is not known.
+        """
+        at = bisect.bisect_right(self._marks, fsn, key=lambda mark: mark[0])
+        return self._marks[at - 1][1] if at else None
+
+    def forget(self, fsn: int) -> None:
+        """
+        Forget what is not needed to tell when frames from *fsn* on were appended.
+        """
+        at = bisect.bisect_right(self._marks, fsn, key=lambda mark: mark[0])
+        if at > 1:
+            del self._marks[: at - 1]
+            if len(self._marks) == 1:
+                self._apart_us = _APART_US
