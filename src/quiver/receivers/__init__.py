@@ -7,7 +7,8 @@ file                    purpose
 `settings.py`           where to listen, sizes, ack, dedupe window, keepalive
 `security.py`           TLS, tokens and passwords of any port; files that may be replaced
 `intake.py`             what every receiver does with a request: check, recognise, store, answer
-`dedupe.py`             requests stored a short while ago, rebuilt from the log
+`dedupe.py`             what a request is known by; requests stored a short while ago, in memory
+`request_window.py`     the same in a file that all cores share
 `captured.py`           request headers as attributes of resources        (pure)
 `otlp_json.py`          OTLP in JSON → protobuf                           (pure)
 `inflate.py`            gzip within bounds, `zstd_frames.py` zstd         (pure)

@@ -2,35 +2,39 @@
 Requests and tables stored a short while ago, so that what is sent again is confirmed and not stored twice.
 
 A client that did not hear the confirmation (the receiver died, the connection broke) sends the same again. The window
-knows requests by a digest of slot and bytes, tables by a digest of what they say; it is rebuilt from the write-ahead
-log at start.
+knows requests by a digest of slot and bytes, tables by a digest of what they say. The one in this module is in memory,
+for stores that are not directories of this machine; it is rebuilt from the write-ahead log at start. All others have
+that of `request_window.py`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 from blake3 import blake3
 
-from quiver.bundle import OTLP_FINGERPRINT, OTLP_SLOTS
+from quiver.bundle import OTLP_FINGERPRINT, OTLP_SCHEMA, OTLP_SLOTS
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.otap.payload_schema import SIGNALS, TABLES
 from quiver.otap.table_digest import digest_of_tables
 
-__all__ = ["DedupeWindow", "request_digest"]
+__all__ = ["DedupeWindow", "digests_of_batches", "digests_of_entry", "request_digest"]
 
 _DIGEST_BYTES = 16
+_AS_TABLES = 0x80
 _RAW_SLOTS = frozenset(OTLP_SLOTS.values())
 
 
-def request_digest(slot: int, data: bytes | memoryview) -> bytes:
+def request_digest(slot: int, data: bytes | memoryview, *, as_tables: bool = False) -> bytes:
     """
     Return what a request is known by: 128 bits of BLAKE3 over its slot and its bytes.
+
+    *as_tables*: it is stored as tables. Another handling cannot recognize it in the data, so it has another digest.
     """
-    digest = blake3(bytes([slot]))
+    digest = blake3(bytes([slot | _AS_TABLES if as_tables else slot]))
     digest.update(data)
     return digest.digest(length=_DIGEST_BYTES)
 
@@ -72,7 +76,7 @@ class DedupeWindow:
         with self._changed:
             return self._is_stored(digest)
 
-    def remember(self, digest: bytes) -> None:
+    def remember(self, digest: bytes, *, receipt: object = None, durable: bool = False) -> None:  # noqa: ARG002
         """
         Take note of something stored now.
         """
@@ -98,7 +102,7 @@ class DedupeWindow:
         stored_at = self._stored.get(digest)
         return stored_at is not None and self._clock.monotonic() - stored_at <= self.window_s
 
-    def finish(self, digest: bytes, *, stored: bool) -> None:
+    def finish(self, digest: bytes, *, stored: bool, receipt: object = None, durable: bool = False) -> None:  # noqa: ARG002
         """
         End what `begin` began; *stored* says whether the request may be confirmed from now on.
         """
@@ -121,8 +125,7 @@ class DedupeWindow:
             age_s = max(0, now_ns - entry.ingested_at_ns) / 1e9
             if age_s > self.window_s:
                 continue
-            found = _digests_of_requests(entry.slots)
-            tables = _digests_of_tables(entry.slots)
+            found, tables = digests_of_entry(entry)
             stored_at = self._clock.monotonic() - age_s
             with self._changed:
                 for digest in (*found, *tables):
@@ -146,33 +149,44 @@ class DedupeWindow:
             del stored[oldest]
 
 
-def _digests_of_requests(slots: Iterable[Any]) -> list[bytes | None]:
+def digests_of_entry(entry: Any) -> tuple[list[bytes | None], list[bytes | None]]:
     """
-    Return a digest for each request, None for each slot of them that cannot be read.
+    Return a digest for each request in an entry of the log, and one for the tables of each signal; None for what cannot
+    be read.
     """
+    raw = [slot for slot in entry.slots if slot.slot in _RAW_SLOTS and slot.fingerprint == OTLP_FINGERPRINT]
+    tables = {slot.slot: _read(slot) for slot in entry.slots if slot.slot in TABLES}
+    return _digests_of_requests({slot.slot: _read(slot) for slot in raw}), _digests_of_tables(tables)
+
+
+def digests_of_batches(batches: Mapping[int, pa.RecordBatch]) -> tuple[list[bytes | None], list[bytes | None]]:
+    """
+    Return the same for a bundle of a sealed segment, by its batches.
+    """
+    raw = {slot: batch for slot, batch in batches.items() if slot in _RAW_SLOTS and batch.schema.equals(OTLP_SCHEMA)}
+    tables = {slot: batch for slot, batch in batches.items() if slot in TABLES}
+    return (
+        _digests_of_requests({slot: pa.Table.from_batches([batch]) for slot, batch in raw.items()}),
+        _digests_of_tables({slot: pa.Table.from_batches([batch]) for slot, batch in tables.items()}),
+    )
+
+
+def _digests_of_requests(slots: Mapping[int, pa.Table | None]) -> list[bytes | None]:
     found: list[bytes | None] = []
-    for slot in slots:
-        if slot.slot not in _RAW_SLOTS or slot.fingerprint != OTLP_FINGERPRINT:
-            continue
-        table = _read(slot)
+    for slot, table in slots.items():
         if table is None or "data" not in table.column_names:
             found.append(None)
         else:
-            column = table.column("data")
-            found += [request_digest(slot.slot, value.as_buffer()) for value in column if value.is_valid]
+            found += [request_digest(slot, value.as_buffer()) for value in table.column("data") if value.is_valid]
     return found
 
 
-def _digests_of_tables(slots: Sequence[Any]) -> list[bytes | None]:
-    """
-    Return a digest for the tables of each signal, None where they cannot be read.
-    """
+def _digests_of_tables(payloads: Mapping[int, pa.Table | None]) -> list[bytes | None]:
     found: list[bytes | None] = []
-    payloads = {slot.slot: slot for slot in slots if slot.slot in TABLES}
     for signal in SIGNALS.values():
         if signal.root not in payloads:
             continue
-        read = {payload: _read(payloads[payload]) for payload in signal.payloads if payload in payloads}
+        read = {payload: payloads[payload] for payload in signal.payloads if payload in payloads}
         root = read[signal.root]
         if root is not None and "resource" not in root.column_names:
             continue  # whatever else uses the slot of a root

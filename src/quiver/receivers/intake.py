@@ -28,10 +28,11 @@ from quiver.receivers.captured import add_headers
 from quiver.receivers.dedupe import DedupeWindow, request_digest
 from quiver.receivers.inflate import inflate
 from quiver.receivers.otlp_json import request_from_json
+from quiver.receivers.request_window import RequestWindow
 from quiver.receivers.settings import OtlpSettings
 from quiver.receivers.zstd_frames import inflate_zstd
 
-__all__ = ["CONFIRMED", "Encoding", "IntakeStore", "OtlpIntake", "Outcome", "Verdict"]
+__all__ = ["CONFIRMED", "Encoding", "IntakeStore", "OtlpIntake", "Outcome", "Verdict", "Window"]
 
 Encoding = Literal["identity", "gzip", "zstd"]
 """How a request is compressed."""
@@ -45,6 +46,9 @@ _RETRY_S_MAX = 30.0
 _UNAVAILABLE_RETRY_S = 5.0
 _JSON_RETRY_S = 1.0
 _OFFSETS = struct.Struct("=ii")
+
+Window = DedupeWindow | RequestWindow
+"""What knows the requests of a short while ago."""
 
 
 class IntakeStore(Protocol):
@@ -127,19 +131,38 @@ class OtlpIntake:
         self._json_turn = threading.Lock()
         self._json_places = threading.Semaphore(max(1, settings.workers - 1))
         self._full_since: float | None = None
-        self._window: DedupeWindow | None = None
+        self._window: Window | None = None
         if settings.dedupe_window_s > 0:
-            self._window = DedupeWindow(settings.dedupe_window_s, entries_max=settings.dedupe_entries_max, clock=clock)
-            unread = self._window.rebuild(store.recent_wal_entries())
-            if unread:
-                self.observer.count("quiver.receiver.dedupe_unread_total", unread)
+            self._window = self._opened_window(settings)
+
+    def _opened_window(self, settings: OtlpSettings) -> Window:
+        directory = getattr(self._store, "companion_directory", None)
+        window: Window
+        if directory is None:
+            window = DedupeWindow(settings.dedupe_window_s, entries_max=settings.dedupe_entries_max, clock=self._clock)
+            unread = window.rebuild(self._store.recent_wal_entries())
             if settings.ack == "synced":
                 # What the last process logged may still be in the page cache only. Confirming it again
                 # without a sync would promise more than was kept.
-                store.sync()
+                self._store.sync()
+        else:
+            store: Any = self._store
+            window = RequestWindow(
+                store,
+                directory,
+                settings.dedupe_window_s,
+                needs_durable=settings.ack == "synced",
+                entries_max=settings.dedupe_entries_max,
+                clock=self._clock,
+                observer=self.observer,
+            )
+            unread = window.unread
+        if unread:
+            self.observer.count("quiver.receiver.dedupe_unread_total", unread)
+        return window
 
     @property
-    def window(self) -> DedupeWindow | None:
+    def window(self) -> Window | None:
         """
         What was stored a short while ago; None when nothing is kept of it.
         """
@@ -238,43 +261,52 @@ class OtlpIntake:
             return Verdict("empty")
         window = self._window
         if window is None:
-            return self._keep(signal, data)
-        digest = request_digest(OTLP_SLOTS[signal], data)
-        if not window.begin(digest):
-            return Verdict("duplicate")
-        stored = False
+            return self._keep(signal, data)[0]
+        digest = request_digest(OTLP_SLOTS[signal], data, as_tables=self._settings.otlp_handling != "pass_through")
         try:
-            verdict = self._keep(signal, data)
+            if not window.begin(digest):
+                return Verdict("duplicate")
+        except AtCapacity as full:
+            return Verdict("full", str(full), self._retry_after(full.retry_after_s))
+        except QuiverError as error:
+            return Verdict("unavailable", str(error), _UNAVAILABLE_RETRY_S)
+        stored, receipt = False, None
+        try:
+            verdict, receipt = self._keep(signal, data)
             stored = verdict.confirmed
         finally:
-            window.finish(digest, stored=stored)
+            window.finish(digest, stored=stored, receipt=receipt, durable=stored and self._settings.ack == "synced")
         return verdict
 
-    def _keep(self, signal: str, data: bytes) -> Verdict:
+    def _keep(self, signal: str, data: bytes) -> tuple[Verdict, Any]:
+        """
+        Store a request; return the answer, and what the store gave for the last part of it.
+        """
         with self._opening:
             made = self._bundles(signal, data)
         if isinstance(made, Damage):
-            return Verdict("invalid", made.reason)
+            return Verdict("invalid", made.reason), None
         bundles, warning = made
-        fresh, digests = self._fresh(bundles)
-        if bundles and not fresh:
-            return Verdict("duplicate", warning=warning)
+        receipt = None
         try:
+            fresh, digests = self._fresh(bundles)
+            if bundles and not fresh:
+                return Verdict("duplicate", warning=warning), None
             for index, bundle in enumerate(fresh, 1):
                 # Whoever waits for the last one has waited for all of them.
                 durable = self._settings.ack == "synced" and index == len(fresh)
-                self._store.ingest(bundle, durable=durable)
-                if digests:
-                    self._remember(digests[index - 1])
+                receipt = self._store.ingest(bundle, durable=durable)
+                if digests and self._window is not None:
+                    self._window.remember(digests[index - 1], receipt=receipt, durable=durable)
         except AtCapacity as full:
-            return Verdict("full", str(full), self._retry_after(full.retry_after_s))
+            return Verdict("full", str(full), self._retry_after(full.retry_after_s)), None
         except BundleInvalid as invalid:
-            return Verdict("invalid", str(invalid))
+            return Verdict("invalid", str(invalid)), None
         except (QuiverError, OSError) as error:
             # Failed or closed: nothing of it is known to be kept, so the client must keep it.
-            return Verdict("unavailable", str(error), _UNAVAILABLE_RETRY_S)
+            return Verdict("unavailable", str(error), _UNAVAILABLE_RETRY_S), None
         self._full_since = None
-        return Verdict("stored", warning=warning)
+        return Verdict("stored", warning=warning), receipt
 
     def _fresh(self, bundles: Sequence[Bundle]) -> tuple[Sequence[Bundle], Sequence[bytes]]:
         """
@@ -296,10 +328,6 @@ class OtlpIntake:
                 fresh.append(bundle)
                 digests.append(digest if isinstance(digest, bytes) else b"")
         return fresh, digests
-
-    def _remember(self, digest: bytes) -> None:
-        if self._window is not None:
-            self._window.remember(digest)
 
     def _bundles(self, signal: str, data: bytes) -> tuple[Sequence[Bundle], str] | Damage:
         """

@@ -28,6 +28,7 @@ from quiver.receivers.otap_intake import OtapIntake, OtapStream, Taken
 from quiver.receivers.otap_settings import OtapSettings
 from quiver.receivers.otlp_grpc import OtlpGrpcReceiver, refuse_call
 from quiver.receivers.places import Place, Places, address_of_peer, network_of
+from quiver.receivers.request_window import RequestWindow
 from quiver.receivers.settings import OtlpSettings
 
 __all__ = ["OtapGrpcReceiver"]
@@ -216,13 +217,18 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
             self._syncing = asyncio.create_task(self._sync_all())
         return await waiter
 
+    def _make_durable(self) -> None:
+        self._store.sync()
+        if isinstance(self.intake.window, RequestWindow):
+            self.intake.window.note_durable()
+
     async def _sync_all(self) -> None:
         loop = asyncio.get_running_loop()
         while self._unsynced:
             waiters, self._unsynced = self._unsynced, []
             failure = "the receiver is stopping"
             try:
-                await loop.run_in_executor(self.pool, self._store.sync)
+                await loop.run_in_executor(self.pool, self._make_durable)
                 failure = ""
             except (QuiverError, OSError) as error:
                 failure = str(error) or type(error).__name__

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,9 +26,8 @@ from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
 from quiver.receivers.captured import add_headers
-from quiver.receivers.dedupe import DedupeWindow
 from quiver.receivers.inflate import GZIP_MAGIC, inflate
-from quiver.receivers.intake import IntakeStore
+from quiver.receivers.intake import IntakeStore, Window
 from quiver.receivers.otap_settings import OtapSettings
 
 __all__ = ["OtapIntake", "OtapStream", "Taken"]
@@ -74,7 +74,7 @@ class OtapIntake:
         observer: Observer,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        window: DedupeWindow | None = None,
+        window: Window | None = None,
         capture_headers: tuple[str, ...] = (),
     ) -> None:
         self._captured = capture_headers
@@ -174,35 +174,43 @@ class OtapIntake:
         """
         window = self._window
         if window is None or digest is None:
-            return self._keep(bundle)
-        if not window.begin(digest):
-            return StatusCode.OK, "", "duplicate"
-        stored = False
+            return self._keep(bundle)[:3]
         try:
-            kept = self._keep(bundle)
-            stored = kept[0] == StatusCode.OK
+            if not window.begin(digest):
+                return StatusCode.OK, "", "duplicate"
+        except AtCapacity as full:
+            return StatusCode.UNAVAILABLE, f"{full}; send it again in {full.retry_after_s:g} s", "full"
+        except QuiverError as error:
+            return StatusCode.UNAVAILABLE, str(error), "unavailable"
+        stored, receipt = False, None
+        try:
+            code, text, outcome, receipt = self._keep(bundle)
+            stored = code == StatusCode.OK
         finally:
-            window.finish(digest, stored=stored)
-        return kept
+            window.finish(digest, stored=stored, receipt=receipt)
+        return code, text, outcome
 
-    def _keep(self, bundle: Bundle) -> tuple[StatusCode, str, str]:
+    def _keep(self, bundle: Bundle) -> tuple[StatusCode, str, str, Any]:
+        """
+        Store a batch; return the answer to it, and what the store gave for it.
+        """
         size = bundle.nbytes
         try:
             self._budget.reserve(size)
         except (AtCapacity, WrongUse) as full:
-            return StatusCode.UNAVAILABLE, str(full), "full"
+            return StatusCode.UNAVAILABLE, str(full), "full", None
         try:
-            self._store.ingest(bundle)
+            receipt = self._store.ingest(bundle)
         except AtCapacity as full:
-            return StatusCode.UNAVAILABLE, f"{full}; send it again in {full.retry_after_s:g} s", "full"
+            return StatusCode.UNAVAILABLE, f"{full}; send it again in {full.retry_after_s:g} s", "full", None
         except BundleInvalid as invalid:
-            return StatusCode.INVALID_ARGUMENT, str(invalid), "invalid"
+            return StatusCode.INVALID_ARGUMENT, str(invalid), "invalid", None
         except (QuiverError, OSError) as error:
             # Failed or closed: nothing of it is known to be kept, so the client must keep it.
-            return StatusCode.UNAVAILABLE, str(error), "unavailable"
+            return StatusCode.UNAVAILABLE, str(error), "unavailable", None
         finally:
             self._budget.release(size)
-        return StatusCode.OK, "", "stored"
+        return StatusCode.OK, "", "stored", receipt
 
     def _outgrown(self, stream: OtapStream) -> str:
         """

@@ -144,7 +144,7 @@ class OtlpSettings:
             process loses nothing, a power loss at most `wal.flush_interval`).
         dedupe_window_s: a byte-identical request, and an OTAP batch that says the same, is confirmed again within this
             time and not stored again; 0 is off.
-        dedupe_entries_max: the window forgets its oldest requests beyond this many (about 200 bytes each).
+        dedupe_entries_max: requests that the window knows at once; more are told to come later (about 160 bytes each).
         in_flight_bytes_max: the most that requests being handled may take together; more are told to come later.
         receiving_bytes_max: the most that HTTP bodies may take together while they arrive.
         requests_waiting_max: requests that may be handled or waiting.
@@ -167,7 +167,7 @@ class OtlpSettings:
     max_decompressed_bytes: int = 16 * MIB
     ack: Ack = "synced"
     dedupe_window_s: float = 0.0
-    dedupe_entries_max: int = 200_000
+    dedupe_entries_max: int = 4_000_000
     in_flight_bytes_max: int = 64 * MIB
     receiving_bytes_max: int = 256 * MIB
     requests_waiting_max: int = 256

@@ -9,6 +9,8 @@ file or room               purpose
 `recovery.py`              what happens at open, in order
 `store.py`                 `Store`: the flow in one place
 `parts.py`                 what the rooms of one open store share
+`entries.py`               a bundle as an entry of the log
+`group_seal.py`            durable calls without a log: they share a sealed segment
 `encode.py`                a bundle's slots as bytes, made once, for the log and for the segment
 `admission.py`             may a bundle come in; if not, is room made, waited for, or refused
 `wal/`                     append, sync, rotate, scan, read again
@@ -62,6 +64,7 @@ Beside an open store, from the files alone:
 `read.py`                  `quiver.read`: a directory read beside a live writer
 `directory.py`             what such a reader sees
 `log_tail.py`              what is in the log and in no segment yet
+`recent.py`                what was ingested a short while ago
 `query.py`                 one slot as a table, one schema, only what a range of times touches
 `digests.py`               times and schemas of each segment, before one is read
 `check.py`                 every file checked to its last byte, and against the others

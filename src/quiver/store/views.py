@@ -9,15 +9,18 @@ from typing import Any
 
 from quiver.errors import StoreClosed, StoreFailed
 from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import RealFileSystem
 from quiver.store.admission import Admission
 from quiver.store.cleanup import Cleanup
 from quiver.store.cold_tier import ColdTier
 from quiver.store.figures import figures
+from quiver.store.format.cores import parse_core_directory
 from quiver.store.format.names import WAL_DIR
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.parts import Parts
 from quiver.store.query import By, Moment, Scan
 from quiver.store.read import StoreReader
+from quiver.store.receipts import BundleReceipt
 from quiver.store.wal.replay import logged_entries
 
 __all__ = ["StoreViews"]
@@ -106,6 +109,25 @@ class StoreViews:
         """
         self._require_open()
         return self._reader.scan(slot, columns, start, end, by=by, table=table)
+
+    def is_durable(self, receipt: BundleReceipt) -> bool:
+        """
+        Say whether the bundle that `ingest` gave *receipt* for survives a power loss.
+        """
+        if self._parts.settings.durability == "wal":
+            return self._parts.wal.synced >= receipt.wal_position
+        return self._parts.sealing.sealed_through >= receipt.sequence
+
+    @property
+    def companion_directory(self) -> str | None:
+        """
+        The directory in which those that fill the store may keep files of their own: that of the store, or the one
+        above its cores. None where it is not a directory of the operating system.
+        """
+        if not isinstance(self._files, RealFileSystem):
+            return None
+        above, _, name = self.path.rpartition("/")
+        return self.path if parse_core_directory(name) is None else above or "."
 
     def recent_wal_entries(self) -> Iterator[WalEntry]:
         """

@@ -1,0 +1,543 @@
+"""
+The requests stored within the last while, in an SQLite file beside the store: known to all cores and after a restart.
+
+What the file says of a request, by its digest::
+
+    STORING   somebody stores it at this moment               a crash here: the store's data say whether it was stored
+    STORED    it is in the store, perhaps not on the disk      a crash here: the same
+    DURABLE   it is on the disk, and may be delivered and deleted since
+
+A request is claimed (STORING) before it is stored, by one statement that only one process wins, so no two cores store
+it. Claims of a process that died, and everything else that is not durable, are settled from the data: the next process
+of that core does so when it starts, or another core that is asked for the same request before that.
+
+Loss of power may cost the newest commits of the file, never older ones. So whatever the data have that is newer than
+the newest row is looked for when a process starts, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import AtCapacity, Damaged, DirectoryInUse, FormatUnsupported
+from quiver.observe import Observer
+from quiver.primitives.files import Lock
+from quiver.primitives.lock import hold, holder_of, is_held
+from quiver.primitives.real_files import REAL_FILES
+from quiver.receivers.dedupe import digests_of_batches, digests_of_entry
+from quiver.store.format.cores import core_directory, parse_core_directory
+from quiver.store.recent import recent_data, sync_log
+
+__all__ = ["REQUESTS_NAME", "RequestWindow", "WindowStore"]
+
+REQUESTS_NAME = "quiver.requests"
+"""In the directory of a store, or above its cores. SQLite puts ``-wal`` and ``-shm`` beside it."""
+
+ROW_BYTES = 160
+"""What a row and its places in the indexes take, at most."""
+
+_VERSION = 1
+_STORING, _STORED, _DURABLE = range(3)
+_SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS requests (digest BLOB PRIMARY KEY, state INTEGER NOT NULL, at_ns INTEGER NOT NULL,
+       until_ns INTEGER NOT NULL, core TEXT NOT NULL, run TEXT NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS by_end ON requests (until_ns)",
+    "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_CLAIM = """
+    INSERT INTO requests VALUES (?1, 0, ?2, ?3, ?4, ?5) ON CONFLICT (digest) DO UPDATE SET
+        state = 0, at_ns = ?2, until_ns = ?3, core = ?4, run = ?5
+        WHERE until_ns < ?2 OR (state = 0 AND run = ?5)"""
+_NOTE = """
+    INSERT INTO requests VALUES (?1, ?6, ?2, ?3, ?4, ?5) ON CONFLICT (digest) DO UPDATE SET
+        state = ?6, at_ns = ?2, until_ns = ?3, core = ?4, run = ?5"""
+_CANCEL = "DELETE FROM requests WHERE digest = ? AND run = ? AND state = 0"
+_LOOK_UP = "SELECT state, core, run FROM requests WHERE digest = ? AND until_ns >= ?"
+_LEFT = "SELECT digest, at_ns, run FROM requests WHERE core = ? AND state < 2"
+_SETTLED = "UPDATE requests SET state = 2, run = '' WHERE digest = ? AND run = ? AND state < 2"
+_LOST = "DELETE FROM requests WHERE digest = ? AND run = ? AND state < 2"
+_MADE_DURABLE = "UPDATE requests SET state = 2 WHERE digest = ? AND state = 1"
+_EXPIRE = "DELETE FROM requests WHERE digest IN (SELECT digest FROM requests WHERE until_ns < ? LIMIT 5000)"
+_TABLES_UNTIL = (
+    "INSERT INTO facts VALUES ('tables_until_ns', ?1) ON CONFLICT (name) DO UPDATE SET value = max(value, ?1)"
+)
+
+_BUSY_S = 10.0
+_POLL_S = 0.01
+_PATIENCE_S = 5.0
+_TICK_S = 1.0
+_SLACK_NS = 2_000_000_000
+"""Between the time of a bundle and that of its row, at most."""
+_PLACES = 16
+"""Receivers of one store in one process that may have windows of their own."""
+
+
+class WindowStore(Protocol):
+    """
+    What the window needs of a store; `quiver.Store` has it.
+    """
+
+    path: str
+
+    def sync(self) -> None:
+        """
+        Make everything ingested so far durable.
+        """
+
+    def is_durable(self, receipt: Any) -> bool:
+        """
+        Say whether the bundle that `ingest` gave *receipt* for survives a power loss.
+        """
+
+
+class RequestWindow:
+    """
+    Which requests were stored within the last *window_s* seconds. Thread-safe; several processes share it.
+
+    Args:
+        store: that the requests are stored in.
+        directory: where the file is: that of the store, or the one above its cores.
+        window_s: how long a stored request is known.
+        needs_durable: what another core stored is confirmed only when it survives a power loss.
+        entries_max: requests that may be known at once. Beyond, new ones are refused until older ones have passed.
+        clock: measures the window.
+        observer: is told of a damaged file, and of requests that could not be noted.
+
+    Attributes:
+        unread: slots of stored bundles that could not be read: what is in one is stored again when it is sent again.
+
+    Raises:
+        FormatUnsupported: a newer version wrote the file.
+        Damaged: the file is damaged, and other receivers have it open.
+        StoreFailed: the store could not be synced.
+        AtCapacity: another process holds the file for too long, or the disk is full.
+    """
+
+    def __init__(
+        self,
+        store: WindowStore,
+        directory: str,
+        window_s: float,
+        *,
+        needs_durable: bool,
+        entries_max: int,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer,
+    ) -> None:
+        self.unread = 0
+        self.window_s = window_s
+        self._store = store
+        self._directory = directory
+        self._core = "" if store.path == directory else store.path.rpartition("/")[2]
+        self._window_ns = round(window_s * 1e9)
+        self._entries_max = entries_max
+        self._needs_durable = needs_durable
+        self._clock = clock
+        self._observer = observer
+        # A wall clock that steps makes nothing older: from here on time passes as the other clock says.
+        self._began_ns, self._began_s = clock.now_ns(), clock.monotonic()
+        self._path = f"{directory}/{REQUESTS_NAME}"
+        self._guard = threading.Lock()
+        self._changed = threading.Condition()
+        self._in_flight: set[bytes] = set()
+        self._unwritten: dict[bytes, int] = {}
+        """Stored requests that could not be noted; until when they are known."""
+        self._undurable: deque[tuple[bytes, Any]] = deque()
+        self._tick_at_s = self._began_s
+        self._is_full = False
+        lock, self._run = self._take_place()
+        self._held = _Held(lock)
+        self._close = weakref.finalize(self, self._held.close)
+        try:
+            self._open()
+        except BaseException:
+            self._close()
+            raise
+
+    def __len__(self) -> int:
+        found = self._ask("SELECT count(*) FROM requests WHERE state > 0 AND until_ns >= ?", self._now_ns())
+        return int(found[0][0])
+
+    def close(self) -> None:
+        """
+        Close the file. Idempotent.
+        """
+        with self._guard:
+            self._close()
+
+    # ── the file ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_place(self) -> tuple[Lock, str]:
+        """
+        Hold a lock that shows others that this window is open, and return it with the name that its claims bear.
+        """
+        name = os.urandom(8).hex()
+        for place in range(_PLACES):
+            run = f"{place}:{name}"
+            try:
+                return hold(REAL_FILES, self._lock_path(self._core, run), owner=run), run
+            except DirectoryInUse:
+                continue
+        raise AtCapacity(f"{self._path}: {_PLACES} receivers have windows in this store already")
+
+    def _lock_path(self, core: str, run: str) -> str:
+        return f"{self._path}.{core or 'store'}.{run.partition(':')[0]}.lock"
+
+    def _is_alive(self, core: str, run: str) -> bool:
+        """
+        Say whether the window that made a claim is open; True where the system does not tell.
+        """
+        path = self._lock_path(core, run)
+        return bool(run) and is_held(REAL_FILES, path) is not False and run in (holder_of(REAL_FILES, path) or "")
+
+    def _open(self) -> None:
+        try:
+            self._database = self._held.database = _connect(self._path)
+            self._recover()
+        except FormatUnsupported:
+            raise
+        except Damaged as damage:
+            self._held.close_database()
+            self._set_aside(damage)
+            self._database = self._held.database = _connect(self._path)
+            self._recover()
+
+    def _set_aside(self, damage: Damaged) -> None:
+        """
+        Rename the damaged file, so that another is made from the data.
+
+        Raises:
+            Damaged: other receivers have it open, and would go on with it.
+        """
+        own = self._lock_path(self._core, self._run)
+        names = [f"{self._directory}/{name}" for name in REAL_FILES.list_dir(self._directory)]
+        locks = [name for name in names if name.startswith(f"{self._path}.") and name.endswith(".lock")]
+        if any(is_held(REAL_FILES, path) is not False for path in locks if path != own):
+            why = f"{damage.reason}; stop all receivers of this store and remove the file"
+            raise Damaged(self._path, 0, why) from damage
+        self._report("quiver.receiver.requests_set_aside", damage)
+        for ending in ("-wal", "-shm", ""):
+            with contextlib.suppress(FileNotFoundError):
+                REAL_FILES.rename(self._path + ending, f"{self._path}{ending}.damaged")
+
+    def _report(self, event: str, error: Exception) -> None:
+        self._observer.event(event, level=logging.ERROR, path=self._path, reason=str(error))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """
+        Yield the database, for one thread at a time. What is done is done as a whole, or not at all.
+
+        Raises:
+            AtCapacity: the disk is full, or another process holds the file for too long.
+            Damaged: the file is damaged.
+        """
+        with self._guard:
+            try:
+                yield self._database
+            except sqlite3.Error as error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._database.rollback()
+                if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError):
+                    raise AtCapacity(f"{self._path}: {error}") from error
+                raise Damaged(self._path, 0, str(error)) from error
+
+    def _do(self, statement: str, *values: Any) -> int:
+        with self._opened() as database:
+            return database.execute(statement, values).rowcount
+
+    def _ask(self, query: str, *values: Any) -> list[Any]:
+        with self._opened() as database:
+            return database.execute(query, values).fetchall()
+
+    def _now_ns(self) -> int:
+        return self._began_ns + round((self._clock.monotonic() - self._began_s) * 1e9)
+
+    # ── what receivers ask ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def holds_tables(self) -> bool:
+        """
+        Whether tables may be known here whose request is not: a process died between storing and noting them.
+        """
+        return bool(self._ask("SELECT 1 FROM facts WHERE name = 'tables_until_ns' AND value >= ?", self._now_ns()))
+
+    def knows(self, digest: bytes) -> bool:
+        """
+        Say whether this is stored; unlike `begin` it begins nothing.
+
+        Raises:
+            AtCapacity, Damaged: the file cannot be read.
+        """
+        now_ns = self._now_ns()
+        if self._unwritten.get(digest, -1) >= now_ns:
+            return True
+        return any(state != _STORING for state, _, _ in self._ask(_LOOK_UP, digest, now_ns))
+
+    def remember(self, digest: bytes, *, receipt: Any = None, durable: bool = False) -> None:
+        """
+        Note something that was stored now; *receipt* and *durable* as for `finish`.
+        """
+        now_ns = self._now_ns()
+        state = _DURABLE if durable else _STORED
+        try:
+            self._do(_NOTE, digest, now_ns, now_ns + self._window_ns, self._core, self._run, state)
+        except (AtCapacity, Damaged) as error:
+            # This process knows it all the same, and the next one finds it in the data.
+            self._unwritten[digest] = now_ns + self._window_ns
+            self._report("quiver.receiver.requests_failed", error)
+            return
+        if not durable and receipt is not None:
+            with self._changed:
+                self._undurable.append((digest, receipt))
+
+    def begin(self, digest: bytes) -> bool:
+        """
+        Say whether the caller is to store this request; if so it must call `finish`, whatever happens.
+
+        False: it is stored. While another thread or core is storing it, this one waits: it shares a success, and after
+        a failure it stores the request itself.
+
+        Raises:
+            AtCapacity: it cannot be claimed: the window or the disk is full, or another core takes too long.
+            Damaged: the file is damaged.
+        """
+        self._tick()
+        with self._changed:
+            while digest in self._in_flight:
+                self._clock.wait(self._changed, None)
+            if self._unwritten.get(digest, -1) >= self._now_ns():
+                return False
+            self._in_flight.add(digest)
+        is_claimed = False
+        try:
+            is_claimed = self._claim(digest)
+        finally:
+            if not is_claimed:
+                self._leave(digest)
+        return is_claimed
+
+    def _claim(self, digest: bytes) -> bool:
+        deadline_s = self._clock.monotonic() + _PATIENCE_S
+        while True:
+            now_ns = self._now_ns()
+            row = (digest, now_ns, now_ns + self._window_ns, self._core, self._run)
+            if not self._is_full and self._do(_CLAIM, *row):
+                return True
+            found = self._ask(_LOOK_UP, digest, now_ns)
+            if not found and self._is_full:
+                raise AtCapacity(
+                    f"dedupe_window: {self._entries_max} requests of the last {self.window_s:g} s are known, which is "
+                    "the most; a shorter window has fewer"
+                )
+            for state, core, run in found:
+                if state == _DURABLE or (state == _STORED and run == self._run):
+                    return False
+                if not self._is_alive(core, run):
+                    self._settle(core)
+                elif state == _STORED and not self._needs_durable:
+                    return False
+            if self._clock.monotonic() >= deadline_s:
+                raise AtCapacity("another receiver is still storing this request", retry_after_s=1.0)
+            with self._changed:
+                self._clock.wait(self._changed, _POLL_S)
+
+    def finish(self, digest: bytes, *, stored: bool, receipt: Any = None, durable: bool = False) -> None:
+        """
+        End what `begin` began.
+
+        Args:
+            digest: of the request.
+            stored: it is in the store, and may be confirmed from now on.
+            receipt: that the store gave for the last part of it.
+            durable: it survives a power loss.
+        """
+        try:
+            if stored:
+                self.remember(digest, receipt=receipt, durable=durable)
+            else:
+                with contextlib.suppress(AtCapacity, Damaged):  # this window may claim it again all the same
+                    self._do(_CANCEL, digest, self._run)
+        finally:
+            self._leave(digest)
+
+    def _leave(self, digest: bytes) -> None:
+        with self._changed:
+            self._in_flight.discard(digest)
+            self._changed.notify_all()
+
+    # ── from time to time ────────────────────────────────────────────────────────────────────────────
+
+    def note_durable(self) -> None:
+        """
+        Note which requests have become durable, now rather than within a second: other cores may wait for it.
+        """
+        with contextlib.suppress(AtCapacity, Damaged), self._opened() as database:
+            database.executemany(_MADE_DURABLE, self._made_durable())
+
+    def _made_durable(self) -> list[tuple[bytes]]:
+        durable = []
+        with self._changed:
+            while self._undurable and self._store.is_durable(self._undurable[0][1]):
+                durable.append((self._undurable.popleft()[0],))
+        return durable
+
+    def _tick(self) -> None:
+        """
+        Once a second: forget what has passed, note what has become durable, and let SQLite sync its log.
+        """
+        now_s, now_ns = self._clock.monotonic(), self._now_ns()
+        with self._changed:
+            if now_s < self._tick_at_s:
+                return
+            self._tick_at_s = now_s + _TICK_S
+            for digest in [digest for digest, until_ns in self._unwritten.items() if until_ns < now_ns]:
+                del self._unwritten[digest]
+        durable = self._made_durable()
+        with self._opened() as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.executemany(_MADE_DURABLE, durable)
+            database.execute(_EXPIRE, (now_ns,))
+            database.execute("COMMIT")
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            names = ("page_count", "freelist_count", "page_size")
+            pages, free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        self._is_full = (pages - free) * size >= self._entries_max * ROW_BYTES
+
+    # ── after a crash ────────────────────────────────────────────────────────────────────────────────
+
+    def _cores(self) -> list[str]:
+        """
+        Return the cores that there are, by the names of their directories; a store without cores has an empty name.
+        """
+        if not self._core:
+            return [""]
+        found = map(parse_core_directory, REAL_FILES.list_dir(self._directory))
+        return [core_directory(core) for core in found if core is not None]
+
+    def _recover(self) -> None:
+        """
+        Settle what earlier processes left, of this core and of others.
+        """
+        newest = dict(self._ask("SELECT core, max(at_ns) FROM requests GROUP BY core"))
+        unsettled = {core for (core,) in self._ask("SELECT DISTINCT core FROM requests WHERE state < 2")}
+        for core in self._cores():
+            if core == self._core or core not in newest:
+                self._settle(core, newest_ns=newest.get(core, 0))
+            elif core in unsettled:
+                self._settle(core)
+
+    def _settle(self, core: str, *, newest_ns: int | None = None) -> None:
+        """
+        Ask the data of *core* for what windows that are gone did not know to be durable; with *newest_ns* also for what
+        is newer than that.
+        """
+        left = self._ask(_LEFT, core)
+        # Asked after the claims were read: a window that opens now makes others.
+        gone = {run for run in {run for _, _, run in left} if not self._is_alive(core, run)}
+        left = [row for row in left if row[2] in gone]
+        if not left and newest_ns is None:
+            return
+        now_ns = self._now_ns()
+        since_ns = min([at_ns for _, at_ns, _ in left] + ([] if newest_ns is None else [newest_ns]))
+        since_ns = max(since_ns - _SLACK_NS, now_ns - self._window_ns)
+        found: dict[bytes, int] = {}
+        tables_until_ns = 0
+        root = f"{self._directory}/{core}" if core else self._directory
+        for ingested_at_ns, requests, tables in self._digests_in(root, since_ns):
+            # The wall clock may have stepped back since: what lies in the future counts as just stored.
+            at_ns = min(ingested_at_ns, now_ns)
+            found.update(dict.fromkeys((*requests, *tables), at_ns))
+            if tables:
+                tables_until_ns = max(tables_until_ns, at_ns + self._window_ns)
+        # What an earlier process logged may be in the page cache only, and a confirmation promises more.
+        if core == self._core:
+            self._store.sync()
+        else:
+            sync_log(REAL_FILES, root)
+        rows = [(digest, _DURABLE, at_ns, at_ns + self._window_ns, core, "") for digest, at_ns in found.items()]
+        with self._opened() as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.executemany(_LOST, [(digest, run) for digest, _, run in left if digest not in found])
+            database.executemany(_SETTLED, [(digest, run) for digest, _, run in left if digest in found])
+            database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?)", rows)
+            if tables_until_ns:
+                database.execute(_TABLES_UNTIL, (tables_until_ns,))
+            database.execute("COMMIT")
+
+    def _digests_in(self, root: str, since_ns: int) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
+        """
+        Yield when a bundle was ingested, and the digests of the requests and of the tables in it.
+        """
+        # The log is read as a whole anyway. Of segments there may be many, and those before *since_ns* are known.
+        logged_since_ns = self._now_ns() - self._window_ns
+        for ingested_at_ns, data in recent_data(REAL_FILES, root, since_ns, logged_since_ns=logged_since_ns):
+            requests, tables = digests_of_batches(data) if isinstance(data, dict) else digests_of_entry(data)
+            self.unread += sum(digest is None for digest in (*requests, *tables))
+            yield ingested_at_ns, _known(requests), _known(tables)
+
+
+def _known(digests: Iterable[bytes | None]) -> list[bytes]:
+    return [digest for digest in digests if digest is not None]
+
+
+class _Held:
+    """
+    What a window lets go of when it is closed, or forgotten.
+    """
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self.database: sqlite3.Connection | None = None
+
+    def close_database(self) -> None:
+        if self.database is not None:
+            self.database.close()
+
+    def close(self) -> None:
+        self.close_database()
+        self._lock.release()
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    with contextlib.suppress(FileExistsError):
+        REAL_FILES.create(path).close()  # readable by nobody else, like everything in a store
+    if not Path(path).is_file():
+        raise Damaged(path, 0, "it is not a regular file; move it away")
+    database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(database, path)
+    except sqlite3.OperationalError as error:
+        database.close()
+        raise AtCapacity(f"{path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise Damaged(path, 0, str(error)) from error
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _prepare(database: sqlite3.Connection, path: str) -> None:
+    database.execute("PRAGMA journal_mode = WAL").fetchall()
+    # Syncs when SQLite's log is copied into the file: a commit that power takes back is found in the data again.
+    database.execute("PRAGMA synchronous = NORMAL").fetchall()
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if version not in {0, _VERSION}:
+        raise FormatUnsupported(path, 60, f"version {version} of the file; this release knows {_VERSION}")
+    database.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA:
+        database.execute(statement)
+    database.execute("COMMIT")

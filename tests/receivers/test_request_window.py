@@ -1,0 +1,325 @@
+"""
+A request is stored once within the window: by whichever core, after restarts and crashes, however much came since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_store import log_request
+
+import quiver
+from quiver.errors import AtCapacity, Damaged, FormatUnsupported
+from quiver.observe import InMemoryObserver
+from quiver.receivers.intake import OtlpIntake
+from quiver.receivers.request_window import ROW_BYTES, RequestWindow
+from quiver.receivers.settings import OtlpSettings
+from quiver.testing.clock import ManualClock
+
+SETTINGS = OtlpSettings(dedupe_window_s=600)
+LOGGED = replace(SETTINGS, ack="logged")
+WITHOUT_LOG = quiver.Settings(durability="segment_only", segment_open_s_max=3600.0)
+
+
+def bundles(path: Path) -> int:
+    return len(list(quiver.read(str(path)).bundles()))
+
+
+def outcome(store: Any, data: bytes = b"", settings: OtlpSettings = SETTINGS) -> str:
+    """What becomes of a request in a receiver that is started for it."""
+    intake = OtlpIntake(store, settings)
+    try:
+        return intake.accept("logs", data or log_request()).outcome
+    finally:
+        intake.window.close()  # type: ignore[union-attr]
+
+
+@contextlib.contextmanager
+def window(store: Any, directory: Path, **how: Any) -> Iterator[RequestWindow]:
+    given = {"needs_durable": True, "entries_max": 1000, "observer": InMemoryObserver(), **how}
+    opened = RequestWindow(store, str(directory), given.pop("window_s", 600.0), **given)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_cores_share_the_window(tmp_path: Path) -> None:
+    """A client that comes back to another process is confirmed, and its request is stored once."""
+    with quiver.open(tmp_path, cores=3) as store:
+        intakes = [OtlpIntake(store.core(core), SETTINGS) for core in range(3)]
+        assert [intake.accept("logs", log_request()).outcome for intake in intakes] == ["stored", *["duplicate"] * 2]
+        assert intakes[2].accept("logs", log_request("b")).outcome == "stored"
+        assert intakes[0].accept("logs", log_request("b")).outcome == "duplicate"
+    assert bundles(tmp_path) == 2
+
+
+def test_another_number_of_cores_knows_them(tmp_path: Path) -> None:
+    """Also what a core stored that there is no more of."""
+    with quiver.open(tmp_path, cores=3) as store:
+        for core in range(3):
+            assert outcome(store.core(core), log_request(str(core))) == "stored"
+    with quiver.open(tmp_path, cores=1) as store:
+        for core in range(3):
+            assert outcome(store.core(0), log_request(str(core))) == "duplicate"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_another_core_is_storing_is_waited_for(tmp_path: Path, stored: bool) -> None:
+    """Its success is shared; after its failure the second stores the request itself."""
+    with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path) as first:
+        clock = ManualClock(waits="hold")
+        with window(store.core(1), tmp_path, clock=clock) as second:
+            assert first.begin(b"a" * 16)
+            said: list[bool] = []
+            thread = threading.Thread(target=lambda: said.append(second.begin(b"a" * 16)))
+            thread.start()
+            clock.wait_for_waiters(1)
+            assert said == []
+            first.finish(b"a" * 16, stored=stored, durable=True)
+            while thread.is_alive():
+                clock.advance(0.01)
+                thread.join(0.01)
+            assert said == [not stored]
+
+
+def test_who_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
+    """The client is told to come later; nothing is stored twice."""
+    with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path) as first:
+        with window(store.core(1), tmp_path, clock=ManualClock()) as second:
+            assert first.begin(b"a" * 16)
+            with pytest.raises(AtCapacity, match="still storing"):
+                second.begin(b"a" * 16)
+            first.finish(b"a" * 16, stored=True)
+            with pytest.raises(AtCapacity):  # not yet on the disk of the other
+                second.begin(b"a" * 16)
+        with window(store.core(1), tmp_path, needs_durable=False) as second:
+            assert not second.begin(b"a" * 16)
+
+
+def test_what_a_dead_core_stored_is_found_in_its_data(tmp_path: Path) -> None:
+    """It died before it could note it, or before it could store it."""
+    settings = replace(SETTINGS, otlp_handling="pass_through")
+    with quiver.open(tmp_path, cores=2) as store:
+        dead = OtlpIntake(store.core(0), settings)
+        assert dead.window is not None
+        dead.window.finish = lambda *_, **__: None  # type: ignore[method-assign]
+        assert dead.accept("logs", log_request()).outcome == "stored"
+        dead._store = Refusing()  # type: ignore[assignment]
+        assert dead.accept("logs", log_request("b")).outcome == "unavailable"
+        assert dead.window._ask("SELECT count(*) FROM requests WHERE state = 0") == [(2,)]
+        dead.window.close()
+        alive = OtlpIntake(store.core(1), settings)
+        assert alive.accept("logs", log_request()).outcome == "duplicate"
+        assert alive.accept("logs", log_request("b")).outcome == "stored"
+
+
+class Refusing:
+    """A store that fails."""
+
+    def ingest(self, *_: Any, **__: Any) -> None:
+        raise quiver.StoreFailed("the disk")
+
+
+KILLED = """
+import os, sys
+import quiver
+from quiver.receivers.intake import OtlpIntake
+from quiver.receivers.settings import OtlpSettings
+path, durability, ack, data = sys.argv[1:]
+store = quiver.open(path, quiver.Settings(durability=durability, segment_open_s_max=3600.0))
+intake = OtlpIntake(store, OtlpSettings(dedupe_window_s=600, ack=ack))
+print(intake.accept("logs", bytes.fromhex(data)).outcome, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("durability", "ack", "expected"),
+    [
+        ("wal", "synced", "duplicate"),
+        ("wal", "logged", "duplicate"),
+        ("segment_only", "synced", "duplicate"),
+        ("segment_only", "logged", "stored"),
+    ],
+)
+def test_a_kill(tmp_path: Path, durability: str, ack: str, expected: str) -> None:
+    """What the kill spared is known; what it took with it is stored when it is sent again."""
+    arguments = [str(tmp_path), durability, ack, log_request().hex()]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    assert killed.stdout.strip() == "stored"
+    with quiver.open(tmp_path, quiver.Settings(durability=durability)) as store:  # type: ignore[arg-type]
+        assert outcome(store) == expected
+    assert bundles(tmp_path) == 1
+
+
+def test_a_restart_without_a_log(tmp_path: Path) -> None:
+    """The log knows nothing there; the window does."""
+    with quiver.open(tmp_path, WITHOUT_LOG) as store:
+        assert outcome(store) == "stored"
+    with quiver.open(tmp_path, WITHOUT_LOG) as store:
+        assert outcome(store) == "duplicate"
+
+
+def test_a_restart_after_the_data_are_gone(tmp_path: Path) -> None:
+    """Delivered, deleted, and purged from the log: within the window it is known all the same."""
+    settings = quiver.Settings(
+        segment_bytes_max=4096, wal_rotate_bytes=4096, wal_bytes_max=16384, wal_files_max=4, delete_grace_s=0.0
+    )
+    with quiver.open(tmp_path, settings, background=False) as store:
+        subscriber = store.register("out", start="earliest")
+        intake = OtlpIntake(store, SETTINGS)
+        for number in range(60):
+            assert intake.accept("logs", log_request(str(number), size=500)).outcome == "stored"
+            store.flush()
+            while (handle := subscriber.next_bundle(timeout=0)) is not None:
+                handle.ack()
+            store.maintain()
+        assert len(store.catalog) < 5
+        intake.window.close()  # type: ignore[union-attr]
+    with quiver.open(tmp_path, settings, background=False) as store:
+        again = OtlpIntake(store, SETTINGS)
+        sent = [log_request(str(number), size=500) for number in range(60)]
+        assert {again.accept("logs", data).outcome for data in sent} == {"duplicate"}
+
+
+@pytest.mark.parametrize("durability", ["wal", "segment_only"])
+def test_a_power_loss_that_takes_rows(tmp_path: Path, durability: str) -> None:
+    """What the data have and the file has no more is found when a receiver starts."""
+    settings = quiver.Settings(durability=durability)  # type: ignore[arg-type]
+    with quiver.open(tmp_path, settings) as store:
+        for number in range(5):
+            assert outcome(store, log_request(str(number))) == "stored"
+    with sqlite3.connect(tmp_path / "quiver.requests") as database:
+        database.execute("DELETE FROM requests WHERE at_ns > (SELECT min(at_ns) FROM requests)")
+    database.close()
+    with quiver.open(tmp_path, settings) as store:
+        assert {outcome(store, log_request(str(number))) for number in range(5)} == {"duplicate"}
+
+
+def test_the_window_ends(tmp_path: Path) -> None:
+    """By the clock that does not step, from when the request was stored; what has passed is removed."""
+    clock = ManualClock()
+    with quiver.open(tmp_path, background=False) as store, window(store, tmp_path, clock=clock) as known:
+        assert known.begin(b"a" * 16)
+        clock.advance(5.0)
+        known.finish(b"a" * 16, stored=True, durable=True)
+        clock.advance(600.0)
+        assert not known.begin(b"a" * 16)
+        assert known.knows(b"a" * 16)
+        clock.advance(0.001)
+        assert not known.knows(b"a" * 16)
+        assert known.begin(b"a" * 16)
+        known.finish(b"a" * 16, stored=False)
+        assert known.begin(b"a" * 16)
+        known.finish(b"a" * 16, stored=True, durable=True)
+        clock.advance(601.0)
+        assert known.begin(b"b" * 16)
+        assert known._ask("SELECT count(*) FROM requests") == [(1,)]
+
+
+def test_a_full_window_refuses_rather_than_forgets(tmp_path: Path) -> None:
+    """What it knows it goes on knowing; there is room when the oldest have passed."""
+    clock = ManualClock()
+    entries = 40 * 4096 // ROW_BYTES
+    with (
+        quiver.open(tmp_path, background=False) as store,
+        window(store, tmp_path, clock=clock, entries_max=entries) as known,
+    ):
+        count = 0
+        with pytest.raises(AtCapacity, match="dedupe_window"):
+            while True:
+                digest = count.to_bytes(16, "big")
+                assert known.begin(digest)
+                known.finish(digest, stored=True, durable=True)
+                clock.advance(0.1)
+                count += 1
+        assert count >= entries // 2
+        assert not known.begin((0).to_bytes(16, "big"))
+        clock.advance(600.0)
+        assert known.begin(b"a" * 16)
+
+
+def test_several_receivers_of_one_store_share_it(tmp_path: Path) -> None:
+    """Each of them with a window of its own length."""
+    with quiver.open(tmp_path) as store, window(store, tmp_path) as one, window(store, tmp_path, window_s=1.0) as other:
+        assert one.begin(b"a" * 16)
+        one.finish(b"a" * 16, stored=True, durable=True)
+        assert not other.begin(b"a" * 16)
+        assert len(other) == 1
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+    """And made anew from the data. Beside a receiver that has it open it is refused."""
+    observer = InMemoryObserver()
+    with quiver.open(tmp_path) as store:
+        assert outcome(store) == "stored"
+        (tmp_path / "quiver.requests").write_bytes(b"x" * 5000)
+        intake = OtlpIntake(store, SETTINGS, observer=observer)
+        assert intake.accept("logs", log_request()).outcome == "duplicate"
+        assert (tmp_path / "quiver.requests.damaged").exists()
+        intake.window.close()  # type: ignore[union-attr]
+        with window(store, tmp_path) as other:
+            other._ask("PRAGMA wal_checkpoint(TRUNCATE)")
+            (tmp_path / "quiver.requests").write_bytes(b"x" * 5000)
+            with pytest.raises(Damaged, match="stop all receivers"), window(store, tmp_path):
+                pass
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    """It is not touched."""
+    with quiver.open(tmp_path) as store:
+        assert outcome(store) == "stored"
+        with sqlite3.connect(tmp_path / "quiver.requests") as database:
+            database.execute("PRAGMA user_version = 9")
+        database.close()
+        with pytest.raises(FormatUnsupported, match="version 9"):
+            OtlpIntake(store, SETTINGS)
+
+
+def test_a_request_that_cannot_be_noted_is_known_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stored; the next process finds it in the data."""
+    with quiver.open(tmp_path) as store:
+        intake = OtlpIntake(store, SETTINGS)
+        known: Any = intake.window
+        do = known._do
+
+        def refused(statement: str, *values: Any) -> int:
+            if "?6" in statement:
+                raise AtCapacity("the disk is full")
+            return int(do(statement, *values))
+
+        monkeypatch.setattr(known, "_do", refused)
+        assert [intake.accept("logs", log_request()).outcome for _ in range(2)] == ["stored", "duplicate"]
+        known.close()
+    with quiver.open(tmp_path) as store:
+        assert outcome(store) == "duplicate"
+
+
+def test_a_window_that_cannot_be_used_refuses_requests(tmp_path: Path) -> None:
+    """Without it the promise would not hold."""
+    with quiver.open(tmp_path) as store:
+        intake = OtlpIntake(store, SETTINGS)
+        intake.window.close()  # type: ignore[union-attr]
+        assert intake.accept("logs", log_request()).outcome == "full"
+    assert bundles(tmp_path) == 0
+
+
+def test_what_becomes_durable_is_noted(tmp_path: Path) -> None:
+    """Then other cores confirm it, too."""
+    with quiver.open(tmp_path, cores=2, background=False) as store:
+        first, second = OtlpIntake(store.core(0), LOGGED), OtlpIntake(store.core(1), SETTINGS, clock=ManualClock())
+        assert first.accept("logs", log_request()).outcome == "stored"
+        assert second.accept("logs", log_request()).outcome == "full"
+        store.core(0).sync()
+        first.window.note_durable()  # type: ignore[union-attr]
+        assert second.accept("logs", log_request()).outcome == "duplicate"
