@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from fake_store import log_request
 
 import quiver
 from quiver.errors import AtCapacity, Damaged, FormatUnsupported
 from quiver.observe import InMemoryObserver
+from quiver.receivers.dedupe import request_digest
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.request_window import ROW_BYTES, RequestWindow
 from quiver.receivers.settings import OtlpSettings
@@ -133,6 +135,7 @@ class Refusing:
 KILLED = """
 import os, sys
 import quiver
+from quiver.receivers.dedupe import request_digest
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.settings import OtlpSettings
 path, durability, ack, data = sys.argv[1:]
@@ -256,6 +259,20 @@ def test_several_receivers_of_one_store_share_it(tmp_path: Path) -> None:
         one.finish(b"a" * 16, stored=True, durable=True)
         assert not other.begin(b"a" * 16)
         assert len(other) == 1
+
+
+def test_what_another_receiver_of_the_store_logged_is_synced_first(tmp_path: Path) -> None:
+    """It is confirmed only then, by a receiver that promises more."""
+    with quiver.open(tmp_path, background=False) as store:
+        assert OtlpIntake(store, LOGGED).accept("logs", log_request()).outcome == "stored"
+        other = OtlpIntake(store, LOGGED)
+        receipt = store.ingest(quiver.Bundle({30: pa.record_batch({"n": [1]})}))
+        assert other.accept("logs", log_request("b")).outcome == "stored"
+        assert not store.is_durable(receipt)
+        with window(store, tmp_path) as synced:
+            assert not synced.begin(request_digest(60, log_request("b")))
+        assert store.is_durable(receipt)
+        other.window.close()  # type: ignore[union-attr]
 
 
 def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:

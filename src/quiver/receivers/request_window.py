@@ -346,7 +346,9 @@ class RequestWindow:
                     return False
                 if not self._is_alive(core, run):
                     self._settle(core)
-                elif state == _STORED and not self._needs_durable:
+                elif state == _STORED and (core == self._core or not self._needs_durable):
+                    if self._needs_durable:
+                        self._store.sync()  # another receiver of this store put it there
                     return False
             if self._clock.monotonic() >= deadline_s:
                 raise AtCapacity("another receiver is still storing this request", retry_after_s=1.0)
