@@ -8,6 +8,7 @@ these promises and no more. Paths are plain strings.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,18 +35,26 @@ class NotRegularFile(OSError):
     """
 
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
 def directory_name(path: str | os.PathLike[str]) -> str:
     """
     Return *path* as logs write it in front of a name: a string that no slash ends, but for the root's own.
 
     Raises:
-        WrongUse: it is empty, which would be the root of the machine, or no string.
+        WrongUse: it is empty, which would be the root of the machine, a URL, or no string.
     """
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str):
         raise WrongUse(f"path={path!r}: a directory is named by a string or a path")
     if not name:
         raise WrongUse("an empty path names no directory")
+    if _URL.match(name):
+        raise WrongUse(
+            f"{name.partition('?')[0]} is a URL: a log is written to a local directory. Give one, and name the object "
+            "store as its tier (cold.objects of a store, objects= of topics and append-only logs)"
+        )
     return name.rstrip("/") or "/"
 
 

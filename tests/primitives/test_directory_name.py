@@ -1,0 +1,26 @@
+"""
+What names the directory of a log.
+"""
+
+import pytest
+
+import quiver
+from quiver.aof import AofManager
+from quiver.errors import WrongUse
+from quiver.primitives.files import directory_name
+from quiver.topics import TopicStore
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/data", "file:///data", "gs://b", "S3A://bucket/x"])
+@pytest.mark.parametrize("opened", [quiver.open, quiver.read, AofManager.open, TopicStore.open])
+def test_a_url_is_refused_with_what_to_write(url, opened, tmp_path, monkeypatch):
+    """Nothing is made: before, a directory of that name appeared where the program ran."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WrongUse, match=f"{url} is a URL: a log is written to a local directory"):
+        opened(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["a:b", "data/s3:/x", "/x/http:", "./s3://"])
+def test_a_colon_makes_no_url(path):
+    assert directory_name(path) == path.rstrip("/")
