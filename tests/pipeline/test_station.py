@@ -56,9 +56,9 @@ def test_a_core_that_goes_while_it_is_looked_at_ends_nothing(part, tmp_path, mon
         opened.callback(station.stop_sending, 0.0)
         assert sorted(store.open_stores()) == [0, 1]
 
-        def forwarding(part, one, observer):
+        def forwarding(part, one, observer, **more):
             store.maintain()
-            return Forwarding(part, one, observer)
+            return Forwarding(part, one, observer, **more)
 
         monkeypatch.setattr(ingest, "Forwarding", forwarding)
         station.send()

@@ -6,6 +6,7 @@ What is accepted and then never synced, sealed, sent or read would be worse than
 
 import queue
 import threading
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -320,7 +321,7 @@ def test_the_threads_of_a_forwarder(tmp_path, monkeypatch, deaths):
         assert UNFORESEEN in forwarder.state().halted
         assert not forwarder.forward_one()
         forwarding = object.__new__(Forwarding)
-        forwarding._forwarders = [forwarder]
+        forwarding._exporters = [SimpleNamespace(forwarder=forwarder)]
         with pytest.raises(StoreFailed, match=UNFORESEEN):
             forwarding.require_alive()
         forwarder.stop()
