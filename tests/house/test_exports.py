@@ -94,7 +94,7 @@ def test_threads_may_import_for_the_first_time_together():
 @pytest.mark.slow
 @pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
 def test_threads_may_import_for_the_first_time_together_again_and_again(names):
-    first_imports(names, 200)
+    first_imports(names, 60)
 
 
 @pytest.mark.parametrize("name", ["", "aof", "metadata", "objects", "otap", "otel", "qwp", "spark", "topics"])

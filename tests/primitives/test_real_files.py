@@ -54,11 +54,11 @@ class Transcript(LinuxFiles):
         joined = b"".join(parts)
         return os.pwrite(fd, joined[: self.take], offset) if self.take != 0 else 0
 
-    def sync_directory(self, path):
+    def sync_directory(self, path, close):
         self.calls.append(f"sync {path}")
         if path in self.refuse:
             raise OSError(self.refuse[path], os.strerror(self.refuse[path]))
-        super().sync_directory(path)
+        super().sync_directory(path, close)
 
 
 def write_with(platform, tmp_path, parts, **kwargs):

@@ -44,7 +44,7 @@ from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk_full import is_full_disk, passes, what_is_short
 from quiver.primitives.files import FileSystem
 
 __all__ = ["NOTE_AFTER_S", "Upkeep"]
@@ -146,8 +146,8 @@ class Upkeep:
         return True
 
     def _tell(self, error: OSError) -> None:
-        if is_full_disk(error):
-            self._full = f"disk full: {error}"
+        if passes(error):
+            self._full = f"disk full: {error}" if is_full_disk(error) else what_is_short(error, self._segments)
         self._observer.count("aof_upkeep_failed_total")
         self._observer.event("aof.upkeep.failed", level=logging.WARNING, problem=str(error))
 
@@ -223,7 +223,7 @@ class Upkeep:
         try:
             replace_file(self._fs, f"{self._segments}/{POINTER_NAME}", encode_pointer(pointer))
         except OSError as error:
-            if is_full_disk(error):
+            if passes(error):
                 raise
             # The rename may have happened and its sync may not: nobody knows which pointer the disk has.
             raise self._poison(f"the pointer to segment {segment.segment_id} could not be written: {error}") from error
@@ -248,7 +248,7 @@ class Upkeep:
         try:
             self.make_spares()
         except OSError as error:
-            if not is_full_disk(error):
+            if not passes(error):
                 raise
             self._tell(error)
             self._note_full()

@@ -22,6 +22,9 @@ __all__ = ["Waiting"]
 _PASSING = frozenset({"admission", "rollover", "flush", "tail"})
 """Kinds that pass by themselves while one appends; the others are for the caller to route."""
 
+_LOOK_S = 1.0
+"""Without threads: who waits tries again after so long, as upkeep does."""
+
 T = TypeVar("T")
 
 
@@ -58,7 +61,7 @@ class Waiting:
         """
         deadline = deadline_of(self._clock, timeout_s)
         began = self._clock.monotonic()
-        kind = ""
+        kind = refused = ""
         while True:
             seen = {one: self._notifier.generation(one) for one in _PASSING}
             try:
@@ -77,6 +80,11 @@ class Waiting:
                 return answer
             if not self._workers.threaded:
                 self._workers.run_pending()
+                if refused == kind:
+                    # The work that was just done signals, also when it failed: that is nothing to wake up for again.
+                    seen[kind] = self._notifier.generation(kind)
+                    left = _LOOK_S if left is None else min(left, _LOOK_S)
+            refused = kind
             self._notifier.wait(kind, seen[kind], left)
 
     def in_order(self, attempt: Callable[[], T]) -> asyncio.Future[T]:

@@ -21,6 +21,7 @@ from quiver.pipeline.graph import Pipeline, load_pipeline
 from quiver.pipeline.lifeline import EXIT_WRONG_USE, Lifeline
 from quiver.pipeline.parse import DOCUMENT_BYTES_MAX
 from quiver.primitives.atomic import replace_file
+from quiver.primitives.descriptors import raise_descriptor_limit
 from quiver.primitives.real_files import REAL_FILES
 
 __all__ = [
@@ -161,6 +162,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
         pipeline = read_pipeline(arguments.pipeline, arguments.assignments, os.environ, source=arguments.source)
         return pipeline.placed(arguments.run_dir)
 
+    raise_descriptor_limit()
     try:
         context = ChildContext(
             reread(),

@@ -10,9 +10,11 @@ from typing import Any
 from quiver.delivery.policy import RetryPolicy
 from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
 from quiver.pipeline.polled_config import PolledReceiverConfig
+from quiver.pipeline.port_limits import too_many_connections
 from quiver.pipeline.processor_config import UserProcessorConfig
 from quiver.pipeline.receiver_config import ReceiverConfig
 from quiver.pipeline.words import duration_words, size_words
+from quiver.primitives.descriptors import descriptor_limit
 from quiver.receivers.security import is_loopback
 from quiver.receivers.settings import split_address
 from quiver.settings import Settings
@@ -90,7 +92,10 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
         said.append(
             f"All buffers and dead letters together take at most {size_words(pipeline.disk.size_cap)} of the disk."
         )
-    said += [f"Beware: {text}" for text in (*_exposed(pipeline), *_loops(pipeline), *_unlogged(pipeline))]
+    said += [
+        f"Beware: {text}"
+        for text in (*_exposed(pipeline), *_loops(pipeline), *_unlogged(pipeline), *_too_many(pipeline))
+    ]
     if cores is not None and cores > 1:
         said.append(f"{cores} ingest processes share each port, each with a store of its own; exporters read them all.")
     return said
@@ -119,6 +124,11 @@ def _exposed(pipeline: Pipeline) -> list[str]:
         for name, address, lacks in ports
         if lacks and not is_loopback(split_address(address)[0])
     ]
+
+
+def _too_many(pipeline: Pipeline) -> list[str]:
+    warning = too_many_connections(pipeline, descriptor_limit(raised=True))
+    return [] if warning is None else [warning]
 
 
 def _unlogged(pipeline: Pipeline) -> list[str]:

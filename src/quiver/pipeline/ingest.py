@@ -27,7 +27,9 @@ from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
+from quiver.pipeline.port_limits import KEPT_FOR_LOGS, connection_share, too_many_connections
 from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
+from quiver.primitives.descriptors import RESERVE, descriptor_limit
 from quiver.receivers.settings import split_address
 from quiver.store.disk_budget import DiskBudget, DiskShare
 from quiver.store.shard_opening import open_path
@@ -37,7 +39,8 @@ from quiver.store.store import Store
 __all__ = ["ingest"]
 
 GRACE_S = 5.0
-LOOK_S = 5.0
+LOOK_S = 1.0
+"""A store that has failed refuses every request: the process must end soon, and another one opens it again."""
 
 _log = logging.getLogger("quiver.pipeline")
 
@@ -78,6 +81,16 @@ class _Station:
                     raise
                 # A core that there is no more of, and that had nothing left: it went while it was looked at.
 
+    def require_sound(self) -> None:
+        """
+        Return when no store has failed.
+
+        Raises:
+            StoreFailed: one has, and takes nothing any more until it is opened again.
+        """
+        for store in self._open_stores():
+            store.require_sound()
+
     def _open_stores(self) -> list[Store]:
         return [self.store] if isinstance(self.store, Store) else list(self.store.open_stores().values())
 
@@ -110,11 +123,13 @@ def ingest(context: ChildContext) -> None:
         DirectoryInUse: another process has the store open.
         RetryLater: an address is taken.
         FormatUnsupported: the store was written by a newer version.
+        StoreFailed: a store failed; another process can open it again.
         OSError: the disk refused.
     """
     # gRPC's own log tells of every failed handshake: whoever can reach the port could fill the disk with it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     pipeline = context.pipeline
+    RESERVE.keep(KEPT_FOR_LOGS)
     health = Health()
     endpoint = None
     with ExitStack() as stores:
@@ -211,9 +226,14 @@ def _open(
 
 def _receive(context: ChildContext, stations: list[_Station], counts: CountsRead, health: Health) -> None:
     receivers: list[Receiver] = []
+    limit = descriptor_limit()
+    share = connection_share(context.pipeline, limit)
+    warning = too_many_connections(context.pipeline, limit)
+    if warning is not None:
+        _log.warning("%s", warning)
     try:
         for station in stations:
-            place = _place(station, context, health)
+            place = _place(station, context, health, share)
             for node in station.buffer.receivers:
                 for receiver in node.config.receivers(place):
                     receivers.append(receiver)
@@ -236,6 +256,7 @@ def _look(context: ChildContext, stations: list[_Station], counts: CountsRead) -
     if context.core == 0:
         counts.look()
     for station in stations:
+        station.require_sound()
         try:
             station.send()
         except WrongUse as error:
@@ -268,7 +289,7 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
     _log.info("reloaded")
 
 
-def _place(station: _Station, context: ChildContext, health: Health) -> ReceiverPlace:
+def _place(station: _Station, context: ChildContext, health: Health, connection_share: float) -> ReceiverPlace:
     return ReceiverPlace(
         station.own,
         station.observer,
@@ -276,6 +297,7 @@ def _place(station: _Station, context: ChildContext, health: Health) -> Receiver
         cores=context.cores,
         core=context.core,
         problems=health.store_problems,
+        connection_share=connection_share,
     )
 
 

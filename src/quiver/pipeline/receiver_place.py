@@ -53,6 +53,7 @@ class ReceiverPlace:
         cores: how many processes share the ports; None: there is one.
         core: which of them this one is.
         problems: returns why the store is not ready for requests, one sentence each.
+        connection_share: the part of its connections that each port takes, so that all of them fit into the process.
     """
 
     store: Store
@@ -61,11 +62,15 @@ class ReceiverPlace:
     cores: int | None = None
     core: int = 0
     problems: Callable[[], Sequence[str]] = tuple
+    connection_share: float = 1.0
 
     def settled(self, settings: _Settings) -> _Settings:
         """
-        Return *settings* as they are here: in memory there is nothing to sync, and cores share the port.
+        Return *settings* as they are here: in memory there is nothing to sync, cores share the port, and a process has
+        as many connections as it may open files.
         """
+        if self.connection_share < 1:
+            settings = replace(settings, connections_max=max(1, int(settings.connections_max * self.connection_share)))
         if not self.is_durable:
             settings = replace(settings, ack="logged")
         if self.cores is None:

@@ -19,7 +19,8 @@ file                    purpose
 `forked.py`             what a forked child inherits and must not use: it refuses, in words
 `prealloc.py`           reserve blocks, or refuse
 `mapping.py`            mapped files with an owned lifetime
-`disk_full.py`          a full disk, which passes, or a broken one                      (pure)
+`disk_full.py`          a full disk or no descriptor, which pass, or a broken disk      (pure)
+`descriptors.py`        how many files this process may open, and a few kept for logs
 `masking.py`            secrets in settings: looked up in an environment, kept out of messages
 `certificates.py`       certificate files of a client, checked when they are read
 `arena.py`              memory for bytes that live and die together

@@ -47,6 +47,9 @@ class Platform(Protocol):
     iov_max: int
     """The most parts that one gathered write takes."""
 
+    sync_all: Callable[[], None] | None
+    """Make everything on all disks durable, without a descriptor; None where that cannot be waited for."""
+
     maps_apart: bool
     """Whether what was stored into a mapping reaches the file only by flushing the mapping first."""
 
@@ -75,9 +78,9 @@ class Platform(Protocol):
         Make contents and all metadata durable, through the drive's own cache.
         """
 
-    def sync_directory(self, path: str) -> None:
+    def sync_directory(self, path: str, close: Callable[[int], None] = os.close) -> None:
         """
-        Make the names in *path* durable.
+        Make the names in *path* durable. *close* closes a descriptor.
         """
 
     def set_mode(self, fd: int, path: str, mode: int) -> None:
@@ -120,6 +123,7 @@ class LinuxFiles:
         getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
     )  # fmt: skip
+    sync_all: Callable[[], None] | None = _call("sync") if sys.platform == "linux" else None  # elsewhere it only begins
     maps_apart = False  # one page cache: fdatasync finds the pages that a mapping made dirty
     iov_max = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 
@@ -145,7 +149,7 @@ class LinuxFiles:
         """
         os.fsync(fd)  # noqa: TID251
 
-    def sync_directory(self, path: str) -> None:
+    def sync_directory(self, path: str, close: Callable[[int], None] = os.close) -> None:
         """
         Make the names in *path* durable: fsync of the directory.
         """
@@ -153,7 +157,7 @@ class LinuxFiles:
         try:
             self.sync(fd)
         finally:
-            os.close(fd)
+            close(fd)
 
     def set_mode(self, fd: int, path: str, mode: int) -> None:  # noqa: ARG002
         """
@@ -189,6 +193,7 @@ class MacFiles(LinuxFiles):
     macOS: fsync reaches the drive but not the platter, and posix_fallocate is missing.
     """
 
+    sync_all = None
     maps_apart = True
     F_FULLFSYNC = 51
     F_PREALLOCATE = 42
@@ -235,6 +240,7 @@ class WindowsFiles:
     LOCK_OFFSET = 1 << 30
     """Range locks are mandatory: a byte far beyond the end is locked, so that the note stays readable."""
 
+    sync_all: Callable[[], None] | None = None
     maps_apart = True
     open_flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
     iov_max = 1024
@@ -277,7 +283,7 @@ class WindowsFiles:
         """
         os.fsync(fd)  # noqa: TID251
 
-    def sync_directory(self, path: str) -> None:
+    def sync_directory(self, path: str, close: Callable[[int], None] = os.close) -> None:
         """
         Do nothing: a directory cannot be opened for syncing, and NTFS logs changes of names in order.
         """

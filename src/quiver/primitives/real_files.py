@@ -15,6 +15,8 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
+from quiver.primitives.descriptors import KEPT_WITH_A_LOG, RESERVE
+from quiver.primitives.disk_full import is_out_of_descriptors
 from quiver.primitives.files import Buffer, FileStat, NotRegularFile
 from quiver.primitives.mapping import MappedForWriting, ReadMapping, map_descriptor, map_descriptor_for_writing
 from quiver.primitives.platform_files import PLATFORM, Platform, call_at_fork
@@ -238,7 +240,7 @@ class RealFile:
         """
         fd, self._fd = self._fd, _CLOSED
         if fd != _CLOSED:
-            os.close(fd)
+            RESERVE.close(fd)
 
     def __del__(self) -> None:
         if self._fd != _CLOSED:
@@ -341,7 +343,10 @@ class RealFileSystem:
         return fd
 
     def _open(self, path: str, flags: int, mode: int = 0o600) -> RealFile:
-        fd = self._open_descriptor(path, flags, mode)
+        if flags & os.O_RDWR:
+            fd = RESERVE.open(lambda: self._open_descriptor(path, flags, mode))
+        else:
+            fd = self._open_descriptor(path, flags, mode)
         file = RealFile(path, fd, self._platform)
         if flags & os.O_CREAT:
             try:
@@ -418,8 +423,12 @@ class RealFileSystem:
         Make the names in directory *path* durable.
         """
         try:
-            self._platform.sync_directory(path or ".")
+            RESERVE.open(lambda: self._platform.sync_directory(path or ".", RESERVE.close))
         except OSError as error:
+            if is_out_of_descriptors(error) and self._platform.sync_all is not None:
+                # What was renamed cannot be taken back, so this must not fail for want of a descriptor.
+                self._platform.sync_all()
+                return
             error.filename = path
             raise
 
@@ -458,7 +467,7 @@ class RealFileSystem:
         """
         Return the names in *path*, sorted.
         """
-        return sorted(os.listdir(path))  # noqa: PTH208
+        return sorted(RESERVE.open(lambda: os.listdir(path)))  # noqa: PTH208
 
     def stat(self, path: str) -> FileStat:
         """
@@ -509,6 +518,7 @@ class RealFileSystem:
                 if lock is None:
                     return None
                 _held.add(lock)
+            RESERVE.keep(KEPT_WITH_A_LOG)  # whoever takes a lock writes
             if not self._still_named(fd, path):
                 lock.release()  # the file was removed between the open and the lock: that lock binds nobody
                 continue

@@ -25,7 +25,7 @@ from typing import Literal
 from quiver.clock import Clock
 from quiver.errors import AtCapacity, StoreClosed, StoreFailed, WrongUse
 from quiver.observe import Observer
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
 from quiver.primitives.files import Buffer, File
 from quiver.qwp.append_times import AppendTimes
 from quiver.qwp.format.segment import FRAME_HEAD, SEGMENT_HEADER, SegmentHeader, encode_frame_head
@@ -320,8 +320,8 @@ class Ring:
         try:
             return self._storage.create(generation, header, self.settings.segment_bytes)
         except OSError as error:
-            if is_full_disk(error):
-                raise AtCapacity("the disk is full: no room for another segment") from error
+            if passes(error):
+                raise AtCapacity(f"{what_is_short(error)}: no room for another segment") from error
             raise self._fail(f"a segment could not be made: {error}") from error
 
     # ---- the other side
@@ -442,7 +442,9 @@ class Ring:
                 del self._segments[: len(gone)]
             self._storage.remove(gone)
         except OSError as error:
-            raise self._fail(f"segments could not be removed: {error}") from error
+            # Their names are gone then, and only the directory is not synced: after a power loss they are leftover.
+            if not is_out_of_descriptors(error):
+                raise self._fail(f"segments could not be removed: {error}") from error
         with self._changed:
             self._changed.notify_all()
         self._observer.count("quiver.qwp.segments_trimmed_total", len(gone))
@@ -464,7 +466,7 @@ class Ring:
                 self._watermark.sync_data()  # as before every trim
             shorter = self._storage.shorten(oldest, first)
         except OSError as error:
-            if is_full_disk(error):
+            if passes(error):
                 return  # it needs room for what it keeps; the segment goes as a whole, later
             raise self._fail(f"{oldest.path}: could not be made shorter: {error}") from error
         with self._changed:
@@ -530,7 +532,9 @@ class Ring:
                     self._watermark.sync_data()
                 self._storage.remove(segments)
         except OSError as error:
-            raise self._fail(f"segments could not be removed: {error}") from error
+            # Their names are gone then, and only the directory is not synced: after a power loss they are leftover.
+            if not is_out_of_descriptors(error):
+                raise self._fail(f"segments could not be removed: {error}") from error
         finally:
             for segment in segments:
                 segment.file.close()

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from quiver.errors import AtCapacity, BundleInvalid, StoreClosed
+from quiver.primitives.disk_full import is_full_disk, is_out_of_descriptors
 from quiver.store.capacity import BUDGET_CAP, Capacity, DiskRoom
 from quiver.store.cleanup import Cleanup
 from quiver.store.parts import Parts
@@ -45,7 +46,7 @@ class Full(NamedTuple):
     """
 
     what: str
-    cause: Literal["sealing", "log", "cap", "segments", "disk"]
+    cause: Literal["sealing", "log", "cap", "segments", "disk", "descriptors"]
 
 
 class Admission:
@@ -272,7 +273,7 @@ class Admission:
             StoreClosed: the store was closed.
         """
         parts = self._parts
-        full = Full(refused.what, "disk")
+        full = Full(refused.what, "descriptors" if is_out_of_descriptors(refused.__cause__) else "disk")
         if not self._without_lock(full, nbytes):
             left = deadline - parts.clock.monotonic()
             if left <= 0:
@@ -321,7 +322,10 @@ class Admission:
             return True
         with contextlib.suppress(OSError):  # maintenance tries again, and says so; here it is one refusal more
             self._cleanup.write_progress()
-        if full.cause in {"sealing", "log"} and self._parts.sealing.failure is None:
+        failure = self._parts.sealing.failure
+        if full.cause == "descriptors" or (full.cause != "cap" and is_out_of_descriptors(failure)):
+            return False  # nothing that is given up makes a descriptor free
+        if full.cause in {"sealing", "log"} and failure is None:
             return self._seal_early()
         if self._remove(self._missing(full, nbytes), full.cause):
             return True
@@ -383,7 +387,7 @@ class Admission:
         With `drop_oldest`, a full disk and no segment left to give up: give up what could not be written.
         """
         parts = self._parts
-        is_disk_full = full.cause == "disk" or parts.sealing.failure is not None
+        is_disk_full = full.cause == "disk" or is_full_disk(parts.sealing.failure)
         if not (self._drops and is_disk_full) or parts.catalog.local_count:
             return False
         with parts.lock:
@@ -425,7 +429,8 @@ class Admission:
         parts = self._parts
         failure = parts.sealing.failure
         if failure is not None:
-            what = f"{what}; the disk refuses the next segment: {failure.strerror}"
+            who = "the system" if is_out_of_descriptors(failure) else "the disk"
+            what = f"{what}; {who} refuses the next segment: {failure.strerror}"
         elif self._cleanup.reserve.is_lacking and not what.startswith(DISK):
             what = f"{what}; {DISK}{parts.path} is full"
         holder = parts.registry.slowest()

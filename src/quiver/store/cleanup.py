@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from quiver.errors import Damaged
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk_full import is_full_disk, passes
 from quiver.store import recovery
 from quiver.store.cold_window import ColdWindow
 from quiver.store.drops import DropLedger
@@ -110,7 +110,8 @@ class Cleanup:
     def upkeep(self) -> tuple[int, int]:
         """
         Write progress, go on with drops, delete what is finished, then what is over age; how many progress files were
-        written, and how many segments went. A step that finds the disk full does not keep the next ones from trying.
+        written, and how many segments went. A step that finds the disk full, or no descriptor, does not keep the next
+        ones from trying.
 
         Raises:
             OSError: the disk failed otherwise.
@@ -126,7 +127,7 @@ class Cleanup:
             try:
                 done.append(step())
             except OSError as error:
-                if not is_full_disk(error):
+                if not passes(error):
                     raise
                 done.append(0)
                 self._parts.observer.event("quiver.engine.tick", level=logging.WARNING, problem=str(error))

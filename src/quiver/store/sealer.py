@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from quiver.errors import AtCapacity, StoreFailed
 from quiver.primitives.atomic import remove_durably
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk_full import is_full_disk, what_is_short
 from quiver.store.adoption import OpenAdoption
 from quiver.store.cleanup import Cleanup
 from quiver.store.parts import Parts
@@ -99,7 +99,9 @@ class Sealer:
             if sealing.pending is None:
                 return
             if not self.seal_pending() and sealing.failure is not None:
-                raise AtCapacity(f"the disk of {self._parts.path} is full: segment {sealing.pending.seq} waits")
+                raise AtCapacity(
+                    f"{what_is_short(sealing.failure, self._parts.path)}: segment {sealing.pending.seq} waits"
+                ) from sealing.failure
 
     def forget_log(self, position: int = 0) -> int:
         """

@@ -16,7 +16,7 @@ from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.arena import Arena, BlockPool
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk_full import passes
 from quiver.primitives.files import FileSystem
 from quiver.settings import Settings
 from quiver.store.encode import EncodedBundle
@@ -28,7 +28,7 @@ from quiver.store.wal.reread import LogReader
 __all__ = ["LAG_SEGMENTS", "Pending", "Sealing"]
 
 RETRY_S = 1.0
-"""A segment write that found the disk full is tried again after this long."""
+"""A segment write that found the disk full, or no descriptor, is tried again after this long."""
 TELL_S = 60.0
 """While the disk stays full, it is said this often."""
 
@@ -199,7 +199,8 @@ class Sealing:
 
     def write(self, open_log: Callable[[LogReader], None]) -> SegmentInfo | None:
         """
-        Write the pending segment; durable and named on return. None when the disk is full: try again later.
+        Write the pending segment; durable and named on return. None when the disk is full, or no file can be opened:
+        try again later.
 
         *open_log* opens the files of the log that the segment's large messages are in.
 
@@ -223,13 +224,13 @@ class Sealing:
         except OSError as error:
             self._observer.count("quiver.segment.flush_failures_total")
             now_s = self._clock.monotonic()
-            if self.failure is None or not is_full_disk(error) or now_s >= self._tell_at:
+            if self.failure is None or not passes(error) or now_s >= self._tell_at:
                 # Once a second on a full disk, perhaps on the very disk that the words go to: not each time.
                 self._tell_at = now_s + TELL_S
                 self._observer.event(
                     "quiver.segment.flush", level=logging.ERROR, segment=pending.seq, problem=str(error)
                 )
-            if not is_full_disk(error):
+            if not passes(error):
                 raise StoreFailed(f"segment {pending.seq} could not be written: {error}; reopen to recover") from error
             self.failure = error
             self._retry_at = now_s + RETRY_S

@@ -69,6 +69,15 @@ class StoreViews:
         """
         return self._admission.used_bytes
 
+    def require_sound(self) -> None:
+        """
+        Return when the log has not failed. Waits for nothing.
+
+        Raises:
+            StoreFailed: a write or sync failed, or a background thread died; reopen to recover.
+        """
+        self._parts.wal.require_sound()
+
     def problems(self) -> tuple[str, ...]:
         """
         Return why the store accepts no bundle now, one sentence each; empty when it accepts them. Waits for nothing.

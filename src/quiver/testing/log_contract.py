@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Protocol
 
 from quiver.errors import AtCapacity, QuiverError, StoreClosed, StoreFailed
@@ -35,6 +36,9 @@ _BYTES = bytes(range(256)) * 37
 """From any of its first 256 places on as many as the largest record has."""
 
 _FAULTS = ("create", "pwrite", "truncate", "sync", "rename", "sync_dir")
+_OPENING = ("create", "open", "map", "list", "read_all")
+"""What takes a descriptor; `sync_dir` finds one, or does without."""
+
 _THREADS = 4
 _EACH = 8
 
@@ -398,6 +402,41 @@ class AppendLogContract(ABC):
                 return
             nth += 1
 
+    def test_a_lack_of_descriptors_passes(self) -> None:
+        """
+        While no file can be opened the log may refuse with AtCapacity; it loses nothing, and goes on afterwards.
+        """
+        for operation, is_brief in product(_OPENING, (True, False)):
+            nth = 1
+            while self._runs_short(operation, nth, is_brief=is_brief):
+                nth += 1 + nth // 4 if is_brief else nth
+
+    def _runs_short(self, operation: str, nth: int, *, is_brief: bool) -> bool:
+        disk = CrashFileSystem()
+        files = FaultFileSystem(disk, error=errno.EMFILE, forever=not is_brief)
+        label = f"{operation} {nth} {'finds' if is_brief else 'and those after it find'} no descriptor"
+        log = self.open_log(files)
+        calls_before = files.calls[operation]
+        files.fail_on(operation, nth)
+        run = _Run()
+        for turn in range(12):
+            while not _appended(run, log, durable=turn % 2 == 0):
+                _require(files.calls[operation] - calls_before >= nth, f"{label}: nothing is refused before")
+                files.heal()
+                _maintained(log)
+            if turn % 3 == 2:
+                _maintained(log)
+        files.heal()
+        log.upkeep()
+        log.sync()
+        reached = files.calls[operation] - calls_before >= nth
+        expected = [record(number) for number in range(12)]
+        _require(log.read() == expected, f"{label}: each record is there once")
+        log.close()
+        with self._opened(disk.clone_after_crash(0)) as again:
+            _require(again.read() == expected, f"{label}: all are there after a crash")
+        return reached
+
     # ── the tail ─────────────────────────────────────────────────────────────────────────────────────────
 
     def test_a_tail_cut_anywhere_leaves_the_whole_records_before_it(self) -> None:
@@ -432,6 +471,11 @@ def _appended(run: _Run, log: AppendLog, *, durable: bool) -> bool:
         run.attempted -= 1
         return False
     return True
+
+
+def _maintained(log: AppendLog) -> None:
+    with suppress(OSError, AtCapacity):  # a pass that is cut off is made again
+        log.upkeep()
 
 
 def _require_poisoned(log: AppendLog, label: str) -> None:

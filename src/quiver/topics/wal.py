@@ -21,7 +21,7 @@ from quiver.errors import AtCapacity, StoreClosed, StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
 from quiver.primitives.files import File, FileSystem
 from quiver.primitives.worker import WorkerDied
 from quiver.topics.arrivals import Arrivals
@@ -421,8 +421,8 @@ class Wal:
         try:
             self._start_file(path)
         except OSError as error:
-            if is_full_disk(error) and not self._files.exists(path):
-                raise AtCapacity(f"the disk of {self.directory} has no room for another file") from error
+            if passes(error) and not self._files.exists(path):
+                raise AtCapacity(f"{what_is_short(error, self.directory)}: no room for another file") from error
             self._poison(error)
             raise self._failed() from error
 
@@ -430,8 +430,10 @@ class Wal:
         file = self._files.create(path)
         try:
             self._files.sync_dir(path.rpartition("/")[0])
-        except OSError:
+        except OSError as error:
             file.close()
+            if is_out_of_descriptors(error):
+                self._files.remove(path)  # nothing was synced: another attempt makes it again
             raise
         self._file, self._path = file, path
         self._first_offset = self.next_offset

@@ -31,7 +31,7 @@ from quiver.errors import (
 )
 from quiver.observe import Observer
 from quiver.primitives.atomic import TEMPORARY_SUFFIX
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk_full import passes
 from quiver.primitives.files import FileSystem
 
 __all__ = ["Hydration"]
@@ -197,7 +197,7 @@ class Hydration:
             self._failed("tier2_fetch_failed", entry, str(error))
             if isinstance(error, Damaged):  # readers are told, and so is who looks at the log, until a fetch succeeds
                 self._note_failed(replace(entry, residency="needs_recovery"), 2)
-            if not isinstance(error, OSError) or not is_full_disk(error):
+            if not passes(error):
                 raise
             return self._copies.open_object(entry), entry
         entry = replace(entry, has_warm=True)
@@ -211,13 +211,13 @@ class Hydration:
 
     def _write_file(self, sealed: SealedSegment, packed: PackedSegment) -> memoryview | None:
         """
-        Write a segment's file from a copy; None when there is no room for it.
+        Write a segment's file from a copy; None when there is no room for it, or no descriptor.
         """
         temporary = sealed.path + TEMPORARY_SUFFIX
         try:
             unpack_to(self._fs, temporary, packed, max_size=sealed.header.max_size)
         except OSError as error:
-            if is_full_disk(error):
+            if passes(error):
                 return None
             raise
         self._fs.rename(temporary, sealed.path)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from quiver.errors import AtCapacity, StoreFailed
 from quiver.primitives.atomic import replace_file
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk_full import is_full_disk, passes, what_is_short
 from quiver.primitives.files import Buffer, File, FileSystem
 from quiver.primitives.prealloc import zero_fill
 from quiver.primitives.worker import WorkerDied
@@ -364,7 +364,7 @@ class WalWriter:
         Retire the active file under the next number and start a fresh one behind it.
 
         Raises:
-            AtCapacity: no room for the new file; the old one stays active.
+            AtCapacity: no room or no descriptor for the new file; the old one stays active.
             StoreFailed: the disk failed in between; reopening sorts it out.
         """
         self._lead()
@@ -407,8 +407,8 @@ class WalWriter:
         try:
             fresh = self._make_next(position)
         except OSError as error:
-            if is_full_disk(error):
-                raise AtCapacity(f"the disk of {self._directory} is full") from error
+            if passes(error):
+                raise AtCapacity(what_is_short(error, self._directory)) from error
             self._failure = error
             raise StoreFailed(f"{self._directory}: rotation failed: {error}") from error
         number = self._next_number
