@@ -412,6 +412,19 @@ def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
                 yield Finding(page, line, f"the link to {match.group(1)} leads nowhere")
 
 
+def test_name_rules(files: Mapping[str, str]) -> Iterator[Finding]:
+    """
+    Test modules have different base names: pytest imports them by those, and cannot collect two that are alike.
+    """
+    seen: dict[str, str] = {}
+    for path in sorted(files):
+        name = path.rpartition("/")[2]
+        if path.startswith("tests/") and name.startswith("test_") and name.endswith(".py"):
+            first = seen.setdefault(name, path)
+            if first != path:
+                yield Finding(path, 1, f"{first} has the same name: pytest can collect only one of them")
+
+
 def worker_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
     """
     Nothing under `spark/` reaches the engine, however many imports away: a worker needs only a path.
@@ -530,6 +543,7 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
         findings.extend(check_module(module))
     findings.extend(page_rules(files))
     findings.extend(link_rules(files))
+    findings.extend(test_name_rules(files))
     findings.extend(worker_rules(modules))
     findings.extend(circle_rules(modules))
     findings.extend(dead_rules(modules, files))

@@ -254,3 +254,11 @@ def test_reads_what_git_would_track(tmp_path: Path):
 
     assert {".gitignore", "new.txt"} == set(files)
     assert [finding.path for finding in findings] == ["large.bin"]
+
+
+def test_two_test_modules_of_one_name_are_found():
+    """Pytest would collect neither of them in good order."""
+    found = tidy.test_name_rules(
+        {"tests/a/test_x.py": "", "tests/b/test_x.py": "", "tests/b/rig.py": "", "tests/rig.py": ""}
+    )
+    assert [(finding.path, finding.line) for finding in found] == [("tests/b/test_x.py", 1)]
