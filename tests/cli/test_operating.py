@@ -3,6 +3,7 @@ What an operator does to a directory: on a single store and on one of two cores,
 """
 
 import json
+import os
 import shutil
 
 import pyarrow as pa
@@ -187,6 +188,23 @@ def test_export_writes_every_row(any_dir, tmp_path, suffix, call):
     none = call("export", any_dir, "--slot", "logs", "--until", "1h", "--to", to, "--force", "--json")
     assert (none.exit_code, json.loads(none.output)["rows"]) == (0, 0)
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_an_exported_file_has_the_mode_that_is_asked_for(store_dir, tmp_path, call):
+    """Whatever the umask says; nobody else reads it meanwhile either."""
+    to = tmp_path / "x.jsonl"
+    before = os.umask(0o077)
+    try:
+        assert call("export", store_dir, "--slot", "logs", "--to", to, "--file-mode", "0644").exit_code == 0
+        assert to.stat().st_mode & 0o777 == 0o644
+        os.umask(0)
+        assert call("export", store_dir, "--slot", "logs", "--to", to, "--force", "--file-mode", "600").exit_code == 0
+        assert to.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    for mode in ("0700", "0060", "7", "rw"):
+        wrong = call("export", store_dir, "--slot", "logs", "--to", tmp_path / "y.jsonl", "--file-mode", mode)
+        assert (wrong.exit_code, "--file-mode" in wrong.output) == (2, True)
 
 
 def test_export_leaves_out_what_is_damaged_and_says_so(store_dir, tmp_path, call):

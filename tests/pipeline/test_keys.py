@@ -189,7 +189,7 @@ CHANGES = {
         "columns": ["name"],
         "signals": ["logs"],
     },
-    "urn:quiver:parquet:exporter": QUERY | {"path": "elsewhere", "compression": "none"},
+    "urn:quiver:parquet:exporter": QUERY | {"path": "elsewhere", "compression": "none", "file_mode": "0640"},
     "urn:otel:otlp:exporter": SENDER,
     "urn:otel:otap:exporter": {key: value for key, value in SENDER.items() if key != "http_endpoint"}
     | {
@@ -201,7 +201,8 @@ CHANGES = {
         "metric_metadata": True,
     },
     "urn:quiver:console:exporter": QUERY | {"rows_max": 3, "truncate": 9, "format": "jsonl"},
-    "urn:quiver:file:exporter": QUERY | {"path": "elsewhere", "format": "otlp", "compression": "gzip"},
+    "urn:quiver:file:exporter": QUERY
+    | {"path": "elsewhere", "format": "otlp", "compression": "gzip", "file_mode": "0640"},
     "urn:quiver:spark:exporter": QUERY
     | {
         "format": "json",
@@ -292,7 +293,7 @@ def told(value):
 
 def destination(plan):
     config = plan.route.config
-    return config.settings() if hasattr(config, "settings") else (config.path, config.compression)
+    return config.settings() if hasattr(config, "settings") else (config.path, config.compression, config.file_mode)
 
 
 def put(config, key, value):

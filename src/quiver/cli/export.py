@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +38,10 @@ def export(
     ] = None,
     until: Annotated[str | None, typer.Option(help="… and before this time.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    file_mode: Annotated[
+        str | None,
+        typer.Option("--file-mode", help="Who may read it, such as 0600.  [default: 0640 and the umask]"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -57,6 +62,7 @@ def export(
         raise WrongUse(f"{to} exists; --force replaces it")
     if not to.parent.is_dir():
         raise WrongUse(f"{to.parent}: there is no such directory")
+    mode = None if file_mode is None else _mode_of(file_mode)
     if [slot, view, table].count(None) != 2:
         raise WrongUse(
             "name what to export: --slot logs, or --view logs for the rows of OTLP requests, or --table trades for "
@@ -72,7 +78,7 @@ def export(
         else _rows_of_slot(reader, slot, table, wanted, span)
     )
     with Progress("writing") as progress:
-        done = write(REAL_FILES, str(to), kind, schema, _counted(batches, progress, str(to)))
+        done = write(REAL_FILES, str(to), kind, schema, _counted(batches, progress, str(to)), file_mode=mode)
     problems += sorted(map(str, reader.problems))
     if as_json:
         print_json({"path": done.path, "rows": done.rows, "size_bytes": done.size_bytes, "problems": problems})
@@ -82,6 +88,12 @@ def export(
             typer.echo(f"left out: {problem}", err=True)
     if problems:
         raise typer.Exit(1)
+
+
+def _mode_of(text: str) -> int:
+    if re.fullmatch("0?[0-7]{3}", text) is None or int(text, 8) & 0o711 != 0o600:
+        raise WrongUse(f"--file-mode {text}: write 0600 to 0666, without bits to execute")
+    return int(text, 8)
 
 
 def _counted(

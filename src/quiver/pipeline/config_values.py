@@ -5,6 +5,7 @@ What the configs of all plugins are made of: sizes, durations and addresses as p
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
@@ -13,7 +14,7 @@ from quiver.errors import SettingsInvalid
 from quiver.receivers.settings import split_address
 from quiver.settings import parse_duration_s, parse_size_bytes
 
-__all__ = ["Address", "Config", "Duration", "SettingsConfig", "Size", "settings_config"]
+__all__ = ["Address", "Config", "Duration", "FileMode", "SettingsConfig", "Size", "settings_config"]
 
 
 def _address(value: object) -> object:
@@ -43,6 +44,16 @@ def _duration(value: object) -> float:
         raise ValueError(str(error).removeprefix("duration: ")) from error
 
 
+def _file_mode(value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or re.fullmatch("0?[0-7]{3}", value) is None:
+        # YAML reads 0640 as 416, and 640 as 640.
+        raise ValueError(f'{value!r} is not the mode of a file; write it in quotes, for example "0640"')
+    return int(value, 8)
+
+
+FileMode = Annotated[int | None, BeforeValidator(_file_mode)]
 Address = Annotated[str, BeforeValidator(_address)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
 Duration = Annotated[float, BeforeValidator(_duration)]

@@ -14,10 +14,16 @@ from quiver.delivery.letter_policy import LetterPolicy, Replay
 from quiver.delivery.policy import OnExhausted, RetryPolicy
 from quiver.errors import SettingsInvalid
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
-from quiver.pipeline.config_values import Config, Duration, Size, settings_config
+from quiver.pipeline.config_values import Config, Duration, FileMode, Size, settings_config
 from quiver.pipeline.words import duration_words, size_words
 from quiver.settings import MIB, SizeCapPolicy
-from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
+from quiver.spark.exporter_settings import (
+    ConsoleSettings,
+    FileSettings,
+    QuiverSinkSettings,
+    SparkSinkSettings,
+    check_file_mode,
+)
 
 __all__ = [
     "ConsoleExporterConfig",
@@ -415,11 +421,23 @@ class ParquetExporterConfig(QueryExporterConfig):
     Attributes:
         path: the output directory.
         compression: of the Parquet pages.
+        file_mode: permission bits of the files, in quotes; as the umask says when not given.
         checkpoint: Spark's own notes; `<path>/_checkpoint` when not given, a name that readers of Parquet pass over.
     """
 
     path: Annotated[str, Field(min_length=1)]
     compression: Literal["zstd", "snappy", "none"] = "zstd"
+    file_mode: FileMode = None
+
+    def model_post_init(self, context: Any, /) -> None:
+        """
+        Refuse a mode with which the files could not be written.
+        """
+        super().model_post_init(context)
+        try:
+            check_file_mode(self.file_mode)
+        except SettingsInvalid as error:
+            raise ValueError(str(error)) from error
 
     @property
     def destination(self) -> str:
@@ -449,7 +467,7 @@ def _texts(value: object) -> object:
 
 
 _ConsoleKeys = settings_config("console", ConsoleSettings, QueryExporterConfig)
-_FileKeys = settings_config("file", FileSettings, QueryExporterConfig)
+_FileKeys = settings_config("file", FileSettings, QueryExporterConfig, file_mode=FileMode)
 _SparkKeys = settings_config(
     "spark", SparkSinkSettings, QueryExporterConfig, options=Annotated[dict[str, str], BeforeValidator(_texts)]
 )

@@ -15,7 +15,9 @@ from quiver.pipeline.disk import budget_of, buffer_share, letters_share
 from quiver.pipeline.exporter_config import ParquetExporterConfig, QueryExporterConfig
 from quiver.pipeline.graph import Buffer, Pipeline, Route, memory_directory
 from quiver.pipeline.processor_config import UserProcessorConfig
+from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import MIB
+from quiver.spark.exporter_settings import directory_mode
 from quiver.store.format.cores import core_directory
 from quiver.store.format.names import STORE_ID, progress_name
 
@@ -258,8 +260,19 @@ def export_of(plan: QueryPlan) -> BundleExport:
     reading = {"fail_on_data_loss": not plan.may_lose, "skip_undecodable": False}
     is_parquet = isinstance(config, ParquetExporterConfig)
     if is_parquet and not plan.route.processors:
+        if config.file_mode is not None:
+            REAL_FILES.make_dirs(config.path, mode=directory_mode(config.file_mode))
         Path(config.path).mkdir(parents=True, exist_ok=True)
-        return ParquetExporter(plan.store_path, plan.subscriber, config.path, compression=config.compression, **reading)
-    settings = ParquetTables(config.path, config.compression) if is_parquet else config.settings()
+        return ParquetExporter(
+            plan.store_path,
+            plan.subscriber,
+            config.path,
+            compression=config.compression,
+            file_mode=config.file_mode,
+            **reading,
+        )
+    settings = (
+        ParquetTables(config.path, config.compression, file_mode=config.file_mode) if is_parquet else config.settings()
+    )
     exporter = exporter_of(settings, subscriber=plan.subscriber)
     return TableBatches(plan.store_path, exporter, chain=chain_of(plan.route), **reading)

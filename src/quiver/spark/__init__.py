@@ -44,6 +44,7 @@ file                         purpose
 `exporters.py`               console, files, formats of Spark, another store
 `otlp_rows.py`               rows of a view → OTLP requests again                           (pure)
 `exporter_parquet.py`        the Parquet exporter: a query over `bundles`
+`output_files.py`            who may read an exported file; when it is on the disk
 `parquet_commit.py`          files that become visible once and whole
 `delivery.py`                a query that delivers bundle by bundle, with retries
 `poison.py`                  bundles that fail a batch: found, and set aside

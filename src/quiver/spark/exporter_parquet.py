@@ -33,7 +33,9 @@ from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
+from quiver.spark.exporter_settings import check_file_mode, directory_mode
 from quiver.spark.offsets import STORE_UNKNOWN, Position
+from quiver.spark.output_files import begin_file, synced_bytes
 from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
 from quiver.spark.poison import ExportBatch
 from quiver.spark.segments import store_identities, store_root
@@ -111,6 +113,7 @@ class PartWriter:
         adapter: names the slots.
         fail_on_data_loss: False passes over what is gone or damaged, with a warning.
         skip_undecodable: pass over what cannot be decoded, with a warning. Not where a sieve is to see it.
+        file_mode: permission bits of the files; None leaves them to the umask.
     """
 
     def __init__(
@@ -124,8 +127,10 @@ class PartWriter:
         adapter: Adapter = OTAP,
         fail_on_data_loss: bool = True,
         skip_undecodable: bool = False,
+        file_mode: int | None = None,
     ) -> None:
         self._output = output
+        self._file_mode = file_mode
         self._prefix = prefix
         self._attempt = attempt
         self._exported_through = dict(exported_through)
@@ -202,8 +207,9 @@ class PartWriter:
         if key not in tables:
             part = f"{self._prefix}{self._attempt}-{task}-{len(tables)}.part"
             directory = f"{self._output}/{name}"
-            REAL_FILES.make_dirs(directory, mode=0o755)
+            REAL_FILES.make_dirs(directory, mode=directory_mode(self._file_mode))
             path = f"{directory}/{part}"
+            begin_file(path, self._file_mode)
             writer = pq.ParquetWriter(path, schema, compression=self._compression)
             tables[key] = _Table(name, part, path, writer)
         return tables[key]
@@ -212,13 +218,7 @@ class PartWriter:
 def _results(tables: Iterable[_Table], through: Mapping[str, BundleRef]) -> pa.RecordBatch:
     rows: list[dict[str, Any]] = []
     for table in tables:
-        file = REAL_FILES.open_write(table.path)
-        try:
-            # Before its name is reported: a committed name must not stand for bytes a power cut can take.
-            file.sync()
-            size_bytes = file.size()
-        finally:
-            file.close()
+        size_bytes = synced_bytes(table.path)
         rows.append({"table": table.name, "part": table.part, "rows": table.rows, "bytes": size_bytes})
     rows += [{"store": root, "segment": ref.segment, "index": ref.index} for root, ref in through.items()]
     return pa.RecordBatch.from_pylist(rows, schema=_RESULT_ARROW)
@@ -251,9 +251,10 @@ class ParquetExporter:
         compression: of Parquet: zstd, snappy, or none.
         fail_on_data_loss: False passes over what is gone or damaged, with a warning.
         skip_undecodable: pass over what cannot be decoded, with a warning; as *fail_on_data_loss* has it when None.
+        file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
 
     Raises:
-        WrongUse: an unknown compression.
+        WrongUse: an unknown compression, or a mode with which files could not be written.
     """
 
     def __init__(
@@ -265,7 +266,10 @@ class ParquetExporter:
         compression: str = "zstd",
         fail_on_data_loss: bool = True,
         skip_undecodable: bool | None = None,
+        file_mode: int | None = None,
     ) -> None:
+        check_file_mode(file_mode)
+        self._file_mode = file_mode
         if compression not in {"zstd", "snappy", "none"}:
             raise WrongUse(f"compression: {compression!r} is not one of zstd, snappy, none")
         self._store_path = str(Path(store_path).absolute())
@@ -360,6 +364,7 @@ class ParquetExporter:
             compression=self._compression,
             fail_on_data_loss=self._fail,
             skip_undecodable=self._skip_undecodable,
+            file_mode=self._file_mode,
         )
         return batch.select("path", "segment", "index").mapInArrow(task, _RESULT_SCHEMA).collect()
 
@@ -370,6 +375,7 @@ class ParquetExporter:
             query_id=query_id,
             stores=self._stores.values(),
             subscriber=self._subscriber,
+            file_mode=self._file_mode,
         )
         committer.recover()
         return committer
@@ -390,6 +396,7 @@ def run_exporter(
     options: Mapping[str, str] | None = None,
     compression: str = "zstd",
     query_name: str | None = None,
+    file_mode: int | None = None,
     around: Callable[[ExportBatch], ExportBatch] | None = None,
 ) -> StreamingQuery:
     """
@@ -407,6 +414,7 @@ def run_exporter(
         options: more options of the source: limits per trigger, failOnDataLoss, startingOffsets.
         compression: of Parquet: zstd, snappy, or none.
         query_name: shown in logs and reports.
+        file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
         around: what stands around the export of a batch: `quiver.spark.poison.PoisonSieve`. Without one a bundle
             that cannot be decoded fails the query.
 
@@ -423,6 +431,7 @@ def run_exporter(
         fail_on_data_loss=fail_on_data_loss,
         # What the policy of a sieve is for is not passed over here.
         skip_undecodable=not fail_on_data_loss and around is None,
+        file_mode=file_mode,
     )
     return start_bundle_query(
         spark,

@@ -30,6 +30,8 @@ __all__ = [
     "QuiverSinkSettings",
     "SparkExporterSettings",
     "SparkSinkSettings",
+    "check_file_mode",
+    "directory_mode",
 ]
 
 FileFormat = Literal["jsonl", "otlp"]
@@ -39,6 +41,24 @@ OPTION_NAMES = ("table", "batch", "query")
 """What may stand in braces in an option of a Spark sink: the table, the number of the batch, the id of the query."""
 
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
+
+
+def check_file_mode(mode: int | None) -> None:
+    """
+    Return when files can have the permission bits *mode*, or it is None.
+
+    Raises:
+        SettingsInvalid: it is out of range, or lacks what the exporter itself needs.
+    """
+    if mode is not None and (mode & ~0o666 or mode & 0o600 != 0o600):
+        raise SettingsInvalid(f"file_mode must be 0600 to 0666, without bits to execute, not {mode:04o}")
+
+
+def directory_mode(file_mode: int | None) -> int:
+    """
+    Return the permission bits of new directories for files of *file_mode*: whoever may read those may enter.
+    """
+    return 0o755 if file_mode is None else file_mode | (file_mode & 0o444) >> 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +97,21 @@ class FileSettings:
         path: the directory.
         format: `jsonl`, one row a line; `otlp`, one export request a line, as OpenTelemetry's file exporter has it.
         compression: of the files.
+        file_mode: permission bits of the files, such as 0o640; None leaves them to the umask of the process.
 
     Raises:
-        SettingsInvalid: a word that is none of those.
+        SettingsInvalid: a word that is none of those, or a mode with which the files could not be written.
     """
 
     path: str
     format: FileFormat = "jsonl"
     compression: FileCompression = "none"
+    file_mode: int | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
             raise SettingsInvalid("path must name a directory")
+        check_file_mode(self.file_mode)
         for name, word, known in (
             ("format", self.format, FileFormat),
             ("compression", self.compression, FileCompression),

@@ -37,9 +37,11 @@ from quiver.spark.exporter_settings import (
     QuiverSinkSettings,
     SparkExporterSettings,
     SparkSinkSettings,
+    directory_mode,
 )
 from quiver.spark.offsets import Position
 from quiver.spark.otlp_rows import is_view, json_of_rows
+from quiver.spark.output_files import begin_file, synced_bytes
 from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
 from quiver.spark.questdb_export import QuestdbExporter
 from quiver.spark.questdb_export_settings import QuestdbSinkSettings
@@ -290,11 +292,13 @@ class ParquetTables:
     Attributes:
         path: the directory.
         compression: zstd, snappy, or none.
+        file_mode: permission bits of the files; None leaves them to the umask.
     """
 
     path: str
     compression: str = "zstd"
     format: str = "parquet"
+    file_mode: int | None = None
 
 
 _SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
@@ -353,6 +357,7 @@ class FileExporter:
             attempt=f"{os.getpid()}a{self._attempts}",
             format=self._settings.format,
             compression=self._settings.compression,
+            file_mode=self._settings.file_mode,
         )
         if task.format == "otlp" and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
             raise WrongUse(f"table {name} has other columns than the view {name}: it cannot become OTLP; use jsonl")
@@ -370,6 +375,7 @@ class FileExporter:
                 stores=batch.stores,
                 subscriber=self._subscriber,
                 suffix=self._suffix,
+                file_mode=self._settings.file_mode,
             )
             known.recover()
             self._committers[batch.query] = known
@@ -388,6 +394,7 @@ class _FileTask:
     attempt: str
     format: str
     compression: str
+    file_mode: int | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition, task = task_place()
@@ -400,7 +407,8 @@ class _FileTask:
                 if not batch.num_rows:
                     continue
                 if writer is None:
-                    REAL_FILES.make_dirs(f"{self.output}/{self.table}", mode=0o755)
+                    REAL_FILES.make_dirs(f"{self.output}/{self.table}", mode=directory_mode(self.file_mode))
+                    begin_file(path, self.file_mode)
                     writer = self._open(path, batch.schema)
                 rows += batch.num_rows
                 self._write(writer, batch)
@@ -408,7 +416,7 @@ class _FileTask:
             if writer is not None:
                 writer.close()
         if rows:
-            yield pa.record_batch({"part": [name], "rows": [rows], "bytes": [_synced_bytes(path)]})
+            yield pa.record_batch({"part": [name], "rows": [rows], "bytes": [synced_bytes(path)]})
 
     def _open(self, path: str, schema: pa.Schema) -> Any:
         if self.format == "parquet":
@@ -425,16 +433,6 @@ class _FileTask:
         else:
             for start in range(0, batch.num_rows, _REQUEST_ROWS_MAX):
                 writer.write(json_of_rows(batch.slice(start, _REQUEST_ROWS_MAX), self.table) + b"\n")
-
-
-def _synced_bytes(path: str) -> int:
-    file = REAL_FILES.open_write(path)
-    try:
-        # Before its name is reported: a committed name must not stand for bytes a power cut can take.
-        file.sync()
-        return file.size()
-    finally:
-        file.close()
 
 
 def _lines(frame: DataFrame) -> DataFrame:

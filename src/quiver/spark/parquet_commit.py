@@ -186,6 +186,7 @@ class ExportCommitter:
         stores: identities of the stores: one, or one for each core.
         subscriber: as whom the query reads.
         suffix: how the final names end.
+        file_mode: permission bits of the records, which name the files; None: readable by everybody.
     """
 
     def __init__(
@@ -197,7 +198,9 @@ class ExportCommitter:
         stores: Iterable[str],
         subscriber: str,
         suffix: str = ".parquet",
+        file_mode: int | None = None,
     ) -> None:
+        self._record_mode = 0o644 if file_mode is None else file_mode
         self._files = files
         self._output = output
         self._query_id = query_id
@@ -318,7 +321,7 @@ class ExportCommitter:
         # The record speaks of the parts by name: after a power cut the names must be there, too.
         for table in _tables_of(record):
             self._files.sync_dir(f"{self._output}/{table}")
-        replace_file(self._files, self._record_path(batch), record.encode(), mode=0o644)
+        replace_file(self._files, self._record_path(batch), record.encode(), mode=self._record_mode)
         self.roll_forward(record)
         self._prune(batch)
         return tuple(f"{part.table}/{name}" for part, name in named)

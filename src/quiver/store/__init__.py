@@ -17,6 +17,7 @@ file or room               purpose
 `segment/`                 the open segment in memory, the sealed file, reading it
 `sealing.py`               from open to sealed: when, and again when the disk was full
 `sealer.py`                a full segment becomes a file, in the order that a crash allows
+`held_place.py`            is the directory still the one that was opened?
 `catalog.py`               the sealed segments there are
 `subscribers/`             who has resolved what, in memory and in progress files
 `retention.py`             which segments may go                                             (pure)

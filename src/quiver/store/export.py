@@ -85,21 +85,30 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def export(
-    fs: FileSystem, path: str, kind: ExportFormat, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    fs: FileSystem,
+    path: str,
+    kind: ExportFormat,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    file_mode: int | None = None,
 ) -> Exported:
     """
     Write *batches*, all of *schema*, as the file *path*, replacing one that is there. Durable on return.
 
-    Readers see no file, the old one, or the whole new one; after a crash perhaps a temporary file beside it.
+    Readers see no file, the old one, or the whole new one; after a crash perhaps a temporary file beside it. It has the
+    permission bits *file_mode*, or without one 0640 less what the umask takes away.
 
     Raises:
         WrongUse: a type that the format does not have.
         OSError: the disk refused; *path* is what it was.
     """
     temporary = path + TEMPORARY_SUFFIX
-    file = fs.create_or_truncate(temporary, mode=0o640)
+    file = fs.create_or_truncate(temporary, mode=0o640 if file_mode is None else file_mode)
     written = False
     try:
+        if file_mode is not None:
+            file.set_mode(file_mode)
         sink = _Sink(file)
         rows = _WRITERS[kind](sink, schema, _grouped(schema, batches))
         file.sync()

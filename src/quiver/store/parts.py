@@ -13,6 +13,7 @@ from quiver.primitives.files import FileSystem
 from quiver.settings import Settings
 from quiver.store.catalog import Catalog
 from quiver.store.cold_register import ColdRegister
+from quiver.store.held_place import HeldPlace
 from quiver.store.sealing import Sealing
 from quiver.store.subscribers.registry import Registry
 from quiver.store.wal.writer import WalWriter
@@ -34,6 +35,7 @@ class Parts:
         room: on `lock`; notified when something was freed.
         maintenance: one pass at a time.
         cold: which segments the object tier has; empty where there is none.
+        place: asked before something is written by path.
     """
 
     path: str
@@ -49,3 +51,4 @@ class Parts:
     wal: WalWriter
     sealing: Sealing
     cold: ColdRegister
+    place: HeldPlace

@@ -51,7 +51,7 @@ class Sealer:
         Write the pending segment, if there is one that may be tried, and make it known; how many were written.
 
         Raises:
-            StoreFailed: the disk failed, and the log is poisoned.
+            StoreFailed: the disk failed, or the directory was moved, and the log is poisoned.
         """
         parts = self._parts
         sealing = parts.sealing
@@ -59,6 +59,7 @@ class Sealer:
             pending = sealing.pending
             if pending is None or not sealing.may_write():
                 return 0
+            parts.place.require()
             try:
                 info = sealing.write(self._open_log)
             except StoreFailed as failure:

@@ -18,7 +18,7 @@ from typing import Self
 
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
 from quiver.clock import Clock
-from quiver.errors import AtCapacity, BundleInvalid, Damaged
+from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreFailed
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.files import FileSystem, Lock
@@ -38,6 +38,7 @@ from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR
 from quiver.store.group_seal import GroupSeal
+from quiver.store.held_place import HeldPlace
 from quiver.store.parts import Parts
 from quiver.store.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
@@ -48,6 +49,7 @@ from quiver.store.subscribers.calls import SubscriberCalls
 from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.views import StoreViews
+from quiver.store.wal.moved import DirectoryMoved
 from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
 from quiver.store.wal.timing import timed_sync
@@ -260,6 +262,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             wal=self._wal,
             sealing=self._sealing,
             cold=self._cold.register,
+            place=HeldPlace(self._files, self.path, self._wal, self._observer),
         )
         self._cold_tier = ColdTier(parts, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set)
         self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
@@ -425,12 +428,13 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         disk or the tier refuses is reported, and tried again by the next pass.
 
         Raises:
-            StoreFailed: the disk failed; reopen to recover.
+            StoreFailed: the disk failed, or the directory was moved; reopen to recover.
             StoreClosed: the store was closed.
             OSError: the disk failed where nothing that was promised depends on it; call again.
         """
         with self._maintenance:
             self._require_open()
+            self._parts.place.require()
             if self._background is None and self._logging:
                 self.sync()
                 self._fill_ahead()
@@ -514,10 +518,13 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._cold_tier.stop()
         # Whoever still maintains finishes first; after that nobody of this store touches the directory any more.
         with self._maintenance, contextlib.ExitStack() as last_to_first:
+            with contextlib.suppress(StoreFailed):
+                self._parts.place.require()
+            is_here = not isinstance(self._wal.failure, DirectoryMoved)
             last_to_first.callback(self._directory_lock.release)
             last_to_first.callback(self._wal.close)
             last_to_first.callback(self.catalog.close)
-            last_to_first.callback(self._registry.close)
+            last_to_first.callback(self._registry.close, writes=is_here)
             if self._wal.failure is None:
                 self._close_cleanly()
             elif not self._logging:

@@ -507,14 +507,14 @@ class Registry:
             member.let_go()
         member.tell_acked()
 
-    def close(self) -> None:
+    def close(self, *, writes: bool = True) -> None:
         """
-        Write the progress, let go of all locks, and wake everybody who waits. Idempotent.
+        Write the progress unless *writes* is False, let go of all locks, and wake everybody who waits. Idempotent.
 
         A disk that refuses the progress does not stop it: what was not written is delivered again.
         """
         try:
-            if not self.members.is_closed:
+            if writes and not self.members.is_closed:
                 with contextlib.suppress(OSError):  # reported by flush
                     self.flush()
         finally:

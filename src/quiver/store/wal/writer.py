@@ -25,6 +25,7 @@ from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, WAL_NEXT, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX
 from quiver.store.format.wal_file import encode_wal_header
+from quiver.store.wal.moved import DirectoryMoved
 from quiver.store.wal.reread import LogSpan
 
 __all__ = ["RotatedFile", "WalLimits", "WalWriter"]
@@ -99,6 +100,8 @@ class WalWriter:
         self._file_bytes = 0
         self._shift = 0
         self._sync_data = sync_data
+        self.before_rotation: Callable[[], None] = lambda: None
+        """Raises where the directory is not the one that was opened."""
         self._sync = threading.Condition()
         self._syncing = False
         self._failure: Exception | None = None
@@ -328,7 +331,9 @@ class WalWriter:
 
     def _failed_earlier(self) -> StoreFailed:
         error = self._failure
-        reason = error if isinstance(error, WorkerDied) else f"an earlier write or sync failed: {error}"
+        reason = (
+            error if isinstance(error, WorkerDied | DirectoryMoved) else f"an earlier write or sync failed: {error}"
+        )
         return StoreFailed(f"{self._directory}: {reason}; reopen to recover")
 
     @property
@@ -365,8 +370,9 @@ class WalWriter:
 
         Raises:
             AtCapacity: no room or no descriptor for the new file; the old one stays active.
-            StoreFailed: the disk failed in between; reopening sorts it out.
+            StoreFailed: the disk failed in between, or the directory was moved; reopening sorts it out.
         """
+        self.before_rotation()
         self._lead()
         try:
             with self._growth:

@@ -1,0 +1,63 @@
+"""
+Whether an open store still is where it was opened. A lock holds a file, not its path: a directory can be renamed under
+an open store, and another one opened at the old path. What the store then wrote by path would land in the other.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from quiver.errors import StoreFailed
+from quiver.observe import Observer
+from quiver.primitives.files import FileSystem
+from quiver.store.format.names import STORE_LOCK
+from quiver.store.wal.moved import DirectoryMoved
+from quiver.store.wal.writer import WalWriter
+
+__all__ = ["HeldPlace"]
+
+
+class HeldPlace:
+    """
+    The path of an open store, with the lock file that was there when it was opened.
+
+    Args:
+        fs: the file system.
+        root: the directory; its lock is held.
+        wal: is poisoned when the directory is somewhere else.
+        observer: is told of that.
+    """
+
+    def __init__(self, fs: FileSystem, root: str, wal: WalWriter, observer: Observer) -> None:
+        self._fs = fs
+        self._root = root
+        self._wal = wal
+        self._observer = observer
+        self._inode = fs.stat(f"{root}/{STORE_LOCK}").inode
+        wal.before_rotation = self.require
+
+    def require(self) -> None:
+        """
+        Return when the directory is where it was. Call it before anything is written by path.
+
+        Raises:
+            StoreFailed: it was moved, or its lock file was removed or replaced. The store refuses everything from now
+                on and writes nothing more.
+        """
+        try:
+            found = self._fs.stat(f"{self._root}/{STORE_LOCK}").inode
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        except OSError:
+            return  # nothing is known; whatever is written next says more
+        if found == self._inode:
+            return
+        what = "is gone" if found is None else "has been replaced by another"
+        moved = DirectoryMoved(
+            f"{STORE_LOCK} {what} since the store was opened: the directory was moved or removed; nothing more is "
+            "written here; close the store and open the directory where it is now"
+        )
+        if self._wal.failure is None:
+            self._wal.poison(moved)
+            self._observer.event("quiver.engine.moved", level=logging.ERROR, path=self._root, problem=str(moved))
+        raise StoreFailed(f"{self._root}: {moved}") from moved

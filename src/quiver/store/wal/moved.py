@@ -1,0 +1,13 @@
+"""
+The error of a store whose directory is not where it was opened.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DirectoryMoved"]
+
+
+class DirectoryMoved(OSError):
+    """
+    The directory was moved, removed or replaced while the store was open.
+    """

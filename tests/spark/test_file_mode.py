@@ -1,0 +1,85 @@
+"""
+Who may read what exporters write: as the umask says, or as a setting does. Tasks only; no Spark session here.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from quiver.errors import PipelineInvalid, SettingsInvalid
+from quiver.pipeline.graph import load_pipeline
+from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.exporter_parquet import ParquetExporter, PartWriter
+from quiver.spark.exporter_settings import FileSettings
+from quiver.spark.exporters import _FileTask
+from quiver.spark.parquet_commit import ExportCommitter, Part
+
+PIPELINE = """\
+nodes:
+  otlp: {kind: receiver, plugin_urn: "urn:otel:otlp:receiver", out_ports: {out_port: {destinations: [store]}},
+         config: {protocols: {http: {listening_addr: "127.0.0.1:4318"}}}}
+  store: {kind: processor, plugin_urn: "urn:otap:processor:persistence", config: {path: buffer},
+          out_ports: {out_port: {destinations: [files]}}}
+  files: {kind: exporter, plugin_urn: "urn:quiver:KIND:exporter", config: {path: out, file_mode: MODE}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes(path: Path) -> dict[str, str]:
+    return {one.name: oct(stat.S_IMODE(one.stat().st_mode)) for one in sorted(path.rglob("*"))}
+
+
+@pytest.mark.parametrize(("mode", "files", "directories"), [(None, "0o644", "0o755"), (0o640, "0o640", "0o750")])
+def test_tasks_write_files_of_that_mode(store, tmp_path, mode, files, directories):
+    """Parquet of whole bundles, and of tables; the directories are entered by who may read."""
+    path = store.rows(1)
+    out = tmp_path / "out"
+    descriptors = pa.RecordBatch.from_pydict({"path": [path], "segment": [0], "index": pa.array([0], pa.int32())})
+    writer = PartWriter(str(out), prefix="p", attempt="a", exported_through={}, compression="none", file_mode=mode)
+    assert list(writer([descriptors]))
+    for form in ("parquet", "jsonl"):
+        given = {"output": str(out), "table": form, "prefix": "p", "attempt": "a", "format": form}
+        task = _FileTask(**given, compression="none", file_mode=mode)
+        assert list(task([pa.record_batch({"line": ["x"]})]))
+    found = modes(out)
+    assert {found[name] for name in found if name.endswith(".part")} == {files}
+    assert found["slots"] == found["jsonl"] == directories
+
+
+def test_records_do_not_name_files_to_others(tmp_path):
+    """They have the mode of the files."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "p.part").write_bytes(b"")
+    committer = ExportCommitter(REAL_FILES, str(tmp_path), query_id="q", stores=["s"], subscriber="x", file_mode=0o600)
+    committer.recover()
+    committer.commit(0, [Part("logs", "p.part", 0, 0)], {})
+    assert modes(tmp_path)["0000000000.json"] == "0o600"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file"])
+def test_the_key_of_a_pipeline(kind):
+    """In quotes: YAML would read another number."""
+    text = PIPELINE.replace("KIND", kind)
+    pipeline, _ = load_pipeline(text.replace("MODE", '"0640"'), source="p.yaml", values={})
+    assert pipeline.routes["files"].config.file_mode == 0o640
+    for wrong, said in (("0640", "in quotes"), ("640", "in quotes"), ('"0750"', "bits to execute"), ('"044"', "0600")):
+        with pytest.raises(PipelineInvalid, match=said):
+            load_pipeline(text.replace("MODE", wrong), source="p.yaml", values={})
+
+
+def test_a_mode_that_cannot_be(tmp_path):
+    """The exporter could not write its own files, or they would be programs."""
+    for mode in (0o400, 0o755, 0o1644):
+        with pytest.raises(SettingsInvalid, match="file_mode"):
+            FileSettings("out", file_mode=mode)
+        with pytest.raises(SettingsInvalid, match="file_mode"):
+            ParquetExporter(str(tmp_path), "s", "out", file_mode=mode)

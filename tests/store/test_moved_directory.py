@@ -1,0 +1,87 @@
+"""
+A directory that is renamed under an open store: the store notices, says so, and writes nothing where another one is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import quiver
+from quiver import StoreFailed
+
+SETTINGS = quiver.Settings(wal_rotate_bytes=2000, wal_bytes_max=100_000, segment_bytes_max=100_000)
+
+
+def numbered(number: int, size: int = 10) -> quiver.Bundle:
+    return quiver.Bundle({30: pa.record_batch({"n": [number], "pad": ["x" * size]})})
+
+
+def numbers(path: Path) -> list[int]:
+    return [n for _, one in quiver.read(path).bundles() for n in one[30]["n"].to_pylist()]
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("call", ["maintain", "flush", "rotate", "close"])
+def test_another_store_at_the_old_path_is_left_alone(
+    tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the first store would have written by path comes to nothing; what it had accepted is where it was."""
+    first = quiver.open(tmp_path / "buffer", SETTINGS, background=False)
+    subscriber = first.register("s", start="earliest")
+    first.ingest(numbered(0), durable=True)
+    first.flush()
+    handle = subscriber.next_bundle(timeout=0)
+    assert handle is not None
+    handle.ack()
+    first.ingest(numbered(1), durable=True)
+    (tmp_path / "buffer").rename(tmp_path / "moved")
+    with quiver.open(tmp_path / "buffer", SETTINGS, background=False) as second:
+        second.register("s", start="earliest")
+        second.ingest(numbered(100), durable=True)
+        before = files_of(tmp_path / "buffer")
+        if call == "close":
+            first.close()
+        elif call == "rotate":
+            with pytest.raises(StoreFailed, match="moved or removed"):
+                for number in range(2, 100):
+                    first.ingest(numbered(number, size=500))
+        else:
+            with pytest.raises(StoreFailed, match="moved or removed"):
+                getattr(first, call)()
+        if call != "close":
+            with pytest.raises(StoreFailed, match="open the directory where it is now"):
+                first.ingest(numbered(2))
+        first.close()
+        assert files_of(tmp_path / "buffer") == before
+    assert numbers(tmp_path / "buffer") == [100]
+    with quiver.open(tmp_path / "moved", SETTINGS, background=False) as again:
+        again.flush()
+        assert numbers(tmp_path / "moved")[:2] == [0, 1]
+    assert caplog.text.count("quiver.engine.moved") == 1
+
+
+def test_a_lock_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
+    """A second store could open the directory by now."""
+    store = quiver.open(tmp_path, background=False)
+    (tmp_path / "quiver.lock").unlink()
+    with pytest.raises(StoreFailed, match=r"quiver\.lock is gone"):
+        store.maintain()
+    store.close()
+
+
+def test_in_the_background_it_is_noticed_by_itself(tmp_path: Path) -> None:
+    """The next caller is told."""
+    store = quiver.open(tmp_path / "buffer")
+    store.ingest(numbered(1))
+    (tmp_path / "buffer").rename(tmp_path / "moved")
+    with pytest.raises(StoreFailed, match="moved or removed"):
+        for number in range(1_000_000):
+            store.ingest(numbered(number))
+            store.sync()
+    store.close()
