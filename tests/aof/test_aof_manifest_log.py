@@ -4,6 +4,7 @@ The manifest log: it says after a restart what it said before, whatever a crash 
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -195,3 +196,26 @@ def test_damage_keeps_what_is_whole():
         again.write([entry_record(77, entry_of(77), 1)])
         assert 77 in replay_manifest(one, ROOT, STREAM).state.entries
         again.close()
+
+
+def test_a_full_disk_needs_no_room_for_a_new_chunk():
+    """An append that has no room leaves the chunk as it was, and one that is due for rotation grows instead."""
+    inner = disk()
+    files = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog")
+    files.short_write = 7
+    log = open_log(files, chunk_bytes=2_000)
+    work(log, 0)
+    chunks = inner.list_dir(FOLDER)
+    files.fail_on("pwrite")
+    with pytest.raises(OSError, match="No space"):
+        work(log, 1)
+    inner.free = 5_000
+    for number in range(1, 20):
+        state = work(log, number)
+    assert inner.list_dir(FOLDER) == chunks
+    for there in (inner, inner.clone_after_crash(0)):
+        found = replay_manifest(there, ROOT, STREAM)
+        assert (found.state.entries, found.state.deletes, found.damaged) == (state.entries, state.deletes, {})
+    inner.free = 1 << 30
+    work(log, 20)
+    assert len(inner.list_dir(FOLDER)) == 2

@@ -8,7 +8,7 @@ import errno
 
 import pytest
 from aof_as_log import ROOT, payloads, segment_files, tiny
-from test_aof_tiers import COLD, damage, disk, fill, objects_in, open_tiered, warm_files
+from test_aof_tiers import COLD, WARM, damage, disk, fill, objects_in, open_tiered, tiered, warm_files
 
 from quiver.aof import Reader, Retention, TierConfig
 from quiver.aof.check import check_log_directory
@@ -279,6 +279,58 @@ def test_a_full_disk_gets_room_through_objects():
             manager.maintain()
             assert payloads(log) == written[9:]
         assert objects_in(one)[1:] == warm_files(one) == []
+
+
+class NoRoomForChunks(FaultFileSystem):
+    """A disk on which, once it is full, a packed file takes the room that a chunk of the manifest needs."""
+
+    full = False
+
+    def create_or_truncate(self, path, **how):
+        if self.full and ".mlog" in path and any(name.endswith(".zst") for name in self.list_dir(WARM)):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return super().create_or_truncate(path, **how)
+
+
+def test_packed_files_make_room_for_the_manifest():
+    """Without the manifest nothing can leave. They are second copies: what they are of has its own file."""
+    inner = disk()
+    files = NoRoomForChunks(inner, error=errno.ENOSPC, path_part=".mlog")
+    objects = FaultObjects(DirectoryObjects(inner, COLD, clock=ManualClock()))
+    clock = ManualClock()
+    with open_tiered(files, tiny(compression="zstd", tiers=TierConfig(objects=COLD)), objects, clock) as manager:
+        log = manager.log("orders")
+        objects.fail_on("put_parts", 1, times=10_000)
+        written = list(fill(log, 4).values())
+        manager.maintain()
+        assert len(warm_files(inner)) == 4
+        objects.heal()
+        files.full = True
+        files.fail_on("sync")  # the chunk cannot be gone on with
+        for _ in range(3):
+            clock.advance(10)
+            manager.maintain()
+        assert len(objects_in(inner)) == 4
+        assert len(segment_files(inner)) == 4
+        assert payloads(log) == written
+    with open_tiered(inner, tiny(compression="zstd", tiers=TierConfig(objects=COLD)), objects, clock) as manager:
+        assert payloads(manager.log("orders")) == written
+        assert manager.log("orders").tiers.snapshot().upload_queue_depth == 0
+
+
+def test_a_segment_is_read_while_the_manifest_has_no_room():
+    """It comes from its object, and what was fetched for it takes no room of which nobody knows."""
+    inner = disk()
+    files = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog", forever=True)
+    config = tiered(objects=COLD, warm_max_bytes=0)
+    with open_tiered(files, config, DirectoryObjects(inner, COLD, clock=ManualClock())) as manager:
+        log = manager.log("orders")
+        written = list(fill(log, 3).values())
+        manager.maintain()
+        assert len(segment_files(inner)) == 1
+        files.fail_on("pwrite")
+        assert payloads(log) == written
+        assert warm_files(inner) == []
 
 
 def test_a_full_disk_keeps_no_chunks_of_the_manifest_that_failed():

@@ -32,6 +32,7 @@ from quiver.clock import Clock
 from quiver.observe import Observer
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.checksum import crc64_nvme
+from quiver.primitives.disk_full import is_full_disk, require_room
 from quiver.primitives.files import File, FileSystem
 from quiver.primitives.scan import Frame
 
@@ -168,6 +169,7 @@ class ManifestLog:
         self.replay_chunk_lag_seconds = max(0.0, (self.now_ms - newest_ms) / 1000)
         self._header = replayed.last
         self._limit = chunk_bytes
+        self._has_no_room = False
         if self._header is not None and not self._header.sealed:
             self._go_on(self._header)
         else:
@@ -197,17 +199,37 @@ class ManifestLog:
                 which does not count them.
         """
         data = b"".join(map(encode_manifest_record, records))
+        self._has_no_room = False
         try:
-            if self._file is None or self._header is None or self._header.committed_len + len(data) > self._limit:
+            if self._file is None or self._header is None or self._is_to_rotate(self._header, len(data)):
                 self._rotate(data)
             else:
                 self._append(self._file, self._header, data)
         except OSError:
-            self.close()
+            if not self._has_no_room:
+                self.close()
             raise
         self._records += len(records)
         for record in records:
             self.state.apply(record)
+
+    @property
+    def needs_chunk(self) -> bool:
+        """
+        Whether nothing can be written before there is room for a new chunk.
+        """
+        return self._file is None
+
+    def _is_to_rotate(self, header: ChunkHeader, size: int) -> bool:
+        if header.committed_len + size <= self._limit:
+            return False
+        try:
+            require_room(self._fs, self._folder, 2 * self._limit)
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            return False  # a new chunk says all there is to know: on a full disk the old one grows a little longer
+        return True
 
     def rotate(self) -> None:
         """
@@ -224,7 +246,12 @@ class ManifestLog:
 
     def _append(self, file: File, header: ChunkHeader, data: bytes) -> None:
         end = header.committed_len + len(data)
-        file.pwrite(data, header.committed_len)
+        try:
+            file.pwrite(data, header.committed_len)
+        except OSError as error:
+            # Nothing counts before the header says so: the chunk goes on, and needs no room for a new one.
+            self._has_no_room = is_full_disk(error)
+            raise
         # The length must never be on the disk before what it counts.
         file.sync_data()
         grown = replace(header, tail_offset=end, committed_len=end, chunk_crc64=crc64_nvme(data, header.chunk_crc64))

@@ -14,7 +14,6 @@ Sealing, and what a crash in between leaves::
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -44,15 +43,12 @@ from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.disk_full import is_full_disk, passes, what_is_short
+from quiver.primitives.disk_full import SMALL_FILES_BYTES, is_full_disk, passes, require_room, what_is_short
 from quiver.primitives.files import FileSystem
 
 __all__ = ["NOTE_AFTER_S", "Upkeep"]
 
 _AGAIN_S = 1.0
-_ROOM_LEFT_BYTES = 64 * 1024
-"""Segments leave this much of the disk for small files. Without the pointer no segment is sealed, and without that and
-the manifest none can leave."""
 NOTE_AFTER_S = 1.0
 """How far the durability snapshot may lag behind."""
 
@@ -289,8 +285,7 @@ class Upkeep:
         free = self._fs.free_bytes(self._segments)  # 0 also where a file system does not say
         while free and smallest < size and free < size + self._room_left(size):
             size //= 2
-        if 0 < free < size + self._room_left(size):
-            raise OSError(errno.ENOSPC, f"{free} bytes are left, too few for a segment of {size} bytes", self._segments)
+        require_room(self._fs, self._segments, size, room_left=self._room_left(size))
         while True:
             try:
                 return allocate(self._fs, self._spare_path(), size)
@@ -300,7 +295,7 @@ class Upkeep:
                 size //= 2
 
     def _room_left(self, size: int) -> int:
-        return _ROOM_LEFT_BYTES + self.room_for_packing(size)
+        return SMALL_FILES_BYTES + self.room_for_packing(size)
 
     def _spare_path(self) -> str:
         self._spare_number += 1

@@ -6,7 +6,19 @@ from __future__ import annotations
 
 import errno
 
-__all__ = ["is_full_disk", "is_out_of_descriptors", "passes", "what_is_short"]
+from quiver.primitives.files import FileSystem
+
+__all__ = [
+    "SMALL_FILES_BYTES",
+    "is_full_disk",
+    "is_out_of_descriptors",
+    "passes",
+    "require_room",
+    "what_is_short",
+]
+
+SMALL_FILES_BYTES = 64 * 1024
+"""What `require_room` leaves of a disk."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
@@ -42,3 +54,16 @@ def what_is_short(error: OSError, directory: str | None = None) -> str:
     if error.errno == errno.ENFILE:
         return f"this machine has no file descriptor left{f' for {directory}' if directory else ''} (fs.file-max)"
     return f"the disk{f' of {directory}' if directory else ''} is full"
+
+
+def require_room(fs: FileSystem, directory: str, size: int, *, room_left: int = SMALL_FILES_BYTES) -> None:
+    """
+    Return when the disk of *directory* has room for *size* bytes and leaves *room_left*, for the small files without
+    which a full disk could not be made emptier. A file system that does not say how much it has passes.
+
+    Raises:
+        OSError: ENOSPC, there is not so much room.
+    """
+    free = fs.free_bytes(directory)
+    if 0 < free < size + room_left:
+        raise OSError(errno.ENOSPC, f"{free} bytes are left, too few for {size} bytes beside small files", directory)

@@ -12,10 +12,11 @@ from quiver.aof.catalog import SealedSegment
 from quiver.aof.format.names import parse_object_key, parse_warm_name, warm_name
 from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
 from quiver.aof.tiers.packed import PackedSegment, ReadAt, pack
-from quiver.errors import Damaged, ObjectMissing, WrongUse
+from quiver.errors import Damaged, ObjectMissing, QuiverError, WrongUse
 from quiver.objects import ObjectInfo, ObjectTier
 from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.checksum import crc64_nvme
+from quiver.primitives.disk_full import require_room
 from quiver.primitives.files import File, FileSystem
 
 __all__ = ["Copies"]
@@ -103,11 +104,12 @@ class Copies:
         offset = checksum = 0
         try:
             for piece in pieces:
+                require_room(self._fs, self.folder, len(piece))
                 file.pwrite(piece, offset)
                 offset += len(piece)
                 checksum = crc64_nvme(piece, checksum)
             file.sync_data()
-        except OSError:
+        except (OSError, QuiverError):
             # On a full disk it holds the last room, which the log needs to go on.
             with contextlib.suppress(OSError):
                 self._fs.remove(path + TEMPORARY_SUFFIX)
@@ -402,11 +404,12 @@ class Copies:
         try:
             offset = checksum = 0
             for piece in pieces():
+                require_room(self._fs, self.folder, len(piece))
                 file.pwrite(piece, offset)
                 offset += len(piece)
                 checksum = crc64_nvme(piece, checksum)
             file.sync_data()
-        except OSError:
+        except (OSError, QuiverError):
             with contextlib.suppress(OSError):
                 self._fs.remove(path + TEMPORARY_SUFFIX)
             raise

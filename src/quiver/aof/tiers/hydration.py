@@ -200,11 +200,18 @@ class Hydration:
             if not passes(error):
                 raise
             return self._copies.open_object(entry), entry
-        entry = replace(entry, has_warm=True)
+        fetched = replace(entry, has_warm=True)
         path = f"{self._copies.folder}/{entry.warm_name}"
-        tell_move(self._observer, "tier2_fetch_success", entry, attempts=1, destination=path)
-        done = self._placement.event(Event.HYDRATION_DONE, entry, 0)
-        return self._copies.open_warm(entry), self._placement.note([done], entry)
+        tell_move(self._observer, "tier2_fetch_success", fetched, attempts=1, destination=path)
+        done = self._placement.event(Event.HYDRATION_DONE, fetched, 0)
+        try:
+            return self._copies.open_warm(fetched), self._placement.note([done], fetched)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._copies.remove_warm(fetched)  # it would hold room of which nobody knows
+            if not passes(error):
+                raise
+            return self._copies.open_object(entry), entry
 
     def _note_failed(self, entry: TierEntry, reason: int) -> TierEntry:
         return self._placement.note([self._placement.event(Event.HYDRATION_FAILED, entry, reason)], entry)

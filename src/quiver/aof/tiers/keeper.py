@@ -20,6 +20,7 @@ Where a segment is, the disk says; where its copies ought to be, the manifest lo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -142,6 +143,7 @@ class Tiers:
         self._manifest = self._placement.manifest
         self._away = self._placement.away
         self._below = below
+        self._is_full = False
         # What leaves its file is packed anyhow; a log of which nothing leaves needs no second copy on its disk.
         leaves = config.compression == "zstd" or self._tiers.tier0_max_bytes is not None
         self._uploads = Uploads(
@@ -176,6 +178,7 @@ class Tiers:
             for step in (self._retire_old, self._pack_sealed, uploads.upload, self._evict_over, uploads.trim_warm):
                 self._tried(step)
             self._tried(uploads.delete, "tier2_delete_failed")
+            self._make_room_for_manifest()
             if self._config.retention.policy == "time" or self._trim_head.asks:
                 self._again(_AGAIN_S)
 
@@ -192,8 +195,24 @@ class Tiers:
             self._again(_AGAIN_S)
             if isinstance(error, ObjectsUnavailable):
                 self._uploads.unreachable = True
+            self._is_full = self._is_full or (isinstance(error, OSError) and is_full_disk(error))
             return False
         return True
+
+    def _make_room_for_manifest(self) -> None:
+        """
+        Remove packed files of segments that have their own, when a full disk has no room for a chunk of the manifest.
+
+        Without the manifest nothing can leave the disk any more. The files are packed again when that is due.
+        """
+        was_full, self._is_full = self._is_full, False
+        if not was_full or not self._manifest.needs_chunk:
+            return
+        with self._lock:
+            for segment_id, entry in self._entries.items():
+                if entry.has_warm and segment_id not in self._away:
+                    self._copies.remove_warm(entry)
+                    self._entries[segment_id] = replace(entry, has_warm=False)
 
     def _movable(self) -> list[SealedSegment]:
         """
@@ -225,7 +244,13 @@ class Tiers:
                 self._placement.failed(Event.COMPRESSION_FAILED, sealed, error)
                 raise
             self.counts.compressions += 1
-            entry = self._note(self._placement.packing(entry, began_ms), entry)
+            try:
+                entry = self._note(self._placement.packing(entry, began_ms), entry)
+            except OSError:
+                # It would hold room of which nobody knows, perhaps what the manifest lacked.
+                with contextlib.suppress(OSError):
+                    self._copies.remove_warm(entry)
+                raise
             self._placement.succeeded(Event.COMPRESSION_FAILED, sealed.segment_id)
             del self._attempts[Event.COMPRESSION_STARTED, sealed.segment_id]
             elapsed_ms = 1000 * (self._clock.monotonic() - began)

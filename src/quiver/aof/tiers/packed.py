@@ -30,8 +30,9 @@ from quiver.aof.format.warm_file import (
     encode_seek_table,
     seek_table_bytes,
 )
-from quiver.errors import Damaged
+from quiver.errors import Damaged, QuiverError
 from quiver.primitives.checksum import crc64_nvme
+from quiver.primitives.disk_full import require_room
 from quiver.primitives.files import Buffer, FileSystem
 from quiver.primitives.scan import Frame
 
@@ -277,12 +278,13 @@ def unpack_to(fs: FileSystem, path: str, packed: PackedSegment, *, max_size: int
     try:
         offset = 0
         for piece in packed.plain():
+            require_room(fs, path.rpartition("/")[0], len(piece))
             file.pwrite(piece, offset)
             offset += len(piece)
         file.truncate(max_size)
         file.pwrite(encode_footer(packed.footer), max_size - FOOTER_BYTES)
         file.sync_data()
-    except OSError:
+    except (OSError, QuiverError):
         with contextlib.suppress(OSError):
             fs.remove(path)
         raise
