@@ -15,7 +15,7 @@ from quiver.errors import SubscriberUnknown, WrongUse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quiver.store.roster import Standing
+    from quiver.store.roster import Rewound, Standing
 
 __all__ = ["subscribers"]
 
@@ -28,7 +28,7 @@ def subscribers(
     subscriber: Annotated[str | None, typer.Argument(metavar="ID", help="Whom to drop or rewind.")] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", help="Rewind to: earliest, a segment number, a time, or 90m for that long ago."),
+        typer.Option("--to", help="Go on at: earliest, latest, a segment number, a time, or 90m for that long ago."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -37,7 +37,8 @@ def subscribers(
     that a pipeline keeps beside the store are among them.
 
     Works beside a live writer. Dropping and rewinding are refused while somebody works for the subscriber.
-    Rewinding delivers again what still exists; it never skips anything.
+    Rewinding delivers again what still exists. With --to ahead of where the subscriber is, what it had not got before
+    that is skipped for good, and recorded in quiver.drops.ID.
     """
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
@@ -158,6 +159,7 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
     from quiver.cli.instants import parse_start  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.format.names import skip_ledger_name  # noqa: PLC0415
     from quiver.store.roster import rewind  # noqa: PLC0415
 
     start: Any = parse_start(to, option="--to", now_ns=SYSTEM_CLOCK.now_ns())
@@ -166,17 +168,45 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
     done: list[dict[str, Any]] = []
     for root in roots:
         rewound = rewind(REAL_FILES, root, subscriber, start)
-        text = f"{subscriber} goes on at segment {rewound.segment}; {rewound.bundles_again:,} bundles come once more"
+        where = f"bundle {rewound.index} of segment" if rewound.index else "segment"
+        where = f"{where} {rewound.segment}"
+        text = f"{subscriber} goes on at {where}; {rewound.bundles_again:,} bundles come once more"
+        if rewound.bundles_skipped:
+            _forget_retries(root, subscriber, rewound)
+            ledger = f"{root}/{skip_ledger_name(subscriber)}"
+            text = (
+                f"{subscriber} goes on at {where}; {rewound.bundles_skipped:,} bundles are skipped: {ledger} has them"
+            )
         done.append(
             {
                 "directory": root,
                 "subscriber": subscriber,
                 "segment": rewound.segment,
+                "index": rewound.index,
                 "bundles_again": rewound.bundles_again,
+                "bundles_skipped": rewound.bundles_skipped,
                 "done": text,
             }
         )
     return done
+
+
+def _forget_retries(root: str, subscriber: str, rewound: Rewound) -> None:
+    """
+    Take what was skipped out of the exporter's retry set: it would be tried again from there.
+    """
+    from quiver.bundle import BundleRef  # noqa: PLC0415
+    from quiver.delivery.retry_set import RetrySet  # noqa: PLC0415
+    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.format.names import retry_set_name  # noqa: PLC0415
+
+    if not REAL_FILES.exists(f"{root}/{retry_set_name(subscriber)}"):
+        return
+    with RetrySet.open(REAL_FILES, root, subscriber) as retries:
+        for entry in retries.entries():
+            if entry.ref < BundleRef(rewound.segment, rewound.index):
+                retries.resolved(entry.ref)
+        retries.save()
 
 
 def _those_with(roots: Sequence[str], others: Sequence[str], subscriber: str) -> Sequence[str]:

@@ -70,6 +70,7 @@ Beside an open store, from the files alone:
 `digests.py`               times and schemas of each segment, before one is read
 `check.py`                 every file checked to its last byte, and against the others
 `roster.py`                who subscribes, how each stands, and what an operator may change
+`skips.py`                 what an operator skipped for a subscriber
 `snapshot.py`              consistent copies of stores beside their writers, and back
 `new_directory.py`         directories that are built under another name and renamed last
 `snapshot_copy.py`         one store of such a copy, file by file

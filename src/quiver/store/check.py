@@ -40,6 +40,7 @@ from quiver.store.format.names import (
     parse_progress_name,
     parse_retry_set_name,
     parse_segment_name,
+    parse_skip_ledger_name,
     segment_name,
 )
 from quiver.store.format.progress import decode_progress
@@ -184,6 +185,8 @@ def check_store(
             _check_small(fs, report, f"{root}/{name}", decode_progress)
         if parse_retry_set_name(name) is not None:
             _check_small(fs, report, f"{root}/{name}", decode_retry_set)
+        if parse_skip_ledger_name(name) is not None:
+            _check_small(fs, report, f"{root}/{name}", decode_drop_ledger)
     _check_staged(fs, report, on_progress)
     _check_missing(fs, report)
     _note_leftovers(fs, report)

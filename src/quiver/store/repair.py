@@ -51,6 +51,7 @@ from quiver.store.format.names import (
     parse_retry_set_name,
     parse_segment_name,
     retry_lock_name,
+    skip_ledger_name,
 )
 from quiver.store.format.progress import Progress, decode_progress, progress_checksum
 from quiver.store.format.retry_set import (
@@ -224,6 +225,9 @@ def _small_files(work: _Work) -> Iterator[Mend]:
     for name in (DROP_LEDGER, EVICTED):
         lost = "which drops by policy its subscribers have not noted yet: to them those segments are simply gone"
         yield from _gone_if_damaged(work, f"{root}/{name}", decode_drop_ledger, lost)
+    for subscriber in find_subscribers(work.fs, root):
+        lost = f"the record of what was skipped for {subscriber}; it is skipped all the same"
+        yield from _gone_if_damaged(work, f"{root}/{skip_ledger_name(subscriber)}", decode_drop_ledger, lost)
     yield from _gone_if_damaged(
         work,
         f"{root}/{STORE_ID}",

@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quiver.errors import Damaged, SettingsInvalid, SubscriberUnknown, WrongUse
+from quiver.bundle import BundleRef
+from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.errors import Damaged, SettingsInvalid, SubscriberUnknown
 from quiver.primitives.files import FileSystem
 from quiver.primitives.lock import holder_of, is_held
 from quiver.settings import Profile
 from quiver.store.cold_files import read_cold_list
 from quiver.store.cold_register import info_of
 from quiver.store.floor_file import read_floor
+from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR, parse_segment_name, subscriber_lock_name
 from quiver.store.format.progress import Progress, progress_checksum
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
+from quiver.store.skips import record_skipped
 from quiver.store.subscribers.progress_store import (
     PROGRESS_BYTES_MAX,
     delete,
@@ -77,11 +81,19 @@ class Standing:
 @dataclass(frozen=True, slots=True)
 class Rewound:
     """
-    What `rewind` did: from which segment on, and how many bundles will come once more.
+    What `rewind` did.
+
+    Attributes:
+        segment: of the next bundle that the subscriber gets; the number of the next segment when nothing is left.
+        index: of that bundle.
+        bundles_again: how many come once more.
+        bundles_skipped: how many never come.
     """
 
     segment: int
+    index: int
     bundles_again: int
+    bundles_skipped: int
 
 
 def find_segments(fs: FileSystem, root: str) -> SealedSegments:
@@ -204,49 +216,81 @@ def drop(fs: FileSystem, root: str, subscriber: str) -> int | None:
     return pending
 
 
-def rewind(fs: FileSystem, root: str, subscriber: str, to: Start) -> Rewound:
+def rewind(fs: FileSystem, root: str, subscriber: str, to: Start, *, clock: Clock = SYSTEM_CLOCK) -> Rewound:
     """
-    Deliver again to *subscriber* what it resolved from *to* on, as far as it still exists. Durable on return.
+    Let *subscriber* go on at *to*. Durable on return.
 
-    Nothing is skipped: what it had not resolved before *to* stays so.
+    Behind its position: what it resolved from *to* on is delivered again, as far as it still exists. Ahead of it: what
+    it had not resolved before *to* is dropped for it, and recorded in its drop ledger before that.
 
     Args:
         fs: the file system.
         root: the store's directory.
         subscriber: its id.
-        to: "earliest", a segment number, or an aware datetime.
+        to: "earliest", a segment number, an aware datetime, or "latest": the next segment that is sealed.
+        clock: says when something was skipped.
 
     Raises:
         DirectoryInUse: somebody works for it: stop that first.
         SubscriberUnknown: there is no such subscriber.
-        Damaged: its progress file is not what was written: `quiver repair`.
+        Damaged: its progress file, or its drop ledger, is not what was written: `quiver repair`.
         WrongUse: not a valid id, or *to* names nothing.
         OSError: the progress could not be written; it is what it was.
     """
     _require(fs, root, subscriber)
-    if to == "latest":
-        raise WrongUse('rewinding to "latest" would skip what was not delivered: drop the subscriber instead')
     lock = lock_subscriber(fs, root, subscriber)
     try:
         progress = load_progress(fs, root, subscriber)
         if progress is None:
             raise SubscriberUnknown(f"there is no subscriber {subscriber!r} in {root}")
-        profile = _profile(fs, root, subscriber)
         infos = find_segments(fs, root).infos
         refs = [SegmentRef(info.seq, info.bundle_count, info.ingested_max_ns) for info in infos]
         state = SubscriberState.from_progress(progress)
-        next_seq = max(read_floor(fs, root).value, state.named_max + 1)
-        first = start_segment(to, Segments(refs, next_seq=next_seq))
-        before = sum(_pending(state, info) for info in infos)
-        entries = {seq: entry for seq, entry in progress.entries.items() if seq < first}
-        rewound = Progress(min(progress.oldest_incomplete, first), entries)
-        after_state = SubscriberState.from_progress(rewound)
-        again = sum(_pending(after_state, info) for info in infos) - before
-        if rewound != progress:
-            save_rewound(fs, root, subscriber, rewound, profile=profile)
+        for ref in refs:
+            state.reconcile(ref)
+        segments = Segments(refs, next_seq=max(read_floor(fs, root).value, state.named_max + 1))
+        target = BundleRef(start_segment(to, segments), 0)
+        before = state.pending_count(segments)
+        profile = _profile(fs, root, subscriber)
+        skipped = 0
+        if target > state.position(segments):
+            skipped = _skip(fs, root, subscriber, state, infos, target, now_ns=clock.now_ns())
+            state.resolve_through(target, segments)
+            moved = state.to_progress(segments, profile=profile, over_gaps=False)
+        else:
+            entries = {seq: entry for seq, entry in progress.entries.items() if seq < target.segment}
+            moved = Progress(min(progress.oldest_incomplete, target.segment), entries)
+            state = SubscriberState.from_progress(moved)
+        if moved != progress:
+            save_rewound(fs, root, subscriber, moved, profile=profile)
+        position = state.position(segments)
+        again = state.pending_count(segments) - before + skipped
+        return Rewound(position.segment, position.index, again, skipped)
     finally:
         lock.release()
-    return Rewound(first, again)
+
+
+def _skip(
+    fs: FileSystem,
+    root: str,
+    subscriber: str,
+    state: SubscriberState,
+    infos: Sequence[SegmentInfo],
+    target: BundleRef,
+    *,
+    now_ns: int,
+) -> int:
+    """
+    Record what *subscriber* has not resolved before *target*, durably; return how many bundles that is.
+    """
+    entries = []
+    for info in infos:
+        left = state.pending_in(SegmentRef.of(info))
+        if info.seq < target.segment and left:
+            size = info.size_bytes * left // info.bundle_count
+            entries.append(DroppedSegment(info.seq, left, size, "skipped", now_ns))
+    record_skipped(fs, root, subscriber, entries)
+    return sum(entry.bundle_count for entry in entries)
 
 
 def _require(fs: FileSystem, root: str, subscriber: str) -> None:

@@ -60,6 +60,7 @@ from quiver.store.format.names import (
     parse_segment_name,
     parse_wal_rotated_name,
     progress_name,
+    skip_ledger_name,
 )
 from quiver.store.format.progress import Progress, decode_progress, encode_progress, progress_checksum
 from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit
@@ -142,6 +143,7 @@ class StoreCopy:
         for name in (DROP_LEDGER, EVICTED, AUDIT_TRAIL, AUDIT_PREVIOUS):
             self._small(name)
         for subscriber in find_subscribers(self._fs, self._root):
+            self._small(skip_ledger_name(subscriber))
             self._progress(progress_name(subscriber))
         self._write_floor()
         self._quarantined()

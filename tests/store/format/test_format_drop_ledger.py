@@ -103,3 +103,11 @@ def test_what_could_not_be_read_again_is_not_written():
     for wrong in (entries, [SIZE, SIZE]):
         with pytest.raises(WrongUse, match="at most 65536, each once"):
             encode_drop_ledger(wrong)
+
+
+def test_what_was_skipped_has_a_code_of_its_own():
+    """Apart from those of policies; it comes back."""
+    entry = DroppedSegment(7, 3, 4096, "skipped", 1_700_000_000_000_000_000)
+    data = encode_drop_ledger([entry])
+    assert data[24 + 28] == 16
+    assert decode_drop_ledger(memoryview(data)) == Frame((entry,), len(data))

@@ -25,6 +25,7 @@ from quiver.store.format.names import (
     SEGMENTS_DIR,
     STORE_ID,
     parse_retry_set_name,
+    parse_skip_ledger_name,
 )
 from quiver.store.format.retry_set import RETRY_MAGIC, decode_retry_set
 from quiver.store.format.room import (
@@ -87,6 +88,8 @@ def side_kind_by_name(base: str) -> str | None:
         return "lock"
     if parse_retry_set_name(base) is not None:
         return "retry set"
+    if parse_skip_ledger_name(base) is not None:
+        return "drop ledger"
     if parse_commit_name(base) is not None:
         return "sink commit"
     return "kept copy" if base.endswith(_KEPT_SUFFIXES) else None

@@ -1,5 +1,6 @@
 r"""
-The drop ledger: segments that a policy gave up before every subscriber had resolved them. Bytes only.
+The drop ledger: segments that a policy gave up before every subscriber had resolved them. Bytes only. That of one
+subscriber names those that an operator skipped for it.
 
 ::
 
@@ -15,7 +16,7 @@ The drop ledger: segments that a policy gave up before every subscriber had reso
         u64 size_bytes     what its file took; 0 when it never had one
         u64 dropped_at     nanoseconds since the epoch
         u32 bundle_count
-        u8  reason         1 size, 2 age
+        u8  reason         1 size, 2 age, 16 skipped
         3   reserved       zeros
         u64 wal_position   0; of one that never had a file: it takes effect when the cursor has passed this
     the last four bytes of the file:
@@ -49,7 +50,7 @@ __all__ = [
     "encode_drop_ledger",
 ]
 
-DropReason = Literal["size", "age"]
+DropReason = Literal["size", "age", "skipped"]
 
 DROP_MAGIC = b"QUIVER\0D"
 DROP_VERSION = 1
@@ -62,7 +63,9 @@ DROP_LEDGER_BYTES_MAX = 64 * 1024 * 1024
 _PREFIX = struct.Struct("<8sHH")
 _CRC = struct.Struct("<I")
 _SIZES_AT = 10
-_REASONS: tuple[DropReason, ...] = ("size", "age")
+_REASONS: dict[int, DropReason] = {1: "size", 2: "age", 16: "skipped"}
+"""From 16 on people decide, not policies."""
+_CODES = {reason: code for code, reason in _REASONS.items()}
 _ENTRY_SIZE_MAX = 512
 
 
@@ -73,9 +76,9 @@ class DroppedSegment:
 
     Attributes:
         seq: its number.
-        bundle_count: bundles it had.
+        bundle_count: bundles it had; of a skipped one, those that the subscriber had not resolved.
         size_bytes: what its file took; 0 when it was dropped before it was written.
-        reason: `size` for the cap or a full disk, `age` for expiry.
+        reason: `size` for the cap or a full disk, `age` for expiry, `skipped` for one subscriber.
         dropped_at_ns: when, on the wall clock.
         wal_position_end: of one that was never written, the log position behind it. As long as the log's cursor has
             not passed it the log brings the bundles back, under another number, and nothing was dropped. Else 0.
@@ -105,7 +108,7 @@ def encode_drop_ledger(entries: Sequence[DroppedSegment]) -> bytes:
             entry.size_bytes,
             entry.dropped_at_ns,
             entry.bundle_count,
-            1 + _REASONS.index(entry.reason),
+            _CODES[entry.reason],
             entry.wal_position_end,
         )
         for entry in ordered
@@ -146,9 +149,9 @@ def _decode_entries(view: memoryview, start: int, entry_size: int) -> tuple[Drop
     entries: list[DroppedSegment] = []
     for at in range(start, len(view), entry_size):
         seq, size_bytes, dropped_at_ns, bundle_count, reason, position = DROP_ENTRY.unpack_from(view, at)
-        if not 1 <= reason <= len(_REASONS):
+        if reason not in _REASONS:
             return Damage(at, f"segment {seq}: unsupported reason {reason}")
         if entries and seq <= entries[-1].seq:
             return Damage(at, f"segment {seq} comes after {entries[-1].seq}")
-        entries.append(DroppedSegment(seq, bundle_count, size_bytes, _REASONS[reason - 1], dropped_at_ns, position))
+        entries.append(DroppedSegment(seq, bundle_count, size_bytes, _REASONS[reason], dropped_at_ns, position))
     return tuple(entries)

@@ -34,12 +34,14 @@ __all__ = [
     "parse_progress_name",
     "parse_retry_set_name",
     "parse_segment_name",
+    "parse_skip_ledger_name",
     "parse_wal_rotated_name",
     "progress_backup_name",
     "progress_name",
     "retry_lock_name",
     "retry_set_name",
     "segment_name",
+    "skip_ledger_name",
     "subscriber_lock_name",
     "wal_rotated_name",
 ]
@@ -169,6 +171,25 @@ def parse_retry_set_name(name: str) -> str | None:
     Return the subscriber id in *name*, or None when it is not a retry set.
     """
     subscriber = name.removeprefix(_RETRY_PREFIX)
+    return subscriber if subscriber != name and _is_subscriber_id(subscriber) else None
+
+
+def skip_ledger_name(subscriber: str) -> str:
+    """
+    Return the name of the file with what was skipped for *subscriber*, in the root of the store.
+
+    Raises:
+        WrongUse: *subscriber* is not a valid id.
+    """
+    check_subscriber_id(subscriber)
+    return f"{DROP_LEDGER}.{subscriber}"
+
+
+def parse_skip_ledger_name(name: str) -> str | None:
+    """
+    Return the subscriber id in *name*, or None when it is not a ledger of skipped segments.
+    """
+    subscriber = name.removeprefix(f"{DROP_LEDGER}.")
     return subscriber if subscriber != name and _is_subscriber_id(subscriber) else None
 
 

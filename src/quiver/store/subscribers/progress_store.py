@@ -37,6 +37,7 @@ from quiver.store.format.names import (
     progress_backup_name,
     progress_name,
     retry_set_name,
+    skip_ledger_name,
     subscriber_lock_name,
 )
 from quiver.store.format.progress import Progress, decode_progress, encode_progress, progress_checksum
@@ -292,8 +293,8 @@ def delete(fs: FileSystem, root: str, subscriber_id: str) -> None:
     """
     # The lock's own file last: until then nobody else can make the progress file anew.
     lock = f"{root}/{subscriber_lock_name(subscriber_id)}"
-    retries = f"{root}/{retry_set_name(subscriber_id)}"
-    remove_durably(fs, [backup_path(root, subscriber_id), progress_path(root, subscriber_id), retries, lock])
+    others = [f"{root}/{name(subscriber_id)}" for name in (retry_set_name, skip_ledger_name)]
+    remove_durably(fs, [backup_path(root, subscriber_id), progress_path(root, subscriber_id), *others, lock])
 
 
 def lock_subscriber(fs: FileSystem, root: str, subscriber_id: str) -> Lock:

@@ -1,0 +1,62 @@
+"""
+What an operator skipped for one subscriber: a drop ledger of its own, `quiver.drops.<id>`.
+
+It is written before the progress moves past what it names. Whoever holds the subscriber's lock writes it, so it does
+not meet the store's ledger, which the store has in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiver.errors import Damaged
+from quiver.primitives.atomic import replace_file
+from quiver.primitives.files import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.store.format.drop_ledger import (
+    DROP_ENTRIES_MAX,
+    DROP_LEDGER_BYTES_MAX,
+    DroppedSegment,
+    decode_drop_ledger,
+    encode_drop_ledger,
+)
+from quiver.store.format.names import skip_ledger_name
+
+__all__ = ["load_skipped", "record_skipped"]
+
+
+def load_skipped(fs: FileSystem, root: str, subscriber: str) -> tuple[DroppedSegment, ...]:
+    """
+    Return what was skipped for *subscriber*, ascending by segment; nothing where there is no ledger.
+
+    Raises:
+        Damaged: the ledger is not what was written.
+        WrongUse: not a valid id.
+    """
+    path = f"{root}/{skip_ledger_name(subscriber)}"
+    try:
+        data = fs.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
+    except FileNotFoundError:
+        return ()
+    answer = decode_drop_ledger(memoryview(data))
+    if isinstance(answer, Frame):
+        return answer.value
+    raise Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "the file is cut short"))
+
+
+def record_skipped(fs: FileSystem, root: str, subscriber: str, entries: Sequence[DroppedSegment]) -> None:
+    """
+    Add *entries* to the ledger of *subscriber*, whose lock the caller holds. Durable on return.
+
+    A segment that was skipped before is named once, as it was last. The oldest make room for new ones.
+
+    Raises:
+        Damaged: the ledger is not what was written.
+        OSError: the disk refused; it is what it was.
+    """
+    if not entries:
+        return
+    known = {entry.seq: entry for entry in load_skipped(fs, root, subscriber)}
+    known |= {entry.seq: entry for entry in entries}
+    newest = sorted(known.values(), key=lambda entry: (entry.dropped_at_ns, entry.seq))[-DROP_ENTRIES_MAX:]
+    replace_file(fs, f"{root}/{skip_ledger_name(subscriber)}", encode_drop_ledger(newest))
