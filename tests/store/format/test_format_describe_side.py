@@ -107,3 +107,14 @@ def test_magic_goes_before_the_name():
     """A copy under any name is still what it is."""
     for name, kind in (("quiver.drops", "drop ledger"), ("quiver.core", "claim"), ("quiver.cap", "size cap")):
         assert told("copy.bin", FILES[name]).kind == kind
+
+
+def test_the_database_of_a_receiver_is_known():
+    """By its head; a part of that is damage."""
+    head = bytearray(100)
+    head[:16] = b"SQLite format 3\0"
+    head[16:18], head[28:32], head[60:64] = (4096).to_bytes(2, "big"), (3).to_bytes(4, "big"), (1).to_bytes(4, "big")
+    told = describe("quiver.requests", memoryview(bytes(head)))
+    assert (told.kind, told.version, told.fields) == ("receiver database", 1, {"page_size": 4096, "pages": 3})
+    assert told.sound
+    assert not describe("quiver.requests", memoryview(bytes(head[:50]))).sound

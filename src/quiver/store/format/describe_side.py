@@ -57,6 +57,8 @@ _NAMES = {
 }
 _KEPT_SUFFIXES = (".damaged", ".arrows")
 _NOTE_BYTES_MAX = 4096
+_SQLITE_MAGIC = b"SQLite format 3\0"
+_SQLITE_HEAD_BYTES = 100
 
 
 def side_kind_by_head(head: bytes) -> str | None:
@@ -75,6 +77,8 @@ def side_kind_by_head(head: bytes) -> str | None:
         return "snapshot list"
     if head.startswith(COMMIT_PREFIX):
         return "sink commit"
+    if head.startswith(_SQLITE_MAGIC):
+        return "receiver database"
     return by_magic.get(head[: len(DROP_MAGIC)])
 
 
@@ -245,6 +249,19 @@ def _describe_kept(to: Description, _view: memoryview, _rows_max: int) -> None:
         to.fields = {"meaning": "a copy of damaged bytes"}
 
 
+def _describe_database(to: Description, view: memoryview, _rows_max: int) -> None:
+    """
+    What receivers remember of requests and clients. SQLite reads it; its head says this much without it.
+    """
+    if len(view) < _SQLITE_HEAD_BYTES:
+        to.problems.append(
+            Problem(len(view), f"cut short: at least {_SQLITE_HEAD_BYTES - len(view)} bytes are missing")
+        )
+        return
+    to.version = int.from_bytes(view[60:64], "big")
+    to.fields = {"page_size": int.from_bytes(view[16:18], "big"), "pages": int.from_bytes(view[28:32], "big")}
+
+
 SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
     "drop ledger": _describe_drops,
     "cold list": _describe_cold,
@@ -260,4 +277,5 @@ SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
     "reserve": _describe_room,
     "lock": _describe_lock,
     "kept copy": _describe_kept,
+    "receiver database": _describe_database,
 }
