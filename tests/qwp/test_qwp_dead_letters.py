@@ -5,7 +5,8 @@ Dead letters: kept in constant time, bounded, read although some are damaged, se
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -393,6 +394,23 @@ def test_letters_that_are_refused_again_stay_with_the_new_reason(sf_dir):
     assert [(one.letter.fsn, one.letter.reason) for one in stored(sf_dir)] == [(1, "odd"), (3, "odd"), (5, "odd")]
 
 
+@pytest.mark.parametrize("bytes_max", [1, 2000])
+def test_a_letter_that_is_refused_again_costs_no_other_letter(sf_dir, bytes_max):
+    """Whatever the bound is where it is sent from: the slot's sender may have a larger one."""
+    with closing(
+        DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 8000, clock=ManualClock(), observer=InMemoryObserver())
+    ) as files:
+        for number in range(6, 30):
+            files.keep(DeadLetter(number, 1000 + number, 3, "no such column", message(number)))
+    with QwpServer(refuse_odd) as server:
+        bounded = replace(settings(server), dead_letters_bytes_max=bytes_max)
+        done = resend(bounded, f"{sf_dir}/edge", stored(sf_dir)[9:10])
+    assert (done.taken, len(done.refused), done.left) == (0, 1, 0)
+    assert sorted((one.letter.fsn, one.letter.reason) for one in stored(sf_dir)) == [
+        (number, "odd" if number == 9 else "no such column") for number in range(30)
+    ]  # fmt: skip
+
+
 def test_letters_that_are_too_large_go_in_pieces_or_stay(sf_dir):
     """Only the row that is too large stays."""
     files = DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 1 << 20, clock=ManualClock(), observer=InMemoryObserver())
@@ -472,8 +490,7 @@ def test_export_writes_parquet(sf_dir):
     other.append({}, {"v": "text", "new": 1.5}, 7, bytes_max=1000)
     files.keep(DeadLetter(9, 9, 3, "no such type", bytes(encode_message([other.pack()]))))
     files.close()
-    out = sf_dir / "out"
-    out.mkdir()
+    out = sf_dir / "not" / "there"
     written = run(sf_dir, "export", "--to", out, "--json")
     assert {one["path"].rpartition("/")[2]: one["rows"] for one in written} == {
         "t.parquet": 6, "t-2.parquet": 1, "u.parquet": 6,
@@ -489,6 +506,7 @@ def test_export_writes_parquet(sf_dir):
     assert pq.read_table(out / "one.parquet")["v"].to_pylist() == [1, 11]
     assert "name it with --table" in run(sf_dir, "export", "--to", out / "x.parquet", code=2)
     assert "--to DIRECTORY" in run(sf_dir, "export", code=2)
+    assert "Not a directory" in run(sf_dir, "export", "--to", out / "t.parquet" / "x", code=2)
     assert len(stored(sf_dir)) == 7
 
 

@@ -241,6 +241,13 @@ def test_quiver_inspect_knows_the_files_of_a_slot(sf_dir):
     assert not run_json("inspect", segment, code=1)["sound"]
 
 
+def test_quiver_inspect_knows_an_empty_slot(tmp_path):
+    """The usual one: everything in it is confirmed."""
+    open_slot(REAL_FILES, str(tmp_path), "edge", RingSettings(4096, 1 << 20, 1.0), observer=InMemoryObserver()).close()
+    assert "an empty slot" in run("inspect", tmp_path / "edge")
+    assert run_json("inspect", tmp_path / "edge") == []
+
+
 def test_damage_in_the_middle_is_said(sf_dir):
     """With the path and the place, by all that look; it does not count as an empty rest."""
     (path,) = (sf_dir / "edge-1").glob("*.sfa")

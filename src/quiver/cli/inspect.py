@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect"]
 
+PID_FILE_OF_SLOTS = ".lock.pid"
+"""Who held a QWP slot last: in each slot that was ever opened, also when it is empty."""
 FINGERPRINT_DIGITS = 12
 SUFFIXES_OF_OTHERS = (".tmp", ".lock")
 OTHERS = "for topics there is `quiver topic inspect`, for logs in the AOF2 format `quiver aof inspect`"
@@ -39,10 +41,12 @@ def inspect(
     """
     if path.is_dir():
         found = _directory(path)
-        if not found:
+        if not found and not (path / PID_FILE_OF_SLOTS).is_file():
             raise WrongUse(f"{path}: there is no file of a store or of a slot in it")
         if as_json:
             print_json([one.as_dict() for one in found])
+        elif not found:
+            typer.echo(f"{path}: an empty slot; the server has everything that was in it")
         else:
             print_table(str(path), [_line(one, path) for one in found])
             _print_problems(found)

@@ -213,8 +213,10 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
     for path in files:
         if path.exists() and not force:
             raise WrongUse(f"{path} exists; --force replaces it")
-        if not path.parent.is_dir():
+        if to.suffix == ".parquet" and not path.parent.is_dir():
             raise WrongUse(f"{path.parent}: there is no such directory")
+    if files and to.suffix != ".parquet":
+        to.mkdir(parents=True, exist_ok=True)
     written = []
     for path, group in files.items():
         schema = pa.schema(list(group.fields.items()))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -93,14 +94,17 @@ class DeadLetterFiles:
     Args:
         fs: the disk.
         directory: of the slot.
-        bytes_max: of all files together.
+        bytes_max: of all files together; None removes nothing.
         clock, observer: as everywhere.
     """
 
-    def __init__(self, fs: FileSystem, directory: str, bytes_max: int, *, clock: Clock, observer: Observer) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, bytes_max: int | None, *, clock: Clock, observer: Observer
+    ) -> None:
         self._fs = fs
         self._directory = directory
-        self._bytes_max = bytes_max
+        self._bytes_max: float = math.inf if bytes_max is None else bytes_max
+        self._share = max(1, (DEAD_LETTERS_BYTES_MAX if bytes_max is None else bytes_max) // _FILES)
         self._clock = clock
         self._observer = observer
         self._file: File | None = None  # the one that is appended to, `_end` bytes long
@@ -137,10 +141,6 @@ class DeadLetterFiles:
             self._append(file, record)
             sizes[number] = self._end
             return dropped
-
-    @property
-    def _share(self) -> int:
-        return max(1, self._bytes_max // _FILES)
 
     def close(self) -> None:
         """

@@ -81,7 +81,8 @@ def resend(
     """
     Send *letters* of the slot *directory* to the server of *settings*, and remove those that it takes.
 
-    A refusal does not end it, whatever the error policies say. May run beside the slot's sender.
+    A refusal does not end it, whatever the error policies say, and removes no other letter, whatever the bound on their
+    size. May run beside the slot's sender.
 
     Raises:
         RetryLater: somebody else changed the letters all the time.
@@ -91,7 +92,8 @@ def resend(
     settings = replace(
         settings, policies=dict.fromkeys(_REFUSALS, Policy.DROP), dead_letters=True, initial_connect="async"
     )
-    files = DeadLetterFiles(fs, directory, settings.dead_letters_bytes_max, clock=clock, observer=observer)
+    # Without a bound: what is refused again takes the place of a letter, and must not cost another one.
+    files = DeadLetterFiles(fs, directory, None, clock=clock, observer=observer)
     result = Resent(left=len(letters))
     try:
         for batch in _batches(letters):
