@@ -187,17 +187,34 @@ def test_of_two_that_take_over_at_once_one_wins():
     assert winner[0].epoch == 1
 
 
-def test_wrong_records_and_times_are_refused():
-    """A record that is none is not overwritten."""
-    store, clock = MemoryMetadata(), ManualClock()
-    with pytest.raises(SettingsInvalid):
-        acquire(store, KEY, owner="one", ttl_s=0.1, clock=clock)
-    store.commit({KEY: b"[1]"})
-
-    with pytest.raises(Damaged) as raised:
-        owner_of(store, "one", clock)
-
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[1]",
+        b'{"owner": "x", "epoch": 1, "ttl_s": NaN, "released": false}',
+        b'{"owner": "x", "epoch": 1, "ttl_s": Infinity, "released": false}',
+        b'{"owner": "x", "epoch": 1, "ttl_s": 1e12, "released": false}',
+        b'{"owner": "x", "epoch": 1, "ttl_s": -1, "released": false}',
+        b'{"owner": "x", "epoch": 1e400, "ttl_s": 30, "released": false}',
+        b'{"owner": "x", "epoch": -1, "ttl_s": 30, "released": false}',
+    ],
+)
+def test_a_record_that_is_none_is_not_overwritten(value):
+    """It says what to do; a lease that never ends would keep everybody out for ever."""
+    store = MemoryMetadata()
+    store.commit({KEY: value})
+    with pytest.raises(Damaged, match="remove this key") as raised:
+        owner_of(store, "one", ManualClock())
     assert raised.value.path == KEY
+    assert store.get(KEY).value == value
+
+
+def test_a_time_to_live_under_a_second_is_refused():
+    """Nothing is written."""
+    store = MemoryMetadata()
+    with pytest.raises(SettingsInvalid):
+        acquire(store, KEY, owner="one", ttl_s=0.1, clock=ManualClock())
+    assert store.get(KEY) is None
 
 
 def test_renewals_fit_into_the_time_to_live():

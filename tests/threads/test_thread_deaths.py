@@ -38,6 +38,7 @@ from quiver.spark.delivery import BundleDelivery
 from quiver.spark.held import HeldExports
 from quiver.spark.poison import PoisonSieve
 from quiver.topics import TopicStore
+from quiver.topics.adoption import SinkAdoption
 from quiver.topics.object_tier import ObjectColdTier
 
 PATIENCE_S = 60
@@ -116,6 +117,31 @@ def test_maintenance_of_topics(tmp_path, monkeypatch, deaths, root):
     if path is not None:
         with TopicStore.open(path) as again:
             assert [one.payload for one in again.topic("default/orders").reader(0, follow=False)] == [b"before"]
+
+
+@pytest.mark.parametrize("died", [True, False], ids=["died", "alive"])
+def test_topics_close_whatever_goes_wrong(tmp_path, monkeypatch, deaths, died):
+    """Once what ended the thread also ended each `close`, so nobody could open the directory again."""
+    settings = {"wal": {"fsync_interval_ms": 20}}
+    store = TopicStore.open(
+        tmp_path / "topics",
+        objects=str(tmp_path / "cold"),
+        settings=settings,
+        observer=deaths.observer,
+        background=died,
+    )
+    store.topic("default/orders").append(b"kept")
+    monkeypatch.setattr(SinkAdoption, "adopt", fail)
+    if died:
+        deaths.await_one("quiver-topics")
+    with pytest.raises(StoreFailed if died else Unforeseen, match=UNFORESEEN):
+        store.close()
+    with pytest.raises(Unforeseen):
+        TopicStore.open(tmp_path / "topics", objects=str(tmp_path / "cold"))
+    monkeypatch.undo()
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("quiver-topics")]
+    with TopicStore.open(tmp_path / "topics", objects=str(tmp_path / "cold")) as again:
+        assert [one.payload for one in again.topic("default/orders").reader(0, follow=False)] == [b"kept"]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,17 @@ def test_what_begins_the_watch_again(what):
     assert (run_once(dead, disk, clock) is None) is (what != "no boot id")
 
 
+def test_a_clock_that_was_set_back_costs_one_lease():
+    """A virtual machine that is taken back to a snapshot once waited until its clock had made up for that."""
+    dead, disk, clock = dead_machine(), disk_of(), ManualClock()
+    clock.advance(90_000)
+    assert run_once(dead, disk, clock) is not None
+    clock = ManualClock()
+    assert run_once(dead, disk, clock).retry_after_s == pytest.approx(300, abs=0.01)
+    clock.advance(301)
+    assert run_once(dead, disk, clock) is None
+
+
 def test_open_waits_as_long_as_it_is_told():
     """For the owner of the topic, and for the process that has the directory."""
     dead = dead_machine()

@@ -84,6 +84,8 @@ class MetadataLocation:
         """
         if isinstance(given, MetadataLocation):
             return given
+        if not isinstance(given, (str, Mapping)):
+            raise SettingsInvalid(f"metadata: a URL as text, or a mapping, not {type(given).__name__}")
         keys = _mapping_of(given) if isinstance(given, str) else dict(given)
         url = keys.pop("endpoint", None)
         if not isinstance(url, str):

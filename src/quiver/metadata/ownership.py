@@ -29,6 +29,7 @@ from quiver.primitives.checksum import crc32
 __all__ = ["Ownership", "Watch", "acquire"]
 
 _TTL_S_MIN = 1.0
+_TTL_S_MAX = 1e9
 _KEPT_SHARE = 0.9
 """The owner stops a little early: two clocks need not run equally fast."""
 
@@ -39,6 +40,10 @@ class _Record:
     epoch: int
     ttl_s: float
     released: bool
+
+    def __post_init__(self) -> None:
+        if not (self.epoch >= 0 and 0 <= self.ttl_s <= _TTL_S_MAX):  # NaN is within no bounds
+            raise ValueError(f"epoch {self.epoch}, time to live {self.ttl_s:g} s")
 
     def encode(self) -> bytes:
         fields = {"owner": self.owner, "epoch": self.epoch, "ttl_s": self.ttl_s, "released": self.released}
@@ -51,8 +56,9 @@ def _decode(entry: Entry) -> _Record:
         return _Record(
             str(fields["owner"]), int(fields["epoch"]), float(fields["ttl_s"]), released=bool(fields["released"])
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(entry.key, 0, f"no record of an owner: {error!r}") from error
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        reason = f"no record of an owner: {error!r}; remove this key once no process has the topic open"
+        raise Damaged(entry.key, 0, reason) from error
 
 
 @dataclass(slots=True)
@@ -105,10 +111,10 @@ def acquire(
         DirectoryInUse: another owner is alive, or was not watched for long enough to know.
         Damaged: the record is not one.
         MetadataUnavailable: the store does not answer.
-        SettingsInvalid: a time to live under one second.
+        SettingsInvalid: a time to live under one second, or of decades.
     """
-    if ttl_s < _TTL_S_MIN:
-        raise SettingsInvalid(f"ownership: a time to live is at least {_TTL_S_MIN:g} s, not {ttl_s:g}")
+    if not _TTL_S_MIN <= ttl_s <= _TTL_S_MAX:
+        raise SettingsInvalid(f"ownership: a time to live is {_TTL_S_MIN:g} to {_TTL_S_MAX:g} s, not {ttl_s:g}")
     started = clock.monotonic()
     watch = watch or Watch()
     sleeping = threading.Condition()

@@ -141,6 +141,8 @@ class ObjectLocation:
         """
         if isinstance(given, str):
             return cls.from_url(given, environment=environment)
+        if not isinstance(given, (Mapping, ObjectLocation)):
+            raise SettingsInvalid(f"objects: a URL or a directory as text, or a mapping, not {type(given).__name__}")
         return given if isinstance(given, ObjectLocation) else cls.from_mapping(given, environment=environment)
 
     @classmethod

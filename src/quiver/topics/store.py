@@ -172,9 +172,14 @@ class TopicStore(TopicAdministration):
                 remove_deleted(self._files, self.root)
         if self._requests is not None:
             self._requests.clear()
-        if background:
-            self._worker.start()
-        self.adopt()
+        try:
+            if background:
+                self._worker.start()
+            self.adopt()
+        except BaseException:
+            with contextlib.suppress(QuiverError, OSError):  # the error on the way says more
+                self._end(timeout=0)
+            raise
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -448,8 +453,14 @@ class TopicStore(TopicAdministration):
             StoreFailed: what was appended to a topic may not be synced; the others are closed well.
             OSError: the progress of a subscription could not be saved.
         """
-        if not self._closed:
-            self.adopt()  # who committed meanwhile saw that somebody is here
+        try:
+            if not self._closed and self._failure is None:
+                self.adopt()  # who committed meanwhile saw that somebody is here
+        finally:
+            unfinished = self._end(timeout)
+        return unfinished
+
+    def _end(self, timeout: float | None) -> Sequence[UnfinishedHandOver]:
         with self._guard:
             if self._closed:
                 return ()
@@ -472,6 +483,9 @@ class TopicStore(TopicAdministration):
                     failed = failed or error
             unfinished = self._hand_over(synced, timeout)
         finally:
+            # Whatever went wrong: a tier that goes on would renew what nobody works on any more.
+            if self._cold is not None:
+                self._cold.close()
             if self._lock is not None:
                 self._lock.release()
         if failed is not None:
@@ -483,11 +497,8 @@ class TopicStore(TopicAdministration):
         if cold is None:
             return ()
         limit_s = self.settings.uploader.hand_over_seconds if timeout is None else timeout
-        try:
-            topics = [log.topic for log in logs if log.wal.directory is not None]
-            unfinished = cold.hand_over(topics, timeout_s=limit_s) if limit_s > 0 else ()
-        finally:
-            cold.close()
+        topics = [log.topic for log in logs if log.wal.directory is not None]
+        unfinished = cold.hand_over(topics, timeout_s=limit_s) if limit_s > 0 else ()
         for one in unfinished:
             self._observer.event(
                 "danube.topic.not_handed_over", level=logging.ERROR, topic=one.topic, first_offset=one.first_offset,

@@ -157,7 +157,11 @@ class OwnerWatches:
             return {}
         if not isinstance(answer, Frame) or answer.value[0] != self._boot:
             return {}  # it costs time and nothing else
-        return {key: Watch(one.revision, one.since_ms / 1000, one.checksum) for key, one in answer.value[1].items()}
+        now_s = self._clock.monotonic()  # it was set back where a virtual machine was taken back to a snapshot
+        return {
+            key: Watch(one.revision, min(one.since_ms / 1000, now_s), one.checksum)
+            for key, one in answer.value[1].items()
+        }
 
     def _keep(self) -> None:
         path, boot = self._path, self._boot
