@@ -43,6 +43,7 @@ __all__ = [
     "AccessRefused",
     "AtCapacity",
     "BundleInvalid",
+    "BundleTooLarge",
     "BundleUnavailable",
     "Damaged",
     "DataLoss",
@@ -170,6 +171,12 @@ class SettingsInvalid(WrongUse):
 class BundleInvalid(WrongUse):
     """
     The bundle cannot be stored as it is; nothing was kept.
+    """
+
+
+class BundleTooLarge(BundleInvalid):
+    """
+    The bundle never fits, however long one waits; nothing was kept. Divide it.
     """
 
 

@@ -122,10 +122,12 @@ def test_who_is_denied_is_kept_and_a_wrong_address_may_be():
         (11, "Error, decoded message length too large: found 6291484 bytes, the limit is: 4194304 bytes", 4194304),
         (2, "Received http2 header with status: 413", None),
         (8, "no more quota", None),
+        (3, "the message is too large: the limit is 4194304 bytes once decompressed", 4194304),
+        (3, "the batch is too large: LOGS takes 9000 bytes when inflated, and 8000 are left", None),
     ],
 )
 def test_what_grpc_servers_say_of_a_request_that_is_too_large(code, message, limit_bytes):
-    """In the words of C, Go, Java, .NET, Rust and a proxy; what is exhausted without a time may be a size, too."""
+    """In the words of C, Go, Java, .NET, Rust, a proxy and ours; what is exhausted may be a size, too."""
     reply = grpc_reply(code, message, None)
 
     assert (reply.outcome, reply.is_too_large, reply.limit_bytes) == ("refused", True, limit_bytes)

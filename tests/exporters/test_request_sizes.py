@@ -11,6 +11,7 @@ import pytest
 from fake_far_side import FakeSender, FakeSource, GrpcFarSide, http_far_side, otlp_bundle
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+import quiver
 from quiver.bundle import Bundle
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Delivered, RetryPolicy
@@ -26,6 +27,10 @@ from quiver.exporters.settings import ExporterSettings, RequestSizes
 from quiver.exporters.size_limit import SizeLimit
 from quiver.observe import InMemoryObserver
 from quiver.primitives.backoff import Backoff
+from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.otlp_http import OtlpHttpReceiver
+from quiver.receivers.settings import OtlpSettings
+from quiver.settings import Settings
 from quiver.store.opening import open_store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -349,3 +354,36 @@ def test_a_combined_request_is_not_larger_than_the_limit():
 def test_sizes_that_cannot_be(given, says):
     with pytest.raises(SettingsInvalid, match=says):
         RequestSizes(**given)
+
+
+# ── a receiver of our own ────────────────────────────────────────────────────────────────────────────
+
+SMALL_STORE = Settings(segment_bytes_max=MIB // 2, wal_rotate_bytes=MIB // 2, size_cap_bytes=2 * MIB)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_receiver_whose_cap_a_request_exceeds_gets_smaller_ones(tmp_path, protocol):
+    """It never takes the request as a whole; its buffer holds the parts, one after the other."""
+    wanted = texts(3_000, 1000)
+    open_receiver = OtlpGrpcReceiver if protocol == "grpc" else OtlpHttpReceiver
+    make_sender = OtlpGrpcSender if protocol == "grpc" else OtlpHttpSender
+    kept = []
+    with (
+        quiver.open(str(tmp_path), SMALL_STORE) as store,
+        open_receiver(store, OtlpSettings(listening_addr="127.0.0.1:0")) as receiver,
+    ):
+        subscriber = store.register("far", start="earliest")
+        sender = make_sender(ExporterSettings(f"http://127.0.0.1:{receiver.port}", protocol=protocol))
+        rig = Rig(sender, otlp_bundle(logs(*wanted)))
+        while not rig.source.outcomes:
+            rig.forwarder.forward_one()
+            rig.clock.advance(8.0)
+            store.flush()
+            while (handle := subscriber.next_bundle(timeout=0)) is not None:
+                kept += handle.bundle[60].column(0).to_pylist()
+                handle.ack()
+            store.maintain()
+        sender.close()
+
+    assert rig.source.outcomes == {0: "acked"}
+    assert bodies(*kept) == wanted

@@ -5,6 +5,7 @@ What is sent as OTAP arrives once it is confirmed, whatever becomes of streams o
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from random import Random
 from typing import Any, Self
 
@@ -17,12 +18,14 @@ from otap_ways import CASES, VIEW_OF, bytes_of, parsed
 
 from quiver.clock import SystemClock
 from quiver.errors import AtCapacity, SettingsInvalid
+from quiver.exporters import otap_grpc
 from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
 from quiver.otap import BatchStatus, StatusCode, StreamDecoder, encode_status, to_otlp
 from quiver.otap.arrow_message import decode_records
 from quiver.otap.payload_schema import SIGNALS
+from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.receivers.otap_grpc import OtapGrpcReceiver
 from quiver.receivers.otap_settings import OtapSettings
 from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
@@ -432,3 +435,52 @@ def test_a_stream_that_is_not_let_in_is_refused_or_kept_as_set():
         dropping = sender_to(odd.port, denied="drop")
         assert dropping.send("logs", LOGS).outcome == "refused"
         dropping.close()
+
+
+def many_logs(count: int, characters: int) -> bytes:
+    generator = Random(1)
+    request = REQUESTS["logs"]()
+    scope = request.resource_logs.add().scope_logs.add()
+    for number in range(count):
+        text = generator.randbytes(characters // 2).hex()
+        scope.log_records.add(severity_text=str(number)).body.string_value = text
+    return request.SerializeToString()
+
+
+def test_batches_that_are_too_large_inflated_are_followed_by_smaller_ones(store):
+    """The receiver ends the stream with each of them, and says why of the first."""
+    otap = OtapSettings(inflated_bytes_max=400_000)
+    with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
+        sender = sender_to(receiver.port)
+        reply = sender.send("logs", many_logs(3_000, 1000))
+        sender.close()
+    assert reply == Reply("confirmed")
+    assert set(texts(store)) == {str(number) for number in range(3_000)}
+
+
+def test_a_message_that_is_too_large_decompressed_is_followed_by_smaller_ones(store):
+    otap = OtapSettings(message_bytes_max=200_000)
+    with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
+        sender = sender_to(receiver.port, OtapSenderSettings(payload_compression="none"), compression_method="gzip")
+        reply = sender.send("logs", many_logs(6_000, 200))
+        sender.close()
+    assert reply == Reply("confirmed")
+    assert set(texts(store)) == {str(number) for number in range(6_000)}
+    assert all(30 in bundle.slots for bundle in store.kept)
+
+
+def test_a_stream_that_ends_behind_each_refused_batch_is_not_opened_for_ever(store, monkeypatch):
+    """Whatever is behind a refused batch arrives; the request is refused, so that its sender can give it up."""
+    converted = tables_of_request(many_logs(5, 10), "logs")
+    monkeypatch.setattr(otap_grpc, "tables_of_request", lambda *_: replace(converted, tables=[*converted.tables] * 5))
+    opened = []
+
+    def serve(messages, _context):
+        opened.append(1)
+        for batch_id in ids_of(messages):
+            yield encode_status(BatchStatus(batch_id, StatusCode.INVALID_ARGUMENT, "no"))
+            return
+
+    with OddReceiver(serve) as odd:
+        reply = odd.sender.send("logs", b"x")
+    assert (reply.outcome, reply.reason, len(opened)) == ("refused", "INVALID_ARGUMENT", 5)

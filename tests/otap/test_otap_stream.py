@@ -312,7 +312,7 @@ def test_an_id_that_changes_its_type_is_refused():
     ("limits", "reason"),
     [
         ({"message_bytes_max": 100}, "bytes in a message; the most is 100"),
-        ({"inflated_bytes_max": 1000}, "are left for this message"),
+        ({"inflated_bytes_max": 1000}, "bytes when inflated"),
         ({"dictionary_values_max": 10}, "a dictionary of 300 values; the most is 10"),
         ({"dictionaries_bytes_max": 100}, "the dictionaries of the stream take"),
     ],

@@ -65,15 +65,6 @@ COMBINED_MAX = 1024
 TROUBLE_S = 1.0
 """Before the store is asked again after it could not give a bundle."""
 
-COMBINED_MAX = 1024
-"""So many bundles at most are combined: each of them is claimed meanwhile."""
-
-TROUBLE_S = 1.0
-"""Before the store is asked again after it could not give a bundle."""
-
-SOON_S = 0.05
-"""A bundle whose time has not come, by so little, is tried all the same: two clocks were rounded."""
-
 
 class BundleForwarder:
     """

@@ -81,45 +81,64 @@ class OtapGrpcSender:
         if isinstance(converted, Damage):
             return self._otlp.send(signal, request, batch_id)
         deadline = self._clock.monotonic() + self.settings.timeout_s
-        waiting = list(converted.tables)
+        progress = _Progress(list(converted.tables))
         tried = 0
         while tried < _STREAMS_TRIED:
-            reply = self._send(signal, waiting, deadline)
+            left = len(progress.waiting)
+            reply = self._send(signal, progress, deadline)
             if isinstance(reply, Reply):
                 return replace(reply, left_out=self._left_out(converted)) if reply.outcome == "confirmed" else reply
             if reply.is_otlp:
                 return self._otlp.send(signal, request, batch_id)
-            # One that was too large is sent in smaller messages, which ends: each time the limit is lower.
-            tried += not reply.is_smaller
+            # One that was too large is sent in smaller messages, which ends: each time the limit is lower. So does a
+            # stream that ends behind each set of tables that is refused.
+            tried += not reply.is_smaller and len(progress.waiting) == left
         return Reply("retry", "UNAVAILABLE", "the far side ended one stream after the other without an answer")
 
-    def _send(self, signal: str, waiting: list[Any], deadline: float) -> Reply | _Again:
+    def _send(self, signal: str, progress: _Progress, deadline: float) -> Reply | _Again:
         """
-        Send what is *waiting*, taking from it what is confirmed; return the reply, or that it is to be sent anew.
+        Send what is waiting, taking from it what is settled; return the reply, or that the rest is to be sent anew.
         """
         stream = self._stream(signal)
         if stream is None:
             return Reply("retry", "CLOSED", "the sender was closed")
-        sent = stream.put(waiting)
+        sent = stream.put(progress.waiting)
         if isinstance(sent, Damage):
             # No stream of these settings has room for all of it; as a request it may be taken.
             return _Again(is_otlp=True)
-        refusal: Reply | None = None
-        for tables, batches in zip(list(waiting), sent, strict=True):
-            for batch in batches:
-                answer = stream.wait(batch, deadline)
-                if isinstance(answer, _Again):
-                    self._without_otap |= answer.is_unknown
-                    return answer
-                if answer.is_too_large and batch.size_bytes > MESSAGE_BYTES_MIN:
-                    self._limit.refused(batch.size_bytes, answer.limit_bytes)
-                    return _Again(is_smaller=True)
-                if answer.outcome == "retry":
-                    return answer
-                if answer.outcome == "refused":
-                    refusal = answer
-            waiting.remove(tables)
-        return refusal or Reply("confirmed")
+        again: _Again | None = None
+        for tables, batches in zip(list(progress.waiting), sent, strict=True):
+            answer = self._answer(stream, batches, deadline)
+            if isinstance(answer, _Again):
+                # What has a status all the same is settled, and not sent again.
+                again = answer if again is None or answer.is_smaller else again
+                continue
+            if answer.outcome == "retry":
+                return answer
+            if answer.outcome == "refused":
+                progress.refusal = answer
+            progress.waiting.remove(tables)
+        return again or progress.refusal or Reply("confirmed")
+
+    def _answer(self, stream: _Stream, batches: Sequence[_Waiting], deadline: float) -> Reply | _Again:
+        """
+        Wait for the statuses of a set of tables; return what they say of it.
+        """
+        for batch in batches:
+            answer = stream.wait(batch, deadline)
+            if isinstance(answer, _Again):
+                self._without_otap |= answer.is_unknown
+                return answer
+            if answer.is_too_large and batch.size_bytes > MESSAGE_BYTES_MIN:
+                self._limit.refused(batch.size_bytes, answer.limit_bytes)
+                stream.retire()  # the next one sends smaller messages
+                return _Again(is_smaller=True)
+            if answer.is_too_large:
+                self._limit.not_the_reason()
+            if answer.outcome != "confirmed":
+                return answer
+            self._limit.accepted(batch.size_bytes)
+        return Reply("confirmed")
 
     def _left_out(self, converted: Converted) -> dict[str, int]:
         left_out = dict(converted.left_out)
@@ -168,6 +187,16 @@ class _Again:
     is_otlp: bool = False
     is_unknown: bool = False
     is_smaller: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Progress:
+    """
+    What of a request has no status yet, and why a part of it was refused.
+    """
+
+    waiting: list[Any]
+    refusal: Reply | None = None
 
 
 @dataclass(slots=True, eq=False)

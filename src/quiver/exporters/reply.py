@@ -52,6 +52,7 @@ _HTTP_ADDRESS = frozenset({301, 302, 303, 307, 308, 404, 405})
 _TOO_LARGE = re.compile(
     r"larger than (?:the )?max|exceed(?:s|ed|ing)? (?:the )?(?:max|limit)|too (?:large|big)|status:? 413", re.IGNORECASE
 )
+_TOO_LARGE_AS_A_WHOLE = re.compile(r"\b(?:request|message|batch|bundle) is too large", re.IGNORECASE)
 _SIZE_LIMIT = re.compile(
     r"(?:\bvs\.?|limit(?: is)?:?|larger than max|maximum size(?: of)?) (\d{1,15})\b", re.IGNORECASE
 )
@@ -123,7 +124,11 @@ def grpc_reply(code: int, message: str, details: bytes | None, *, denied: Denied
     after_s = None if details is None else retry_delay_s(details)
     is_exhausted = name == "RESOURCE_EXHAUSTED"
     # Without a time it says that no waiting helps: whatever is exhausted, a smaller request needs less of it.
-    if (is_exhausted and after_s is None) or (name in _GRPC_SIZED and _TOO_LARGE.search(message)):
+    is_sized = (name in _GRPC_SIZED and _TOO_LARGE.search(message)) or (
+        # The same code refuses single values: only what names the whole is about the size of the request.
+        name == "INVALID_ARGUMENT" and _TOO_LARGE_AS_A_WHOLE.search(message)
+    )
+    if is_sized or (is_exhausted and after_s is None):
         return Reply("refused", name, _clean(message), is_too_large=True, limit_bytes=_limit_bytes(message))
     if name in _GRPC_CREDENTIALS or name in _GRPC_ADDRESS:
         retried = denied == "retry" or (denied == "credentials" and name in _GRPC_CREDENTIALS)

@@ -243,7 +243,7 @@ class StreamDecoder:
             raise Refused(f"{name}: not {'a schema, ' if head else ''}dictionaries, then one record batch: {kinds}")
         inflated = sum(piece.bytes_inflated for piece in pieces)
         if inflated > budget:
-            raise Refused(f"{name}: {inflated} bytes when inflated, {budget} are left for this message")
+            raise Refused(f"the batch is too large: {name} takes {inflated} bytes when inflated, and {budget} are left")
         if pieces[-1].rows > rows_max:
             raise Refused(f"{name}: {pieces[-1].rows} rows; the most is {rows_max}")
         for piece in pieces[len(head) : -1]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, BundleInvalid, QuiverError
+from quiver.errors import AtCapacity, BundleInvalid, BundleTooLarge, QuiverError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap.request import parse_request
 from quiver.otap.table_digest import digest_of_tables
@@ -247,7 +247,7 @@ class OtlpIntake:
 
     def _too_large_inside(self) -> Verdict:
         size_max = self._settings.max_decompressed_bytes
-        return Verdict("too_large", f"the request is over {size_max} bytes once decompressed")
+        return Verdict("too_large", f"the request is too large: the limit is {size_max} bytes once decompressed")
 
     def too_large(self, size: int | None) -> Verdict:
         """
@@ -300,6 +300,8 @@ class OtlpIntake:
                     self._window.remember(digests[index - 1], receipt=receipt, durable=durable)
         except AtCapacity as full:
             return Verdict("full", str(full), self._retry_after(full.retry_after_s)), None
+        except BundleTooLarge as large:
+            return Verdict("too_large", str(large)), None
         except BundleInvalid as invalid:
             return Verdict("invalid", str(invalid)), None
         except (QuiverError, OSError) as error:

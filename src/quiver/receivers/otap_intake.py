@@ -166,7 +166,9 @@ class OtapIntake:
         if not message.startswith(GZIP_MAGIC):
             return message
         inflated = inflate(message, size_max=size_max)
-        return Damage(0, f"the message is over {size_max} bytes once decompressed") if inflated is None else inflated
+        if inflated is None:
+            return Damage(0, f"the message is too large: the limit is {size_max} bytes once decompressed")
+        return inflated
 
     def _once(self, bundle: Bundle, digest: bytes | None) -> tuple[StatusCode, str, str]:
         """

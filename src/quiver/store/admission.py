@@ -24,7 +24,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from quiver.errors import AtCapacity, BundleInvalid, StoreClosed
+from quiver.errors import AtCapacity, BundleTooLarge, StoreClosed
 from quiver.primitives.disk_full import is_full_disk, is_out_of_descriptors
 from quiver.store.capacity import BUDGET_CAP, Capacity, DiskRoom
 from quiver.store.cleanup import Cleanup
@@ -223,7 +223,7 @@ class Admission:
 
         Raises:
             AtCapacity: it does not fit at *deadline*, in monotonic seconds.
-            BundleInvalid: it can never fit.
+            BundleTooLarge: it can never fit.
             StoreFailed: the disk failed.
             StoreClosed: the store was closed.
         """
@@ -291,12 +291,13 @@ class Admission:
     def _refuse_what_never_fits(self, nbytes: int) -> None:
         settings = self._parts.settings
         if self._logging and nbytes + ENTRY_MARGIN_BYTES > settings.wal_bytes_max:
-            raise BundleInvalid(f"the bundle takes {nbytes} bytes in the log; wal.max_size is less")
+            raise BundleTooLarge(f"the bundle is too large: it takes {nbytes} bytes in the log; wal.max_size is less")
         cap = self._capacity.largest_bytes
         if cap is not None and nbytes * (2 if self._logging else 1) + ENTRY_MARGIN_BYTES > cap:
             twice = " twice, in the log and in a segment," if self._logging else ""
             name = self._capacity.cap_name
-            raise BundleInvalid(f"the bundle takes {nbytes} bytes{twice} and {name} leaves {cap} at most")
+            takes = f"it takes {nbytes} bytes{twice} and {name} leaves {cap} at most"
+            raise BundleTooLarge(f"the bundle is too large: {takes}")
 
     def _is_being_written(self) -> bool:
         return self._parts.sealing.pending is not None and self._parts.sealing.failure is None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
-from quiver.errors import BundleInvalid
+from quiver.errors import BundleInvalid, BundleTooLarge
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, SLOT_HEAD, WalSlot
 from quiver.store.segment.accumulator import EncodedSlot, StreamSchema, check_schema, self_contained
 from quiver.store.segment.ipc_file import END_OF_STREAM, is_one_batch_message
@@ -106,7 +106,8 @@ class SlotEncoder:
         *fingerprints* overrides ours, slot by slot, where another writer's log is replayed.
 
         Raises:
-            BundleInvalid: a type that Arrow IPC cannot carry, or more bytes or rows than an entry can hold.
+            BundleInvalid: a type that Arrow IPC cannot carry.
+            BundleTooLarge: more bytes or rows than an entry can hold.
         """
         encoded: list[EncodedSlot] = []
         bitmap = 0
@@ -193,7 +194,7 @@ class SlotEncoder:
         return stream
 
 
-def _too_large(slot: int, rows: int) -> BundleInvalid:
+def _too_large(slot: int, rows: int) -> BundleTooLarge:
     if rows > ROWS_MAX:
-        return BundleInvalid(f"slot {slot} has {rows} rows; a slot holds at most {ROWS_MAX}")
-    return BundleInvalid(f"the bundle takes more than {_BYTES_MAX} bytes serialised; split it into smaller ones")
+        return BundleTooLarge(f"the bundle is too large: slot {slot} has {rows} rows; a slot holds at most {ROWS_MAX}")
+    return BundleTooLarge(f"the bundle is too large: it takes more than {_BYTES_MAX} bytes serialised; divide it")

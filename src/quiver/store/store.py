@@ -323,6 +323,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         Raises:
             AtCapacity: no room, also after *timeout*; nothing was kept.
             BundleInvalid: it cannot be stored as it is; nothing was kept.
+            BundleTooLarge: the same, because of its size: it never fits.
             NotYetDurable: with *durable* and `segment_only`: it is kept and delivered, but the disk had no room to seal
                 it, also after *timeout*. Do not ingest it again.
             StoreFailed: a write or sync failed, now or earlier; reopen to recover.
