@@ -17,7 +17,7 @@ _NS = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class Held:
     """
-    A sealed segment: when it was sealed, and what it takes of the disk.
+    A sealed segment: when it was sealed, by the clock that *now_ns* is of, and what it takes of the disk.
     """
 
     segment_id: int

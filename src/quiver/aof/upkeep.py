@@ -34,7 +34,7 @@ from quiver.aof.format.names import (
 )
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
 from quiver.aof.index import SparseIndexes
-from quiver.aof.retention import Held, choose_leaving, is_expired
+from quiver.aof.leaving import Leaving
 from quiver.aof.segment import Segment, allocate
 from quiver.aof.segment_queue import OVERHEAD_BYTES
 from quiver.aof.tail import Tail
@@ -102,6 +102,7 @@ class Upkeep:
         self._indexes = indexes
         self._trim = trim
         self._wants_sealed = wants_sealed
+        self._leaving = Leaving(catalog, config.retention, trim, clock)
         self._seen: tuple[Segment, float] | None = None
         self._lock = threading.RLock()
         self._spare_number = 0
@@ -336,14 +337,6 @@ class Upkeep:
         self._snapshot_failed = False
         self._snapshot = snapshot
 
-    def _leaving(self) -> list[SealedSegment]:
-        segments = self._catalog.all()
-        held = [Held(one.segment_id, one.footer.sealed_at, one.header.max_size) for one in segments]
-        leaving = {
-            *choose_leaving(self._config.retention, held, self._clock.now_ns()), *self._trim.leaving(segments),
-        }  # fmt: skip
-        return [one for one in segments if one.segment_id in leaving]
-
     def _replace_expired(self) -> None:
         """
         Seal a segment without records behind the last one, once that has expired and nothing came behind it.
@@ -353,8 +346,7 @@ class Upkeep:
         newest = self._catalog.all()[-1:]
         if not newest or not newest[0].footer.record_count:
             return
-        now_ns = self._clock.now_ns()
-        if is_expired(self._config.retention, newest[0].footer.sealed_at, now_ns) and self._tail.is_quiet():
+        if self._leaving.newest_is_expired() and self._tail.is_quiet():
             spare = allocate(self._fs, self._spare_path(), self._tail.sizing.smallest(0, OVERHEAD_BYTES))
             if self._tail.end_with_empty(spare):
                 self.seal_pending()
@@ -362,7 +354,7 @@ class Upkeep:
     def _retire_old(self) -> None:
         if not self._config.retires or not self.retires or self.packages:
             return  # with tiers a segment has more to it than its file, and they see to all of it
-        for segment in self._leaving():
+        for segment in self._leaving.segments():
             if self._config.retention.action == "archive":
                 name = archive_name(segment.segment_id, segment.footer.sealed_at)
                 with contextlib.suppress(FileNotFoundError):  # moved by a pass that could not sync
@@ -396,7 +388,7 @@ class Upkeep:
         if not self.packages or self._tail.refusal is not None:
             return
         copies = Copies(self._fs, self._archive, objects=None)
-        for segment in self._leaving():
+        for segment in self._leaving.segments():
             # The packed file is durable, and was compared with the segment, before that goes. If we crash here, both
             # are there, and the segment is packed again under the same name.
             copies.pack(segment, self._catalog.view(segment))

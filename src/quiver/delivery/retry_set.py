@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from quiver.bundle import BundleRef
-from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
 from quiver.errors import AtCapacity, Damaged
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.copying import keep_damaged
@@ -89,14 +89,14 @@ class RetrySet:
     Made by `open`; or without files, for an exporter whose attempts need not outlive it.
 
     Args:
-        clock: when the next attempt of a bundle is due.
+        clock: when the next attempt of a bundle is due. No step of the wall clock changes that.
         entries_max: more than this many bundles are not taken.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, entries_max: int = ENTRIES_MAX) -> None:
         self.path: str | None = None
         """The file; None of a set that is kept in memory only."""
-        self._clock = clock
+        self._time = SteadyTime(clock)
         self._entries_max = min(entries_max, RETRY_ENTRIES_MAX)
         self._entries: dict[BundleRef, RetryEntry] = {}
         self._fs: FileSystem | None = None
@@ -126,7 +126,7 @@ class RetrySet:
             unresolved: for a damaged file, when a reader in order relies on it: every bundle that the subscriber has
                 not resolved. The 65,536 oldest of them are held then, and delivered from here: some twice, none never.
                 Without it a damaged set begins anew, which is right where what is not resolved comes again by itself.
-            clock: when the next attempt of a bundle is due.
+            clock: when the next attempt of a bundle is due. No step of the wall clock changes that.
             entries_max: more than this many bundles are not taken.
 
         Raises:
@@ -153,7 +153,7 @@ class RetrySet:
         return found
 
     def _take_over(self, entries: Iterable[RetryEntry]) -> None:
-        now_ns = self._clock.now_ns()
+        now_ns = self._time.now_ns()
         for entry in entries:
             # The wall clock was set back: by what it says now this bundle might wait for days.
             is_ahead = entry.first_failed_at_ns > now_ns
@@ -173,7 +173,7 @@ class RetrySet:
             keep_damaged(self._fs, f"{root}/{QUARANTINE_DIR}", retry_set_name(subscriber_id), data)
         # What is behind so many lies in no batch that was read: it comes by itself. A set that is larger cannot be.
         oldest = heapq.nsmallest(RETRY_ENTRIES_MAX, refs)
-        now_ns = self._clock.now_ns()
+        now_ns = self._time.now_ns()
         self._entries = {ref: RetryEntry(ref, 1, now_ns, now_ns, "the retry set was damaged") for ref in oldest}
         self._is_dirty = True
         self.save()
@@ -188,7 +188,7 @@ class RetrySet:
         Raises:
             AtCapacity: it is new, and there is no room for it.
         """
-        now_ns = self._clock.now_ns()
+        now_ns = self._time.now_ns()
         with self._lock:
             known = self._entries.get(ref)
             if known is None and len(self._entries) >= self._entries_max:
@@ -225,12 +225,25 @@ class RetrySet:
             if self._fs is None or self.path is None or self._file_lock is None:
                 return False
             try:
-                replace_file(self._fs, self.path, encode_retry_set(entries))
+                replace_file(self._fs, self.path, encode_retry_set(self._by_wall_clock(entries)))
             except BaseException:
                 with self._lock:
                     self._is_dirty = True
                 raise
         return True
+
+    def _by_wall_clock(self, entries: Sequence[RetryEntry]) -> Sequence[RetryEntry]:
+        step_ns = self._time.step_ns()
+        if not step_ns:
+            return entries
+        return [
+            replace(
+                one,
+                first_failed_at_ns=max(0, one.first_failed_at_ns + step_ns),
+                next_try_at_ns=max(0, one.next_try_at_ns + step_ns),
+            )
+            for one in entries
+        ]
 
     def close(self) -> None:
         """
@@ -276,7 +289,7 @@ class RetrySet:
         """
         Return those that may be tried now, the longest due first.
         """
-        now_ns = self._clock.now_ns()
+        now_ns = self._time.now_ns()
         return [entry for entry in self.entries() if entry.next_try_at_ns <= now_ns]
 
     def wait_s(self, ref: BundleRef) -> float:
@@ -284,14 +297,14 @@ class RetrySet:
         Return the seconds until *ref* may be tried, 0 when it may now.
         """
         entry = self.get(ref)
-        return 0.0 if entry is None else max(0.0, (entry.next_try_at_ns - self._clock.now_ns()) / _NANOS)
+        return 0.0 if entry is None else max(0.0, (entry.next_try_at_ns - self._time.now_ns()) / _NANOS)
 
     def elapsed_s(self, ref: BundleRef) -> float:
         """
         Return the seconds since *ref* failed first, 0 when it did not.
         """
         entry = self.get(ref)
-        return 0.0 if entry is None else max(0.0, (self._clock.now_ns() - entry.first_failed_at_ns) / _NANOS)
+        return 0.0 if entry is None else max(0.0, (self._time.now_ns() - entry.first_failed_at_ns) / _NANOS)
 
     @property
     def is_full(self) -> bool:

@@ -16,6 +16,7 @@ file                    purpose
 `staging.py`            the same on the disk: which batch was the last, what goes when it was taken over
 `copying.py`            whole files from here to there, with their checksum; linked where that is enough
 `lock.py`               a lock the kernel releases, with the holder's pid for people
+`boot.py`               which boot of the machine this is
 `forked.py`             what a forked child inherits and must not use: it refuses, in words
 `prealloc.py`           reserve blocks, or refuse
 `mapping.py`            mapped files with an owned lifetime

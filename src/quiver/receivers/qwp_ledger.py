@@ -179,6 +179,8 @@ class ReplayLedger:
                 "UPDATE lives SET confirmed = ?1, told = ?1, ended_ns = ?2 WHERE ended_ns IS NULL",
                 (_EVERYTHING, now_ns),
             )
+            # The wall clock was set back since: they would be known for as long as it takes to come that far again.
+            database.execute("UPDATE lives SET ended_ns = ?1 WHERE ended_ns > ?1", (now_ns,))
             database.execute("UPDATE lives SET alive_at = -1")  # another process, another clock
             database.execute(_DROP_EMPTY)
             newest = database.execute("SELECT coalesce(max(life), 0) FROM lives").fetchone()[0]

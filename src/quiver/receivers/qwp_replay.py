@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 from blake3 import blake3
 
-from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
 from quiver.observe import Observer
 from quiver.qwp.wire.decoded import TABLE_KEY
 from quiver.receivers.qwp_ledger import ReplayLedger, Stored
@@ -160,6 +160,7 @@ class ReplayIndex:
         self._bytes_max = bytes_max
         self._window_s = window_s
         self._clock = clock
+        self._time = SteadyTime(clock)
         self._changed = threading.Condition(threading.Lock())  # held while the file is used
         self._ledger = ReplayLedger(path, entries_max=entries_max, observer=observer)
         self._news: deque[Callable[[], None]] = deque()
@@ -183,7 +184,7 @@ class ReplayIndex:
         unread = 0
         found = []
         with self._changed:
-            newest, heard_of = self._ledger.recover(next_sequence=next_sequence, now_ns=self._clock.now_ns())
+            newest, heard_of = self._ledger.recover(next_sequence=next_sequence, now_ns=self._time.now_ns())
             for entry in entries:
                 for payload in entry.slots if entry.sequence > heard_of else ():
                     batch = _read(payload) if payload.slot == slot else None
@@ -192,7 +193,7 @@ class ReplayIndex:
                         found.append(Stored(table_digest(batch), entry.sequence, batch.nbytes, is_stamped=True))
             if found:
                 newest += 1
-                self._ledger.add_unclaimed(newest, found, ended_ns=self._clock.now_ns())
+                self._ledger.add_unclaimed(newest, found, ended_ns=self._time.now_ns())
             self._ledger.commit()
             self._numbers = itertools.count(newest + 1)
         return unread
@@ -230,7 +231,7 @@ class ReplayIndex:
         """
         if not life.is_over:
             life.is_over = True
-            now_ns = self._clock.now_ns()
+            now_ns = self._time.now_ns()
             self._news.append(lambda: self._ended(life, now_ns))
 
     def close(self, life: Life, *, in_order: bool) -> None:
@@ -332,7 +333,7 @@ class ReplayIndex:
             self._ledger.drop_life(life.number)
 
     def _since_ns(self) -> int:
-        return 0 if self._window_s is None else self._clock.now_ns() - int(self._window_s * 1e9)
+        return 0 if self._window_s is None else self._time.now_ns() - int(self._window_s * 1e9)
 
     def _has(self, life: Life, digest: bytes) -> bool:
         return life.storing == digest or self._ledger.has(life.number, digest)

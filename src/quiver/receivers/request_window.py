@@ -28,9 +28,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
 from quiver.errors import AtCapacity, Damaged, DirectoryInUse, FormatUnsupported
 from quiver.observe import Observer
+from quiver.primitives.boot import boot_name
 from quiver.primitives.files import Lock
 from quiver.primitives.lock import hold, holder_of, is_held
 from quiver.primitives.real_files import REAL_FILES
@@ -72,6 +73,8 @@ _EXPIRE = "DELETE FROM requests WHERE digest IN (SELECT digest FROM requests WHE
 _TABLES_UNTIL = (
     "INSERT INTO facts VALUES ('tables_until_ns', ?1) ON CONFLICT (name) DO UPDATE SET value = max(value, ?1)"
 )
+_NOT_AHEAD = "UPDATE requests SET at_ns = ?1, until_ns = ?2 WHERE at_ns > ?3"
+_TABLES_NOT_AHEAD = "UPDATE facts SET value = ?1 WHERE name = 'tables_until_ns' AND value > ?1"
 
 _BUSY_S = 10.0
 _POLL_S = 0.01
@@ -145,8 +148,8 @@ class RequestWindow:
         self._needs_durable = needs_durable
         self._clock = clock
         self._observer = observer
-        # A wall clock that steps makes nothing older: from here on time passes as the other clock says.
-        self._began_ns, self._began_s = clock.now_ns(), clock.monotonic()
+        self._boot = boot_name(REAL_FILES)
+        self._time = SteadyTime(clock)
         self._path = f"{directory}/{REQUESTS_NAME}"
         self._guard = threading.Lock()
         self._changed = threading.Condition()
@@ -154,7 +157,7 @@ class RequestWindow:
         self._unwritten: dict[bytes, int] = {}
         """Stored requests that could not be noted; until when they are known."""
         self._undurable: deque[tuple[bytes, Any]] = deque()
-        self._tick_at_s = self._began_s
+        self._tick_at_s = clock.monotonic()
         self._is_full = False
         lock, self._run = self._take_place()
         self._held = _Held(lock)
@@ -204,6 +207,7 @@ class RequestWindow:
     def _open(self) -> None:
         try:
             self._database = self._held.database = _connect(self._path)
+            self._set_time()
             self._recover()
         except FormatUnsupported:
             raise
@@ -211,7 +215,30 @@ class RequestWindow:
             self._held.close_database()
             self._set_aside(damage)
             self._database = self._held.database = _connect(self._path)
+            self._set_time()
             self._recover()
+
+    def _set_time(self) -> None:
+        """
+        Go on with the time of earlier windows of this boot, whose monotonic clock is ours: no step of the wall clock
+        makes a request older. The first window of a boot begins with what the wall clock says.
+        """
+        name = f"zero_ns of {self._boot}"
+        with self._opened() as database:
+            database.execute("BEGIN IMMEDIATE")
+            found = database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+            if found is not None:
+                self._time = SteadyTime(self._clock, found[0])
+            elif self._boot is not None or not self._others_are_open():
+                # The wall clock was set back since: a request would be known until it has come that far again. The data
+                # may bear any time within the window.
+                now_ns = self._now_ns()
+                database.execute(_NOT_AHEAD, (now_ns - self._window_ns, now_ns + self._window_ns, now_ns))
+                database.execute(_TABLES_NOT_AHEAD, (now_ns + self._window_ns,))
+                if self._boot is not None:
+                    database.execute("DELETE FROM facts WHERE name LIKE 'zero_ns of %'")
+                    database.execute("INSERT INTO facts VALUES (?, ?)", (name, self._time.zero_ns))
+            database.execute("COMMIT")
 
     def _set_aside(self, damage: Damaged) -> None:
         """
@@ -220,16 +247,19 @@ class RequestWindow:
         Raises:
             Damaged: other receivers have it open, and would go on with it.
         """
-        own = self._lock_path(self._core, self._run)
-        names = [f"{self._directory}/{name}" for name in REAL_FILES.list_dir(self._directory)]
-        locks = [name for name in names if name.startswith(f"{self._path}.") and name.endswith(".lock")]
-        if any(is_held(REAL_FILES, path) is not False for path in locks if path != own):
+        if self._others_are_open():
             why = f"{damage.reason}; stop all receivers of this store and remove the file"
             raise Damaged(self._path, 0, why) from damage
         self._report("quiver.receiver.requests_set_aside", damage)
         for ending in ("-wal", "-shm", ""):
             with contextlib.suppress(FileNotFoundError):
                 REAL_FILES.rename(self._path + ending, f"{self._path}{ending}.damaged")
+
+    def _others_are_open(self) -> bool:
+        own = self._lock_path(self._core, self._run)
+        names = [f"{self._directory}/{name}" for name in REAL_FILES.list_dir(self._directory)]
+        locks = [name for name in names if name.startswith(f"{self._path}.") and name.endswith(".lock")]
+        return any(is_held(REAL_FILES, path) is not False for path in locks if path != own)
 
     def _report(self, event: str, error: Exception) -> None:
         self._observer.event(event, level=logging.ERROR, path=self._path, reason=str(error))
@@ -262,7 +292,7 @@ class RequestWindow:
             return database.execute(query, values).fetchall()
 
     def _now_ns(self) -> int:
-        return self._began_ns + round((self._clock.monotonic() - self._began_s) * 1e9)
+        return self._time.now_ns()
 
     # ── what receivers ask ───────────────────────────────────────────────────────────────────────────
 
@@ -451,15 +481,16 @@ class RequestWindow:
         left = [row for row in left if row[2] in gone]
         if not left and newest_ns is None:
             return
-        now_ns = self._now_ns()
+        now_ns, step_ns = self._now_ns(), self._time.step_ns()
         since_ns = min([at_ns for _, at_ns, _ in left] + ([] if newest_ns is None else [newest_ns]))
-        since_ns = max(since_ns - _SLACK_NS, now_ns - self._window_ns)
+        # Data bear times of the wall clock, from before it stepped or from after that.
+        since_ns = max(since_ns - _SLACK_NS, now_ns - self._window_ns) + min(0, step_ns)
         found: dict[bytes, int] = {}
         tables_until_ns = 0
         root = f"{self._directory}/{core}" if core else self._directory
         for ingested_at_ns, requests, tables in self._digests_in(root, since_ns):
-            # The wall clock may have stepped back since: what lies in the future counts as just stored.
-            at_ns = min(ingested_at_ns, now_ns)
+            # What lies in the future counts as just stored.
+            at_ns = min(max(ingested_at_ns, ingested_at_ns - step_ns), now_ns)
             found.update(dict.fromkeys((*requests, *tables), at_ns))
             if tables:
                 tables_until_ns = max(tables_until_ns, at_ns + self._window_ns)
@@ -483,7 +514,7 @@ class RequestWindow:
         Yield when a bundle was ingested, and the digests of the requests and of the tables in it.
         """
         # The log is read as a whole anyway. Of segments there may be many, and those before *since_ns* are known.
-        logged_since_ns = self._now_ns() - self._window_ns
+        logged_since_ns = self._now_ns() - self._window_ns + min(0, self._time.step_ns())
         for ingested_at_ns, data in recent_data(REAL_FILES, root, since_ns, logged_since_ns=logged_since_ns):
             requests, tables = digests_of_batches(data) if isinstance(data, dict) else digests_of_entry(data)
             self.unread += sum(digest is None for digest in (*requests, *tables))

@@ -10,10 +10,12 @@ The newest object always stays: it says how far the topic has come.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from quiver.clock import Clock
+from quiver.clock import Ages, Clock
 from quiver.errors import ObjectMissing
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
@@ -28,13 +30,16 @@ from quiver.topics.wal_files import FileMarks, FrameScanner, Good, WalFile
 
 __all__ = ["Deleter", "LocalDeleter", "expired_objects", "files_to_release"]
 
-_NS_PER_MINUTE = 60 * 1_000_000_000
+_NS_PER_S = 1_000_000_000
+_NS_PER_MINUTE = 60 * _NS_PER_S
 _MIB = 1024 * 1024
 
 
 def files_to_release(files: Sequence[WalFile], settings: DeleterSettings, *, now_ns: int) -> list[tuple[WalFile, str]]:
     """
     Return the oldest of *files*, with why: ``time`` or ``size``. The active file, the last one, counts and never goes.
+
+    *now_ns* is by the clock that `modified_ns` of the files is of.
     """
     total = sum(file.size_bytes for file in files)
     limit = None if settings.retention_size_mb is None else settings.retention_size_mb * _MIB
@@ -56,6 +61,8 @@ def files_to_release(files: Sequence[WalFile], settings: DeleterSettings, *, now
 def expired_objects(objects: Sequence[ObjectSpan], settings: ObjectRetention, *, now_s: int) -> list[ObjectSpan]:
     """
     Return the oldest of *objects* that retention gives up; never the newest one.
+
+    *now_s* is by the clock that `created_at` of the objects is of.
     """
     total = sum(one.size for one in objects)
     limit = None if settings.retention_size_mb is None else settings.retention_size_mb * _MIB
@@ -69,6 +76,29 @@ def expired_objects(objects: Sequence[ObjectSpan], settings: ObjectRetention, *,
     return going
 
 
+class _SteadyAges:
+    """
+    Gives files and objects times by the clock that does not step. What was there when this was made is as old as the
+    wall clock says.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._files: Ages[str] = Ages(clock)
+        self._objects: Ages[str] = Ages(clock)
+
+    def now_ns(self) -> int:
+        return round(self._clock.monotonic() * 1e9)
+
+    def of_files(self, files: Sequence[WalFile]) -> list[WalFile]:
+        began_s = self._files.born_s({one.path: one.modified_ns for one in files if one.sealed})
+        return [replace(one, modified_ns=round(began_s[one.path] * 1e9)) if one.sealed else one for one in files]
+
+    def of_objects(self, spans: Sequence[ObjectSpan]) -> list[ObjectSpan]:
+        began_s = self._objects.born_s({one.object_id: one.created_at * _NS_PER_S for one in spans})
+        return [one._replace(created_at=math.ceil(began_s[one.object_id])) for one in spans]
+
+
 def _release(
     wal: Wal,
     topic: str,
@@ -77,7 +107,7 @@ def _release(
     confirmed: Callable[[], int | None],
     may_go: Callable[[WalFile], bool],
     check: Callable[[], None],
-    clock: Clock,
+    ages: _SteadyAges,
     observer: Observer,
 ) -> tuple[WalFile, ...]:
     """
@@ -86,7 +116,7 @@ def _release(
     limit = confirmed() if settings.wait_for_subscriptions else None
     below = 0
     why: dict[str, str] = {}
-    for file, reason in files_to_release(wal.files(), settings, now_ns=clock.now_ns()):
+    for file, reason in files_to_release(ages.of_files(wal.files()), settings, now_ns=ages.now_ns()):
         if (limit is not None and file.next_offset > limit) or not may_go(file):
             break
         below = file.next_offset
@@ -128,6 +158,8 @@ class LocalDeleter:
         self._clock = clock
         self._observer = observer
         self._due_s = clock.monotonic()
+        self._ages = _SteadyAges(clock)
+        self._ages.of_files(wal.files())
         self._turn = threading.Lock()
 
     def run_if_due(self) -> None:
@@ -149,7 +181,7 @@ class LocalDeleter:
             self._due_s = self._clock.monotonic() + self._settings.check_interval_minutes * 60
             return _release(
                 self._wal, self._topic, self._settings, confirmed=self._confirmed, may_go=lambda _: True,
-                check=lambda: None, clock=self._clock, observer=self._observer,
+                check=lambda: None, ages=self._ages, observer=self._observer,
             )  # fmt: skip
 
 
@@ -191,8 +223,11 @@ class Deleter:
         self._retention = retention
         self._check = check
         self._confirmed = confirmed
-        self._clock = clock
         self._observer = observer
+        self._ages = _SteadyAges(clock)
+        self._ages.of_files(wal.files())
+        if retention != ObjectRetention():
+            self._ages.of_objects(catalogue.spans())
 
     def run_once(self) -> tuple[WalFile, ...]:
         """
@@ -210,7 +245,7 @@ class Deleter:
     def _release_files(self) -> tuple[WalFile, ...]:
         return _release(
             self._wal, self._catalogue.topic, self._settings, confirmed=self._confirmed, may_go=self._is_safe,
-            check=self._check, clock=self._clock, observer=self._observer,
+            check=self._check, ages=self._ages, observer=self._observer,
         )  # fmt: skip
 
     def _is_safe(self, file: WalFile) -> bool:
@@ -258,10 +293,11 @@ class Deleter:
     def _expire_objects(self) -> None:
         if self._retention == ObjectRetention():
             return  # by default they stay, however many
-        now_s = self._clock.now_ns() // 1_000_000_000
+        spans = {one.object_id: one for one in self._catalogue.spans()}
+        steady, now_s = self._ages.of_objects(list(spans.values())), self._ages.now_ns() // _NS_PER_S
         going = [
-            one
-            for one in expired_objects(self._catalogue.spans(), self._retention, now_s=now_s)
+            spans[one.object_id]
+            for one in expired_objects(steady, self._retention, now_s=now_s)
             if one.end_offset < self._wal.start_offset
         ]
         self._remove(going)

@@ -28,33 +28,18 @@ from quiver.metadata.port import MetadataStore
 from quiver.observe import Observer
 from quiver.primitives.atomic import replace_file
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX
+from quiver.primitives.boot import boot_name
 from quiver.primitives.files import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.topics.format.descriptor import owner_key, topics_prefix
 from quiver.topics.format.watch import SeenRecord, decode_watch, encode_watch
 
-__all__ = ["OwnerWatches", "boot_name", "patiently"]
+__all__ = ["OwnerWatches", "patiently"]
 
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_TIME_NAMESPACE = "/proc/self/ns/time"
-_BOOT_ID_BYTES_MAX = 256
 _POLL_S = 0.25
 _LOOK_EVERY_S = 60.0
 
 T = TypeVar("T")
-
-
-def boot_name(files: FileSystem) -> str | None:
-    """
-    Return a name of this boot and its monotonic clock; None where the system gives none.
-    """
-    try:
-        boot = files.read_all(_BOOT_ID, size_max=_BOOT_ID_BYTES_MAX).decode("ascii", "replace").strip()
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):  # containers may have a monotonic clock of their own
-        boot = f"{boot}:{files.stat(_TIME_NAMESPACE).inode}"
-    return boot or None
 
 
 def patiently(attempt: Callable[[], T], *, wait_s: float, clock: Clock) -> T:

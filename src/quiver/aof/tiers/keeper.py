@@ -36,7 +36,7 @@ from quiver.aof.format.names import SEGMENTS, WARM, stream_folder
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.index import SparseIndexes
-from quiver.aof.retention import Held, choose_leaving
+from quiver.aof.leaving import Leaving
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.hydration import Hydration
 from quiver.aof.tiers.object_listing import ListedObjects
@@ -152,6 +152,7 @@ class Tiers:
             packed=self._packed if leaves else None, verified=self._verified, uploaded=uploaded,
         )  # fmt: skip
         self._placement.take_over(below)
+        self._leaving = Leaving(catalog, config.retention, trim, clock)
         for sealed in self._catalog.all()[-1:]:
             if sealed.segment_id in self._away:  # its file was damaged: the next recovery needs one
                 self._tried(partial(self._hydration.restore, sealed))
@@ -377,14 +378,8 @@ class Tiers:
     def _retire_old(self) -> None:
         if not self._config.retires:
             return
-        segments = self._catalog.all()
-        held = [Held(one.segment_id, one.footer.sealed_at, one.header.max_size) for one in segments]
-        leaving = {
-            *choose_leaving(self._config.retention, held, self._clock.now_ns()), *self._trim_head.leaving(segments),
-        }  # fmt: skip
-        for sealed in segments:
-            if sealed.segment_id in leaving:
-                self._tried(partial(self._retire, sealed))
+        for sealed in self._leaving.segments():
+            self._tried(partial(self._retire, sealed))
 
     def _retire(self, sealed: SealedSegment) -> None:
         segment_id = sealed.segment_id

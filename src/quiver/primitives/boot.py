@@ -1,0 +1,28 @@
+"""
+Which boot of the machine this is: on Linux all processes of one boot share the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from quiver.primitives.files import FileSystem
+
+__all__ = ["boot_name"]
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_TIME_NAMESPACE = "/proc/self/ns/time"
+_BOOT_ID_BYTES_MAX = 256
+
+
+def boot_name(files: FileSystem) -> str | None:
+    """
+    Return a name of this boot and its monotonic clock; None where the system gives none.
+    """
+    try:
+        boot = files.read_all(_BOOT_ID, size_max=_BOOT_ID_BYTES_MAX).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # containers may have a monotonic clock of their own
+        boot = f"{boot}:{files.stat(_TIME_NAMESPACE).inode}"
+    return boot or None

@@ -1,0 +1,109 @@
+"""
+A wall clock that is set back or forward: segments are sealed and expire in time, and no time of a record goes back.
+"""
+
+from __future__ import annotations
+
+import pytest
+from aof_as_log import ROOT, payloads, segment_files, tiny
+
+from quiver.aof import AofManager, Retention, TierConfig
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+DAYS_S = 2 * 86_400
+STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
+SEAL_S = 1
+COLD = "/cold"
+HOUR = Retention("time", ttl_s=3600, action="expire")
+
+
+def step(clock: ManualClock, seconds: int) -> None:
+    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
+
+
+def opened(files: CrashFileSystem, clock: ManualClock, **config: object) -> AofManager:
+    return AofManager.open(ROOT, tiny(**config), files=files, clock=clock, background=False)
+
+
+def seal(manager: AofManager, clock: ManualClock, payload: bytes) -> None:
+    """Append a record that has a segment to itself."""
+    manager.log("orders").append_record(payload)
+    manager.maintain()
+    clock.advance(SEAL_S)
+    manager.maintain()
+
+
+@STEPS_S
+@pytest.mark.parametrize("tiers", [None, TierConfig(objects=COLD)])
+def test_age(step_s: int, tiers: TierConfig | None) -> None:
+    """Records stay for `ttl_s`, and go then."""
+    clock = ManualClock()
+    files = CrashFileSystem(clock=clock)
+    files.make_dirs(COLD)
+    with opened(files, clock, max_segment_age_s=SEAL_S, retention=HOUR, tiers=tiers) as manager:
+        log = manager.log("orders")
+        for payload in (b"a", b"b"):
+            seal(manager, clock, payload)
+        step(clock, step_s)
+        seal(manager, clock, b"c")
+        clock.advance(3500)
+        manager.maintain()
+        assert payloads(log) == [b"a", b"b", b"c"]
+        clock.advance(200)
+        manager.maintain()
+        manager.maintain()
+        assert payloads(log) == []
+
+
+def test_a_restart_after_a_step_back() -> None:
+    """Segments from the future are as old as the process: they go in time, and so does what comes behind them."""
+    clock = ManualClock()
+    files = CrashFileSystem(clock=clock)
+    with opened(files, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
+        seal(manager, clock, b"a")
+    step(clock, -DAYS_S)
+    with opened(files, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
+        manager.maintain()
+        seal(manager, clock, b"b")
+        assert payloads(manager.log("orders")) == [b"a", b"b"]
+        clock.advance(3700)
+        manager.maintain()
+        manager.maintain()
+        assert payloads(manager.log("orders")) == []
+
+
+@STEPS_S
+def test_the_segment_that_takes_records(step_s: int) -> None:
+    """It is sealed after `max_segment_age_s` at the latest; nothing is lost by being sealed early."""
+    clock = ManualClock()
+    files = CrashFileSystem(clock=clock)
+    with opened(files, clock, max_segment_age_s=60) as manager:
+        log = manager.log("orders")
+        log.append_record(b"a")
+        manager.maintain()
+        step(clock, step_s)
+        clock.advance(61)
+        manager._workers.run_pending()
+        assert [one.state for one in log.segment_snapshot()] == ["sealed"]
+        log.append_record(b"b")
+        assert payloads(log) == [b"a", b"b"]
+    assert len(segment_files(files)) == 2
+
+
+@STEPS_S
+def test_times_of_records(step_s: int) -> None:
+    """They never go back, also over a restart."""
+    clock = ManualClock()
+    files = CrashFileSystem(clock=clock)
+    with opened(files, clock) as manager:
+        manager.log("orders").append_record(b"a")
+    step(clock, step_s)
+    with opened(files, clock) as manager:
+        log = manager.log("orders")
+        log.append_record(b"b")
+        times = [record.timestamp for record in log.open_reader()]
+        assert times == sorted(times)
+        assert len(times) == 2

@@ -1,0 +1,93 @@
+"""
+A wall clock that is set back or forward: retries come when they are due, and nothing is given up early.
+"""
+
+from __future__ import annotations
+
+import pytest
+from numbered import bundle_of
+
+from quiver.bundle import BundleRef
+from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.letter_policy import LetterPolicy
+from quiver.delivery.retry_set import RetrySet, load_retry_set
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+ROOT = "/store"
+A = BundleRef(1, 0)
+DAYS_S = 2 * 86_400
+STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def disk(clock: ManualClock) -> CrashFileSystem:
+    disk = CrashFileSystem(clock=clock)
+    disk.make_dirs(ROOT)
+    return disk
+
+
+def step(clock: ManualClock, seconds: int) -> None:
+    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
+
+
+@STEPS_S
+def test_a_retry_is_due_when_it_was_due(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """Neither days later nor at once; and `max_elapsed` counts what has really passed."""
+    with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
+        retries.failed(A, delay_s=10.0, reason="down")
+        step(clock, step_s)
+        clock.advance(4.0)
+        assert retries.due() == []
+        assert retries.wait_s(A) == pytest.approx(6.0)
+        assert retries.elapsed_s(A) == pytest.approx(4.0)
+        clock.advance(6.0)
+        assert [entry.ref for entry in retries.due()] == [A]
+
+
+@STEPS_S
+def test_a_restart_after_the_step(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """What was saved since bears the time of the new wall clock."""
+    with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
+        retries.failed(A, delay_s=10.0, reason="down")
+        step(clock, step_s)
+        retries.save()
+    (saved,) = load_retry_set(disk, ROOT, "out")
+    assert saved.next_try_at_ns == clock.now_ns() + 10 * 10**9
+    clock.advance(4.0)
+    with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
+        assert retries.wait_s(A) == pytest.approx(6.0)
+        assert retries.elapsed_s(A) == pytest.approx(4.0)
+
+
+@STEPS_S
+def test_a_step_while_nothing_runs(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """Set forward looks like time that passed; set back, the bundle is tried at once. It is never stuck."""
+    with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
+        retries.failed(A, delay_s=10.0, reason="down")
+    step(clock, step_s)
+    with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
+        assert [entry.ref for entry in retries.due()] == [A]
+
+
+@STEPS_S
+def test_no_letter_expires_early_or_stays_for_ever(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """`dead_letters.max_age` is measured on the clock that does not step."""
+    settings = LetterPolicy(max_age_s=100.0).settings()
+    letters = DeadLetters(ROOT, "out", files=disk, clock=clock, background=False, settings=settings)
+    letters.add(A, bundle_of(1), reason="no")
+    step(clock, step_s)
+    with letters.opened_for_dropping():
+        pass
+    clock.advance(99)
+    letters._opened().maintain()
+    assert [letter.ref for letter in read_letters(disk, ROOT, "out")] == [A]
+    clock.advance(2)
+    letters._opened().maintain()
+    assert read_letters(disk, ROOT, "out") == []
+    letters.close()

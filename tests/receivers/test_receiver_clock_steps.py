@@ -1,0 +1,142 @@
+"""
+A wall clock that is set back or forward: what clients send again is known for as long as it should be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_store import log_request
+from qwp_clients import HERE, message, values_of
+
+import quiver
+from quiver.observe import InMemoryObserver
+from quiver.receivers import request_window
+from quiver.receivers.intake import OtlpIntake
+from quiver.receivers.qwp_intake import QwpIntake
+from quiver.receivers.request_window import RequestWindow
+from quiver.receivers.settings import OtlpSettings
+from quiver.testing.clock import ManualClock
+
+DAYS_S = 2 * 86_400
+STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
+SETTINGS = OtlpSettings(dedupe_window_s=600)
+DIGEST = b"a" * 16
+
+
+def step(clock: ManualClock, seconds: int) -> None:
+    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
+
+
+@contextlib.contextmanager
+def window(store: Any, directory: Path, clock: ManualClock, **how: Any) -> Iterator[RequestWindow]:
+    given = {"needs_durable": True, "entries_max": 1000, "observer": InMemoryObserver(), "clock": clock, **how}
+    opened = RequestWindow(store, str(directory), 600.0, **given)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@STEPS_S
+def test_while_it_is_open(tmp_path: Path, step_s: int) -> None:
+    """A request is known for the window, not longer and not shorter."""
+    clock = ManualClock()
+    with quiver.open(tmp_path, background=False) as store, window(store, tmp_path, clock) as known:
+        known.remember(DIGEST, durable=True)
+        step(clock, step_s)
+        clock.advance(599)
+        assert known.knows(DIGEST)
+        clock.advance(2)
+        assert not known.knows(DIGEST)
+
+
+@STEPS_S
+def test_over_a_restart_of_the_process(tmp_path: Path, step_s: int) -> None:
+    """Processes of one boot agree on the time, whatever the wall clock did between them."""
+    clock = ManualClock()
+    with quiver.open(tmp_path, background=False) as store:
+        with window(store, tmp_path, clock) as known:
+            known.remember(DIGEST, durable=True)
+        step(clock, step_s)
+        clock.advance(599)
+        with window(store, tmp_path, clock) as known:
+            assert known.knows(DIGEST)
+            clock.advance(2)
+            assert not known.knows(DIGEST)
+
+
+@STEPS_S
+def test_between_cores(tmp_path: Path, step_s: int) -> None:
+    """One that starts after the step knows what the others know, and they know what it stored."""
+    clock = ManualClock()
+    with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path, clock) as first:
+        first.remember(DIGEST, durable=True)
+        step(clock, step_s)
+        with window(store.core(1), tmp_path, clock) as second:
+            assert not second.begin(DIGEST)
+            second.remember(b"b" * 16, durable=True)
+            assert not first.begin(b"b" * 16)
+
+
+def test_a_boot_after_a_step_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests from the future are known for one window more, and do not fill the file for days."""
+    clock = ManualClock()
+    with quiver.open(tmp_path, background=False) as store:
+        monkeypatch.setattr(request_window, "boot_name", lambda _: "one")
+        with window(store, tmp_path, clock) as known:
+            known.remember(DIGEST, durable=True)
+        step(clock, -DAYS_S)
+        monkeypatch.setattr(request_window, "boot_name", lambda _: "two")
+        with window(store, tmp_path, clock) as known:
+            assert known.knows(DIGEST)
+            clock.advance(601)
+            assert not known.knows(DIGEST)
+            assert known.begin(DIGEST)
+            known.finish(DIGEST, stored=False)
+            assert len(known) == 0
+
+
+@pytest.mark.parametrize(("step_s", "boot"), [(-DAYS_S, "one"), (DAYS_S, "one"), (-DAYS_S, "two"), (-DAYS_S, None)])
+def test_what_a_crash_left_unsettled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int, boot: str | None
+) -> None:
+    """Its data are found by whatever clock they bear: from before the step, or from after it."""
+    clock = ManualClock()
+    stored = [log_request("before"), log_request("after")]
+    monkeypatch.setattr(request_window, "boot_name", lambda _: boot and "one")
+    with quiver.open(tmp_path, clock=clock, background=False) as store:
+        intake = OtlpIntake(store, SETTINGS, clock=clock)
+        intake.window.finish = lambda *_, **__: None  # type: ignore[method-assign, union-attr]  # it dies before
+        assert intake.accept("logs", stored[0]).outcome == "stored"
+        step(clock, step_s)
+        clock.advance(1)
+        assert intake.accept("logs", stored[1]).outcome == "stored"
+        intake.window.close()  # type: ignore[union-attr]
+        monkeypatch.setattr(request_window, "boot_name", lambda _: boot)
+        again = OtlpIntake(store, SETTINGS, clock=clock)
+        assert [again.accept("logs", data).outcome for data in stored] == ["duplicate"] * 2
+        again.window.close()  # type: ignore[union-attr]
+
+
+@STEPS_S
+def test_what_a_qwp_client_sends_again(tmp_path: Path, step_s: int) -> None:
+    """Tables of a connection that ended are known for the window after it: not longer, and not shorter."""
+    clock = ManualClock()
+    settings = replace(HERE, dedupe_window_s=600)
+    with quiver.open(tmp_path, background=False) as store:
+        for within, expected in ((True, 1), (False, 3)):
+            with contextlib.closing(QwpIntake(store, settings, clock=clock)) as intake:
+                one = intake.open()
+                one.take([message(int(within))])
+                one.silence()
+                one.close()
+                step(clock, step_s)
+                clock.advance(599 if within else 601)
+                intake.open().take([message(int(within))])
+            assert len(values_of(store)) == expected

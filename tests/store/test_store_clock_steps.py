@@ -1,0 +1,144 @@
+"""
+A wall clock that is set back or forward while a store runs, and while it does not. What `max_age` does is in
+`test_limits.py`.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from quiver import Bundle, Settings, Store
+from quiver import open as open_store
+from quiver.observe import InMemoryObserver
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+ROOT = "/store"
+DAYS_S = 2 * 86_400
+STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def files(clock: ManualClock) -> CrashFileSystem:
+    return CrashFileSystem(clock=clock)
+
+
+def step(clock: ManualClock, seconds: int) -> None:
+    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
+
+
+def opened(
+    files: CrashFileSystem, clock: ManualClock, observer: InMemoryObserver | None = None, **settings: object
+) -> Store:
+    chosen = Settings(**{"delete_grace_s": 0.0, **settings})
+    return open_store(
+        ROOT, chosen, files=files, clock=clock, background=False, observer=observer or InMemoryObserver()
+    )  # fmt: skip
+
+
+def numbered(number: int) -> Bundle:
+    return Bundle({30: pa.record_batch({"n": pa.array([number])})})
+
+
+def numbers(subscriber: object) -> list[int]:
+    found = []
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        found.append(handle.bundle[30]["n"][0].as_py())
+        handle.ack()
+    return found
+
+
+@STEPS_S
+def test_claims_and_deferrals(files: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """A deferred bundle comes after its delay; a claimed one stays claimed; both exactly once."""
+    with opened(files, clock) as store:
+        subscriber = store.register("s", start="earliest")
+        for number in range(3):
+            store.ingest(numbered(number))
+        store.flush()
+        claimed, deferred = subscriber.next_bundle(timeout=0), subscriber.next_bundle(timeout=0)
+        deferred.defer(10)
+        step(clock, step_s)
+        assert numbers(subscriber) == [2]
+        clock.advance(10)
+        assert numbers(subscriber) == [1]
+        clock.advance(DAYS_S)
+        assert numbers(subscriber) == []
+        claimed.ack()
+        store.maintain()
+        assert len(store.catalog) == 0
+
+
+@STEPS_S
+def test_sealing_by_age(files: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """The open segment is sealed after `segment.max_open_duration`: not at the step, and not days later."""
+    with opened(files, clock, segment_open_s_max=60.0) as store:
+        store.ingest(numbered(0))
+        step(clock, step_s)
+        store.maintain()
+        assert len(store.catalog) == 0
+        clock.advance(60)
+        store.maintain()
+        assert len(store.catalog) == 1
+
+
+@STEPS_S
+def test_restarts_without_a_limit_of_age(files: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """Everything comes, once, in the order of ingest, from segments and from the log."""
+    with opened(files, clock) as store:
+        store.register("s", start="earliest")
+        store.ingest(numbered(0))
+        store.flush()
+        store.ingest(numbered(1))
+    step(clock, step_s)
+    with opened(files, clock) as store:
+        store.ingest(numbered(2))
+        store.flush()
+        store.maintain()
+    step(clock, -2 * step_s)
+    with opened(files, clock) as store:
+        assert numbers(store.register("s")) == [0, 1, 2]
+        store.maintain()
+        assert len(store.catalog) == 0
+
+
+def test_a_restart_after_a_step_back(files: CrashFileSystem, clock: ManualClock) -> None:
+    """With `max_age`, segments from the future are as old as the process: kept that long, and no longer."""
+    with opened(files, clock, max_age_s=3600.0) as store:
+        store.register("s", start="earliest")
+        store.ingest(numbered(0))
+        store.flush()
+    step(clock, -DAYS_S)
+    with opened(files, clock, max_age_s=3600.0) as store:
+        clock.advance(3500)
+        store.maintain()
+        assert len(store.catalog) == 1
+        clock.advance(200)
+        store.maintain()
+        assert len(store.catalog) == 0
+
+
+def test_a_restart_after_a_step_forward(files: CrashFileSystem, clock: ManualClock) -> None:
+    """Nobody can tell it from time that passed: with `max_age` segments go, and each loss is counted."""
+    observer = InMemoryObserver()
+    with opened(files, clock, max_age_s=3600.0) as store:
+        store.register("s", start="earliest")
+        store.ingest(numbered(0))
+        store.flush()
+    step(clock, DAYS_S)
+    with opened(files, clock, observer, max_age_s=3600.0) as store:
+        store.maintain()
+        assert len(store.catalog) == 0
+        assert observer.total("quiver.subscriber.dropped_bundles_total") == 1
+        store.ingest(numbered(1))
+        store.flush()
+        store.maintain()
+        assert numbers(store.register("s")) == [1]

@@ -1,0 +1,130 @@
+"""
+A wall clock that is set back or forward: topics keep what they should, and deliveries time out when they should.
+"""
+
+from __future__ import annotations
+
+import pytest
+from topic_disks import ROOT, TOPIC, offsets
+
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.settings import TopicSettings
+from quiver.topics.store import TopicStore
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+DAYS_S = 2 * 86_400
+STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
+HOUR = {"deleter": {"retention_time_minutes": 60, "check_interval_minutes": 1}}
+
+
+def step(clock: ManualClock, seconds: int) -> None:
+    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
+
+
+def opened(clock: ManualClock, files: CrashFileSystem, chosen: dict[str, object]) -> TopicStore:
+    settings = TopicSettings.from_mapping(chosen)
+    return TopicStore.open(ROOT, settings=settings, files=files, clock=clock, background=False)
+
+
+@STEPS_S
+@pytest.mark.parametrize("looks", [False, True])
+def test_age(step_s: int, looks: bool) -> None:
+    """What is younger than `retention_time_minutes` stays, and what is older goes."""
+    clock = ManualClock()
+    with opened(clock, CrashFileSystem(clock=clock), HOUR) as store:
+        log = store.topic(TOPIC)
+        log.append(b"0")
+        log.wal.rotate()
+        if looks:
+            store.maintain()
+        step(clock, step_s)
+        clock.advance(30 * 60)
+        store.maintain()
+        assert offsets(log) == [0]
+        log.append(b"1")
+        log.wal.rotate()
+        clock.advance(61 * 60)
+        store.maintain()
+        assert offsets(log) == []
+        assert log.append(b"2") == 2
+
+
+def test_a_restart_after_a_step_back() -> None:
+    """Files from the future are as old as the process: they go in time, and keep no others."""
+    clock = ManualClock()
+    files = CrashFileSystem(clock=clock)
+    with opened(clock, files, HOUR) as store:
+        store.topic(TOPIC).append(b"0")
+        store.topic(TOPIC).wal.rotate()
+        store.topic(TOPIC).append(b"1")
+    step(clock, -DAYS_S)
+    with opened(clock, files, HOUR) as store:
+        log = store.topic(TOPIC)
+        store.maintain()
+        assert offsets(log) == [0, 1]
+        log.wal.rotate()
+        clock.advance(62 * 60)
+        store.maintain()
+        assert offsets(log) == []
+
+
+def test_a_restart_after_a_step_forward() -> None:
+    """Nobody can tell it from time that passed: what is too old goes, unless a subscription keeps it."""
+    clock = ManualClock()
+    files = CrashFileSystem(clock=clock)
+    kept = {"deleter": {**HOUR["deleter"], "wait_for_subscriptions": True}}
+    with opened(clock, files, kept) as store:
+        for number in range(2):
+            store.topic(TOPIC).append(b"%d" % number)
+            store.topic(TOPIC).wal.rotate()
+        store.subscribe(TOPIC, "billing", start=0)
+    step(clock, DAYS_S)
+    with opened(clock, files, kept) as store:
+        store.maintain()
+        assert offsets(store.topic(TOPIC)) == [0, 1]
+    with opened(clock, files, HOUR) as store:
+        store.topic(TOPIC)
+        store.maintain()
+        assert offsets(store.topic(TOPIC)) == []
+        assert store.topic(TOPIC).append(b"2") == 2
+
+
+@STEPS_S
+def test_deliveries_and_refusals(step_s: int) -> None:
+    """A delivery is made again after `ack_timeout_seconds`, a refused one after its delay."""
+    clock = ManualClock()
+    chosen = {"subscriptions": {"ack_timeout_seconds": 30, "redelivery_delay_seconds": 5}}
+    with opened(clock, CrashFileSystem(clock=clock), chosen) as store:
+        for number in range(2):
+            store.topic(TOPIC).append(b"%d" % number)
+        with store.subscribe(TOPIC, "billing", start=0).consumer("c") as consumer:
+            slow, refused = consumer.receive(0), consumer.receive(0)
+            refused.nack()
+            step(clock, step_s)
+            assert consumer.receive(0) is None
+            clock.advance(5)
+            again = consumer.receive(0)
+            assert again.offset == refused.offset
+            again.ack()
+            assert consumer.receive(0) is None
+            clock.advance(25)
+            once_more = consumer.receive(0)
+            assert once_more.offset == slow.offset
+            once_more.ack()
+            clock.advance(DAYS_S)
+            assert consumer.receive(0) is None
+
+
+@STEPS_S
+def test_positions_by_time(step_s: int) -> None:
+    """A reader that begins at a time passes over nothing that was published then or later, up to the first step."""
+    clock = ManualClock()
+    with opened(clock, CrashFileSystem(clock=clock), {}) as store:
+        log = store.topic(TOPIC)
+        log.append(b"0")
+        step(clock, step_s)
+        log.append(b"1")
+        assert offsets(log) == [0, 1]
+        assert log.append(b"2") == 2
