@@ -51,7 +51,8 @@ class Delivery:
 
     def nack(self, delay_s: float | None = None) -> None:
         """
-        Give it back: it is delivered again after *delay_s*, or the setting's delay.
+        Give it back: it is delivered again after *delay_s*, or the setting's delay. Nothing happens once its
+        `ack_timeout_seconds` are over and it is delivered to another consumer.
 
         Raises:
             StoreClosed: the subscription was closed.

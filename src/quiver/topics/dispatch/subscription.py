@@ -304,8 +304,11 @@ class Subscription:
                 return
             if done:
                 self._confirm(offset)
-            elif offset in self._flights:
-                self._refused(offset, delay_s)
+            else:
+                flight = self._flights.get(offset)
+                # One that has timed out says nothing about the delivery that another consumer has now.
+                if flight is not None and flight.attempt == delivery.attempt:
+                    self._refused(offset, delay_s)
             self._ring()  # before anything can fail: there is room for others now
             self._save_if_due()
 

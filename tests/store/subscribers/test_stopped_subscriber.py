@@ -1,0 +1,93 @@
+"""
+A process that holds claims is stopped for minutes and goes on: nothing is lost, and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import quiver
+from quiver.errors import DirectoryInUse
+from stopped_process import StoppedProcess
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")
+
+MINUTES_S = 600.0
+PROGRAM = """
+import pyarrow as pa
+import quiver
+from quiver.errors import QuiverError
+
+store = quiver.open(sys.argv[2], quiver.Settings(max_age_s=MAX_AGE_S, maintain_interval_s=0.05), clock=clock)
+subscriber = store.register("one", start="earliest")
+
+def put(first, count):
+    for number in range(first, first + count):
+        store.ingest(quiver.Bundle({30: pa.record_batch({"n": [number]})}))
+    store.flush()
+
+put(0, 6)
+held = [subscriber.next_bundle(timeout=0) for _ in range(3)]
+
+def number(handle):
+    return handle.bundle[30]["n"][0].as_py()
+
+def take_all():
+    found = []
+    while (handle := subscriber.next_bundle(timeout=0)) is not None:
+        found.append(number(handle))
+        handle.ack()
+    return found
+
+def settle(handle, how):
+    try:
+        getattr(handle, how)()
+    except QuiverError as error:
+        return type(error).__name__
+    return handle.outcome
+"""
+
+
+def pending(path: Path) -> int:
+    with quiver.open(path, background=False) as store:
+        return store.pending_bundle_count("one")
+
+
+def test_claims_outlast_a_stop(tmp_path: Path) -> None:
+    """They have no time limit: what was claimed is not given to anybody else, and late acknowledgements count."""
+    path = tmp_path / "store"
+    with StoppedProcess(tmp_path, PROGRAM.replace("MAX_AGE_S", "None"), path) as process:
+        assert process.ask("[number(one) for one in held]") == [0, 1, 2]
+        process.stop()
+        with pytest.raises(DirectoryInUse):
+            quiver.open(path)
+        assert len(list(quiver.read(str(path)).bundles())) == 6
+        process.go_on_after(MINUTES_S)
+        assert process.ask("put(6, 2)") is None
+        assert process.ask("take_all()") == [3, 4, 5, 6, 7]
+        assert process.ask("settle(held[0], 'ack')") == "acked"
+        assert process.ask("settle(held[1], 'defer')") == "deferred"
+        assert process.ask("[number(one) for one in [subscriber.next_bundle(timeout=0)]]") == [1]
+        assert process.ask("store.close()") is None
+    # 1 was given back with its handle, and 2 was never decided.
+    assert pending(path) == 2
+
+
+def test_what_expired_during_a_stop(tmp_path: Path) -> None:
+    """With `max_age` the bundles that were claimed are too old; the subscriber is told, and goes on with newer ones."""
+    path = tmp_path / "store"
+    with StoppedProcess(tmp_path, PROGRAM.replace("MAX_AGE_S", "300.0"), path) as process:
+        assert process.ask("number(held[0])") == 0
+        process.stop()
+        process.go_on_after(MINUTES_S)
+        assert process.ask("store.maintain() and None") is None
+        assert process.ask("number(held[0])") == 0
+        assert process.ask("[settle(one, 'ack') for one in held]") == ["acked"] * 3
+        assert process.ask("put(6, 2)") is None
+        assert process.ask("take_all()") == [6, 7]
+        assert process.ask("store.stats()['subscribers']['one']['dropped_bundles']") == 6
+        assert process.ask("store.close()") is None
+    assert pending(path) == 0
