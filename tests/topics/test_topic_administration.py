@@ -36,10 +36,12 @@ def test_truncating_deletes_whole_files():
         assert store.truncate(TOPIC, "latest") == 20
         assert offsets(store.topic(TOPIC)) == []
         assert store.topic(TOPIC).append(b"x") == 20
-        with pytest.raises(WrongUse):
+        with pytest.raises(WrongUse, match="nothing at 22 yet: its end, 21, is the furthest"):
             store.truncate(TOPIC, 22)
         with pytest.raises(WrongUse, match="there is no topic default/none below /topics"):
             store.truncate("default/none", 1)
+        with pytest.raises(WrongUse, match="there is no topic default/none below /topics"):
+            store.unload("default/none")
         assert store.topics() == [TOPIC]
 
 

@@ -167,7 +167,7 @@ def test_commands(root, live):
     owner = TopicStore.open(root, settings={"wal": {"fsync_interval_ms": 20}}) if live else None  # looks every 5 ms
     assert "billing of default/orders goes on at offset 5" in run("seek", root, TOPIC, "billing", "--to", 5)
     assert json.loads(run("seek", root, TOPIC, "billing", "--to", "latest", "--json"))["offset"] == 8
-    assert "at its end at most" in run("seek", root, TOPIC, "billing", "--to", 9, code=2)
+    assert "its end, 8, is the furthest" in run("seek", root, TOPIC, "billing", "--to", 9, code=2)
     assert "2026" in run("seek", root, TOPIC, "billing", "--to", "soon", code=2)
     assert json.loads(run("subscriptions", root, TOPIC, "--json"))[0]["next_offset"] == 8
     run("unsubscribe", root, TOPIC, "billing")

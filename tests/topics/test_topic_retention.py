@@ -157,6 +157,9 @@ def test_by_default_nothing_goes(settings):
     ({"topics": {"a/b": {"uploader": {"enabled": False}}}}, "topics.a/b.uploader.enabled"),
     ({"deleter": {"check_interval_minutes": 1}}, "deleter.check_interval_minutes"),
     (TopicSettings(deleter=DeleterSettings(wait_for_subscriptions=True)), "deleter.wait_for_subscriptions"),
+    ({"topics": {"a/b": {"deleter": {"check_interval_minutes": 1}}}}, "topics.a/b.deleter.check_interval_minutes"),
+    ({"topics": {"a/b": {"deleter": {"retention_size_mb": None, "wait_for_subscriptions": True}}}},
+     "topics.a/b.deleter.wait_for_subscriptions"),
 ])  # fmt: skip
 def test_settings_without_effect_are_refused(settings, key):
     """By their names: they are about objects, and there are none."""
@@ -172,6 +175,19 @@ def test_settings_without_effect_are_refused(settings, key):
 def test_retention_of_topics_in_memory_is_refused(settings):
     """The cache holds what it holds."""
     with pytest.raises(SettingsInvalid, match="in memory only"):
+        TopicStore.open(settings=settings, background=False)
+
+
+@pytest.mark.parametrize(("settings", "key"), [
+    ({"wal": {"rotate_max_bytes": 7}}, "wal.rotate_max_bytes"),
+    ({"wal": {"rotate_max_seconds": 7}}, "wal.rotate_max_seconds"),
+    ({"wal": {"file_name": "x.log"}}, "wal.file_name"),
+    (TopicSettings(wal=WalSettings(fsync_max_batch_bytes=7)), "wal.fsync_max_batch_bytes"),
+    ({"topics": {"a/b": {"wal": {"rotate_max_bytes": 7}}}}, "topics.a/b.wal.rotate_max_bytes"),
+])  # fmt: skip
+def test_settings_of_files_are_refused_without_files(settings, key):
+    """They say how files are called, closed and synced."""
+    with pytest.raises(SettingsInvalid, match=f"^{key} has no effect: these topics are in memory only"):
         TopicStore.open(settings=settings, background=False)
 
 

@@ -4,8 +4,12 @@ What lies beside topics and is none, such as the ``lost+found`` of a disk, which
 
 from __future__ import annotations
 
-import pytest
+import os
 
+import pytest
+from typer.testing import CliRunner
+
+from quiver.cli.main import build_app
 from quiver.primitives.real_files import REAL_FILES
 from quiver.topics.store import TopicStore, topics_below
 
@@ -30,3 +34,21 @@ def test_topics_may_have_a_disk_of_their_own(tmp_path, where):
         store.topic("a/b").append(b"1")
         assert store.topics() == ["a/b"]
     assert topics_below(LostAndFound(), str(tmp_path), file_name="wal.log") == ["a/b"]
+
+
+@pytest.mark.parametrize("follow", [(), ("--follow", "-n", "1")])
+@pytest.mark.parametrize("command", ["tail", "inspect", "verify", "subscriptions", "repair"])
+@pytest.mark.parametrize("name", ["wal.log", "wal.1.log", "wal.ckpt"])
+def test_a_pipe_in_the_place_of_a_file_is_named(tmp_path, command, follow, name):
+    """A pipe has no size, so it was taken for an empty file: `tail` printed nothing, and said nothing."""
+    if follow and command != "tail":
+        return
+    with TopicStore.open(tmp_path / "topics", background=False) as store:
+        store.topic("a/b").append(b"1")
+    path = tmp_path / "topics/a/b" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    done = CliRunner().invoke(build_app(), ["topic", command, str(tmp_path / "topics"), "a/b", *follow])
+    assert done.exit_code == 2
+    assert f"{path}: a pipe, a socket or a device lies where a file belongs: move it away" in done.stderr
+    assert done.stdout == ""

@@ -79,6 +79,10 @@ class Rig:
 
     def open(self) -> TopicLog:
         """The topic, opened."""
+        return self.open_store().topic(TOPIC)
+
+    def open_store(self) -> TopicStore:
+        """Its store, and not yet the topic."""
         self.tier = ObjectColdTier(
             self.objects, self.metadata, settings=self.chosen, owner=self.owner, files=self.disk, clock=self.clock,
             observer=self.observer, background=False, patience_s=self.patience_s,
@@ -88,7 +92,7 @@ class Rig:
             "/topics", settings=self.chosen, cold=self.tier, files=self.disk, clock=self.clock, observer=self.observer,
             background=False, takeover_wait=self.takeover_wait,
         )  # fmt: skip
-        return self.store.topic(TOPIC)
+        return self.store
 
     def close(self) -> None:
         """Close it."""

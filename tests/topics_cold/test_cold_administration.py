@@ -9,6 +9,8 @@ from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
 
 from quiver.errors import DirectoryInUse, Fenced, ObjectsUnavailable, WrongUse
 from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.format.request import Request
+from quiver.topics.requests import perform
 from quiver.topics.settings import TopicSettings, UploaderSettings
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -143,3 +145,50 @@ def test_a_topic_that_another_took_is_not_deleted():
     assert isinstance(rig.disk, CrashFileSystem)
     assert rig.disk.exists(f"/topics/{TOPIC}/wal.log")
     rig.close()
+
+
+def test_a_topic_that_nobody_ever_had_is_not_made_by_administration():
+    """A name with a slip in it was opened, owned and uploaded; one that another machine made is there."""
+    rig, log = opened()
+    append(log, 5)
+    rig.close()
+    two = Rig(memory=rig.memory, facts=rig.facts, owner="two", chosen=rig.chosen)
+    two.open()
+    before = [entry.key for entry in rig.facts.range("/")]
+    for do in (
+        two.store.upload, two.store.unload, two.store.delete, two.store.reappend,
+        lambda name: two.store.truncate(name, 0), lambda name: two.store.seek(name, "billing", 0),
+        lambda name: two.store.unsubscribe(name, "billing"),
+    ):  # fmt: skip
+        with pytest.raises(WrongUse, match="there is no topic default/ordres below /topics, nor in the metadata"):
+            do("default/ordres")
+    assert [entry.key for entry in rig.facts.range("/")] == before
+    assert two.store.topics() == [TOPIC]
+    two.close()
+    with Rig(memory=rig.memory, facts=rig.facts, owner="three", chosen=rig.chosen).opened():
+        pass
+    four = Rig(memory=rig.memory, facts=rig.facts, owner="four", chosen=rig.chosen)
+    four.open()
+    assert four.store.unload(TOPIC) == 5
+    assert four.store.upload(TOPIC) == 5
+    four.close()
+
+
+@pytest.mark.parametrize("topic", [TOPIC, None], ids=["one", "all"])
+def test_a_command_waits_for_owners_that_may_be_dead(topic):
+    """For one topic or for all that this directory has; once it waited for one only."""
+    first, log = opened()
+    append(log, 5)
+    append(first.store.topic("a/b"), 5)
+    first.close()
+    dead = Rig(memory=first.memory, facts=first.facts, owner="two", chosen=first.chosen)
+    dead.open()
+    dead.store.topic("a/b")
+    first.open_store()
+    request = Request("unload", {"topic": topic})
+    began = first.clock.monotonic()
+    found = perform(first.store, request, wait_s=301, clock=first.clock)["topics"]
+    assert {row["topic"]: row["next_offset"] for row in found} == ({TOPIC: 5} if topic else {"a/b": 5, TOPIC: 5})
+    assert first.clock.monotonic() - began < 302
+    first.close()
+    dead.store.close(timeout=0)

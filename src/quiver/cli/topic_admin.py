@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -230,7 +229,6 @@ def _administer(access: _Access, command: str, **arguments: Any) -> Mapping[str,
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.format.request import Request  # noqa: PLC0415
     from quiver.topics.requests import ask, perform  # noqa: PLC0415
-    from quiver.topics.takeover import patiently  # noqa: PLC0415
 
     if not access.root.is_dir():
         raise WrongUse(f"there is no directory {access.root}")
@@ -243,8 +241,7 @@ def _administer(access: _Access, command: str, **arguments: Any) -> Mapping[str,
             answer = ask(REAL_FILES, str(access.root), request, wait_s=access.wait_s, clock=SYSTEM_CLOCK)
             continue
         with store as opened:
-            act = partial(perform, opened, request)
-            answer = patiently(act, wait_s=access.wait_s, clock=SYSTEM_CLOCK)
+            answer = perform(opened, request, wait_s=access.wait_s, clock=SYSTEM_CLOCK)
     return answer
 
 

@@ -86,6 +86,14 @@ class ColdTier(Protocol):
             RetryLater: nobody can say now who owns it, or what was replaced.
         """
 
+    def knows(self, topic: str) -> bool:
+        """
+        Say whether anybody had *topic* before, here or elsewhere. Takes no ownership.
+
+        Raises:
+            RetryLater: nobody can say now.
+        """
+
     def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:
         """
         Begin to upload *topic* and to release its files.

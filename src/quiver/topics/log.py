@@ -208,7 +208,7 @@ class TopicLog:
             StoreClosed, StoreFailed: nothing will be uploaded any more.
         """
         self.require_uploads("object")
-        if not 0 <= offset < self.wal.next_offset:
+        if not isinstance(offset, int) or not 0 <= offset < self.wal.next_offset:
             raise WrongUse(f"{self.topic} has nothing at {offset} to wait for")
         if offset >= self.wal.synced_offset:
             self.wal.sync()
@@ -382,7 +382,7 @@ class TopicLog:
         # 1. A subscription is kept at an offset far ahead. 2. The topic is opened again: what is kept counts as given
         # out. 3. The topic goes on there, and readers miss everything in between.
         if kept and isinstance(start, int) and start > self.wal.next_offset:
-            raise WrongUse(f"{self.topic} has nothing at {start} yet: a subscription starts at its end at most")
+            raise WrongUse(f"{self.topic} has nothing at {start} yet: its end, {self.wal.next_offset}, is the furthest")
         if start == "latest":
             return self.wal.next_offset
         if start == "earliest":

@@ -119,9 +119,10 @@ class ObjectColdTier:
         self._random = Random()  # noqa: S311 - spreads retries, guards nothing
         self._guard = threading.Lock()
         self._owned: dict[str, _Owned] = {}
+        self._prefix = (settings.metadata.namespace + settings.uploader.root_prefix).rstrip("/")
         self._watches = OwnerWatches(
             files, watch_path, metadata, clock=clock, observer=observer,
-            prefix=(settings.metadata.namespace + settings.uploader.root_prefix).rstrip("/"),
+            prefix=self._prefix,
         )  # fmt: skip
         self._cycle_ended = threading.Condition()
         self._is_closing = False
@@ -157,7 +158,7 @@ class ObjectColdTier:
         if self._died is not None:
             raise StoreFailed(f"{topic} cannot be opened: {self._died}; reopen the topics to recover")
         root = self._settings.metadata.namespace + self._settings.uploader.root_prefix
-        key = owner_key(root.rstrip("/"), topic)
+        key = owner_key(self._prefix, topic)
         ownership = patiently(lambda: self._acquire(key), wait_s=self._patience_s, clock=self._clock)
         catalogue = ObjectCatalogue(
             self._metadata, root=root, topic=topic, commits=ownership, clock=self._clock, observer=self._observer
@@ -191,6 +192,15 @@ class ObjectColdTier:
         except DirectoryInUse:
             self._watches.look_at_all()  # from now on, whoever asks next, and also after a restart
             raise
+
+    def knows(self, topic: str) -> bool:
+        """
+        Say whether anybody owned *topic* before.
+
+        Raises:
+            MetadataUnavailable: nobody can say.
+        """
+        return self._metadata.get(owner_key(self._prefix, topic)) is not None
 
     def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:
         """

@@ -174,10 +174,10 @@ def first_offset_of(files: FileSystem, path: str, size: int, *, known: int | Non
     Raises:
         OSError: it cannot be read.
     """
-    if size <= FRAME_HEADER_BYTES:
-        return None
-    file = files.open_read(path)
+    file = files.open_read(path)  # also an empty one: a pipe has no size either, and is refused
     try:
+        if size <= FRAME_HEADER_BYTES:
+            return None
         head = file.pread(FRAME_HEADER_BYTES, 0)
         _, length, _ = FRAME_HEADER.unpack(head)
         data = head + file.pread(min(length, size - FRAME_HEADER_BYTES), FRAME_HEADER_BYTES)

@@ -25,7 +25,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import quiver.errors
-from quiver.clock import Clock
+from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse, QuiverError, RetryLater, WrongUse
 from quiver.primitives.atomic import replace_advisory_file
 from quiver.primitives.files import FileSystem
@@ -45,6 +45,7 @@ from quiver.topics.format.request import (
     parse_request_name,
     request_name,
 )
+from quiver.topics.takeover import patiently
 
 if TYPE_CHECKING:
     from quiver.topics.store import TopicStore
@@ -57,21 +58,30 @@ _POLL_S = 0.1
 # ── what can be asked for ────────────────────────────────────────────────────────────────────────────────
 
 
-def perform(store: TopicStore, request: Request) -> dict[str, Any]:
+def perform(store: TopicStore, request: Request, *, wait_s: float = 0.0, clock: Clock = SYSTEM_CLOCK) -> dict[str, Any]:
     """
     Do what *request* says to *store*; return how it ended, as JSON can say it.
+
+    What another owner or subscriber has is tried again, for at most *wait_s* in all.
 
     Raises:
         WrongUse: there is no such command, or its arguments are not right.
         QuiverError, OSError: as the method of `TopicStore`.
     """
-    command = _COMMANDS.get(request.command)
-    if command is None:
-        raise WrongUse(f"{request.command!r} is no command; known are {', '.join(_COMMANDS)}")
+    deadline = clock.monotonic() + wait_s
+
+    def patient(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return patiently(do, wait_s=max(0.0, deadline - clock.monotonic()), clock=clock)
+
+    command, of_each = _COMMANDS.get(request.command), _OF_EACH.get(request.command)
     try:
-        return command(store, **request.arguments)
+        if command is not None:
+            return patient(lambda: command(store, **request.arguments))
+        if of_each is not None:
+            return _each(store, **request.arguments, do=lambda name: patient(lambda: of_each(store, name)))
     except TypeError as error:
         raise WrongUse(f"{request.command}: {error}") from error
+    raise WrongUse(f"{request.command!r} is no command; known are {', '.join([*_COMMANDS, *_OF_EACH])}")
 
 
 def _seek(store: TopicStore, topic: str, subscription: str, start: str | int) -> dict[str, Any]:
@@ -93,16 +103,16 @@ def _delete(store: TopicStore, topic: str) -> dict[str, Any]:
     return {}
 
 
-def _upload(store: TopicStore, topic: str | None) -> dict[str, Any]:
-    return _each(store, topic, lambda name: {"uploaded_offset": store.upload(name)})
+def _upload(store: TopicStore, topic: str) -> dict[str, Any]:
+    return {"uploaded_offset": store.upload(topic)}
 
 
-def _unload(store: TopicStore, topic: str | None) -> dict[str, Any]:
-    return _each(store, topic, lambda name: {"next_offset": store.unload(name)})
+def _unload(store: TopicStore, topic: str) -> dict[str, Any]:
+    return {"next_offset": store.unload(topic)}
 
 
-def _reappend(store: TopicStore, topic: str | None) -> dict[str, Any]:
-    return _each(store, topic, lambda name: {"files": [asdict(one) for one in store.reappend(name)]})
+def _reappend(store: TopicStore, topic: str) -> dict[str, Any]:
+    return {"files": [asdict(one) for one in store.reappend(topic)]}
 
 
 def _each(store: TopicStore, topic: str | None, do: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
@@ -122,10 +132,14 @@ _COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "unsubscribe": _unsubscribe,
     "truncate": _truncate,
     "delete": _delete,
+}
+
+_OF_EACH: dict[str, Callable[[TopicStore, str], dict[str, Any]]] = {
     "upload": _upload,
     "unload": _unload,
     "reappend": _reappend,
 }
+"""What is done to one topic, or to all."""
 
 
 def _start(value: str | int) -> Any:

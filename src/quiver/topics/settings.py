@@ -354,12 +354,18 @@ class TopicSettings:
                 for key in self._said(section):
                     raise SettingsInvalid(f"{key} has no effect: these topics have no objects (objects=…, or cloud)")
         deleter = self.deleter if has_objects else self.deleter.without_objects()
-        per_topic = any("deleter" in sections for sections in self.topics.values())
+        per_topic = any(
+            sections.get("deleter", {}).get(key) is not None for sections in self.topics.values() for key in _RETENTION
+        )
+        if not has_files:
+            for key in self._said("wal"):
+                if key.endswith(_OF_FILES):
+                    raise SettingsInvalid(f"{key} has no effect: these topics are in memory only")
         if not has_files or not (deleter.deletes or per_topic):
             for key in self._said("deleter"):
                 if not has_files:
                     raise SettingsInvalid(f"{key} has no effect: these topics are in memory only")
-                if not key.endswith(("retention_time_minutes", "retention_size_mb")):
+                if not key.endswith(_RETENTION):
                     raise SettingsInvalid(
                         f"{key} has no effect: deleter.retention_time_minutes or _size_mb says what goes"
                     )
@@ -429,6 +435,9 @@ _PER_TOPIC: dict[str, frozenset[str]] = {
     "subscriptions": frozenset(one.name for one in dataclasses.fields(SubscriptionSettings)),
 }  # fmt: skip
 """What may differ from topic to topic."""
+
+_RETENTION = ("retention_time_minutes", "retention_size_mb")
+_OF_FILES = ("file_name", "rotate_max_bytes", "rotate_max_seconds", "fsync_max_batch_bytes")
 
 _FILES_PER_LIMIT = 8
 _ROTATE_BYTES_MIN = 64 * 1024

@@ -282,12 +282,12 @@ class TopicStore(TopicAdministration):
         Another process can then own it. The next `topic` of the same name opens it again.
 
         Raises:
-            WrongUse: no name of a topic.
+            WrongUse: there is no such topic.
             StoreFailed: the disk failed; the topic stays loaded.
             Fenced: another process has taken it over; it is let go of here.
             RetryLater: the tier behind the files cannot finish now; nothing more is taken, and `unload` tries again.
         """
-        log = self._any_topic(name)
+        log = self._existing(name)
         topic = log.topic
         with self._opening_of(topic):  # nobody opens it anew before its files are let go
             for one in self._open_subscriptions(topic):

@@ -71,8 +71,9 @@ class TopicSubscriptions(ABC):
         topic = check_topic(name)
         directory = self.directory_of(topic)
         is_here = topic in self._logs or (directory is not None and self._files.exists(directory))
-        if not is_here and self._cold is None:
-            raise WrongUse(f"there is no topic {topic} {'in memory' if self.root is None else 'below ' + self.root}")
+        if not is_here and (self._cold is None or not self._cold.knows(topic)):
+            where = "in memory" if self.root is None else f"below {self.root}"
+            raise WrongUse(f"there is no topic {topic} {where}{'' if self._cold is None else ', nor in the metadata'}")
         return self._any_topic(topic)
 
     def subscribe(
