@@ -107,6 +107,7 @@ QWP_LISTENER = {
     "max_table_bytes": "256MiB",
     "max_dictionary_bytes": "90MiB",
     "durable_timeout": "9s",
+    "listening_cores": "all",
 } | {
     key: LISTENER[key]
     for key in LISTENER
@@ -274,7 +275,7 @@ def load(value):
 def told(value):
     """What the parts of the running system are told."""
     pipeline = load(value)
-    place = ReceiverPlace(None, None)
+    place = ReceiverPlace(None, None, cores=2)
     parts = pipeline.parts()
     return {
         "listening": [(config.settings_at(place), config.otap() if hasattr(config, "otap") else None)

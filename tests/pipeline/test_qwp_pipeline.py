@@ -12,10 +12,12 @@ import quiver
 from lifeline import Lifeline
 from quiver.bundle import QWP_SLOT
 from quiver.cli.main import main
+from quiver.observe import InMemoryObserver
 from quiver.pipeline.child import ChildContext
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
+from quiver.pipeline.receiver_place import ReceiverPlace
 from quiver.qwp import Sender
 
 
@@ -57,6 +59,19 @@ def test_what_a_client_sends_is_in_the_store_of_the_pipeline(tmp_path):
     ]
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_all_cores_listen_where_that_is_wanted(tmp_path):
+    """On one port; clients are asked to connect again from time to time, so that all of them get their share."""
+    made = pipeline(tmp_path / "buffer", 4)
+    made["groups"]["a"]["pipelines"]["b"]["nodes"]["in"]["config"]["listening_cores"] = "all"
+    ((_, config),) = load_pipeline(yaml.safe_dump(made), source="p.yaml", values={})[0].receivers
+    for core in range(2):  # of the first, and of the others
+        with quiver.open(str(tmp_path / "buffer"), cores=2, core=core) as store:
+            (one,) = config.receivers(ReceiverPlace(store.core(core), InMemoryObserver(), cores=2, core=core))
+            assert one.settings.share_port
+            assert one.settings.keepalive.max_connection_age_s
+            one.intake.close()
 
 
 def test_what_is_said_of_it(tmp_path, capsys, monkeypatch):

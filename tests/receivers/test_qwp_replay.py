@@ -5,10 +5,11 @@ What a QWP client sends again is stored once, and what another client says, too,
 import shutil
 import sqlite3
 import threading
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 import pytest
+from collector_process import free_port
 from qwp_clients import (
     HERE,
     LossyProxy,
@@ -24,6 +25,8 @@ from websockets.exceptions import ConnectionClosed
 
 import quiver
 from quiver.observe import InMemoryObserver
+from quiver.pipeline.qwp_config import QwpReceiverConfig
+from quiver.pipeline.receiver_place import ReceiverPlace
 from quiver.qwp import Sender
 from quiver.qwp.wire.message import Flags
 from quiver.qwp.wire.responses import Ok
@@ -137,6 +140,40 @@ def test_a_client_comes_back_after_the_receiver_was_killed(tmp_path):
         with official().Sender.from_conf(conf) as sender:
             rows_to(sender, 10)
         assert sorted(values_of(store)) == list(range(11))
+
+
+@pytest.mark.timeout(60)
+def test_a_client_that_comes_back_is_recognised_whatever_the_number_of_cores(tmp_path):
+    """Its confirmations are lost and its connection breaks, again and again: each row is stored once, in order."""
+    config = QwpReceiverConfig(listening_addr=f"127.0.0.1:{free_port()}")
+    path = str(tmp_path / "buffer")
+    with ExitStack() as stack:
+        receivers = []
+        for core in range(4):
+            store = stack.enter_context(quiver.open(path, SETTINGS, cores=4, core=core)).core(core)
+            place = ReceiverPlace(store, InMemoryObserver(), cores=4, core=core)
+            receivers += [stack.enter_context(one) for one in config.receivers(place)]
+        proxy = stack.enter_context(LossyProxy(receivers[0].port))
+        conf = f"ws::addr=127.0.0.1:{proxy.port};reconnect_initial_backoff_millis=1;reconnect_max_backoff_millis=5;"
+        with Sender.from_conf(conf) as sender:
+            proxy.loses_answers_from = b"\x89"  # the ping in front of a confirmation; handshakes come through
+            for value in range(12):
+                sender.row("t", columns={"v": value}, at=1000 + value)
+                sender.flush()
+                wait_until(lambda count=value: len(in_cores(path)) > count)
+                wait_until(lambda: proxy.loses_answers)
+                proxy.loses_answers = False
+                proxy.cut()
+            proxy.loses_answers_from = None
+            proxy.loses_answers = False
+        assert in_cores(path) == list(range(12))
+        assert proxy.accepted > 12
+        assert not any(one.settings.share_port for one in receivers)
+
+
+def in_cores(path):
+    found = (bundle for core in range(4) for _, bundle in quiver.read(f"{path}/core_{core}").bundles())
+    return [row["v"] for bundle in found for row in bundle[50].to_pylist()]
 
 
 def quiver_batch():

@@ -5,6 +5,7 @@ The config of what listens for QWP.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -51,6 +52,8 @@ class QwpReceiverConfig(ReceiverConfig):
         handshake_timeout: how long a new client may take for its handshake.
         durable: what a durable acknowledgement waits for: that a segment is `sealed`, or that the object `tier` has it.
         durable_timeout: how long a client waits for a durable acknowledgement before the open segment is sealed for it.
+        listening_cores: of several cores the `first` listens, and recognises whatever a client sends again; or `all`
+            do, which takes more rows, and a client that comes back to another core may have rows stored twice.
     """
 
     listening_addr: Address
@@ -66,6 +69,7 @@ class QwpReceiverConfig(ReceiverConfig):
     handshake_timeout: Duration = 10.0
     durable: Durable = "sealed"
     durable_timeout: Duration = 5.0
+    listening_cores: Literal["first", "all"] = "first"
 
     def model_post_init(self, _context: Any, /) -> None:
         """
@@ -82,6 +86,22 @@ class QwpReceiverConfig(ReceiverConfig):
         Where it listens, by protocol.
         """
         return {"qwp": self.listening_addr}
+
+    def settings_at(self, place: ReceiverPlace) -> dict[str, Any]:
+        """
+        Return the settings of the port as they are at *place*; nothing where another core listens.
+
+        What a client may send again is known to the core that stored it. So of several cores one listens, unless all of
+        them are to.
+
+        Raises:
+            SettingsInvalid: two of the settings contradict each other.
+        """
+        if place.cores is not None and self.listening_cores == "first":
+            if place.core != 0:
+                return {}
+            place = replace(place, cores=None)  # it shares the port with no other process
+        return super().settings_at(place)
 
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
         """
@@ -104,6 +124,7 @@ class QwpReceiverConfig(ReceiverConfig):
             "stores": "tables by name, in slot 50",
             "request_at_most": size_words(self.max_request_bytes),
             "recognises_repeats_for": self._repeats_words(),
+            "of_several_cores": "the first listens" if self.listening_cores == "first" else "all listen",
         }
 
     def _repeats_words(self) -> str | None:
