@@ -11,8 +11,10 @@ import threading
 import pytest
 from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
 
+from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DirectoryInUse, StoreClosed
 from quiver.observe import InMemoryObserver
+from quiver.primitives.worker import FINISHED, Worker
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.settings import UploaderSettings
 
@@ -167,6 +169,38 @@ def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_said():
         assert read(log) == expected(5)
         again.tier.catalogue(TOPIC).refresh()
         assert again.named() == before
+
+
+def test_a_close_that_is_interrupted_waits_for_nobody(monkeypatch):
+    """Ctrl-C while the object store hangs once ended the process only when that answered."""
+    one = Rig(chosen=settings(keep_minutes=None))
+    append(one.open(), 3)
+    hangs, answered = threading.Event(), threading.Event()
+    waited = []
+
+    def hang():
+        hangs.set()
+        waited.append(answered.wait(10))
+        return FINISHED
+
+    def interrupt(*_arguments):
+        raise KeyboardInterrupt
+
+    worker = Worker("hangs", hang, every=0, on_death=print, clock=SYSTEM_CLOCK, observer=one.observer)
+    worker.start()
+    assert hangs.wait(30)
+    one.tier._workers.append(worker)
+    monkeypatch.setattr("quiver.topics.object_tier.do_within", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        one.store.close()
+    assert worker.is_running
+    assert waited == []
+    answered.set()
+    assert worker.join(10)
+    monkeypatch.undo()
+    again = Rig(disk=one.disk, memory=one.memory, facts=one.facts, chosen=one.chosen)
+    with again.opened() as log:
+        assert read(log) == expected(3)
 
 
 def test_another_owner_keeps_the_topic():

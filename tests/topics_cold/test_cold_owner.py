@@ -12,6 +12,8 @@ from cold_rig import DESCRIPTORS, PREFIX, TOPIC, Rig, append, check_tidy, expect
 from quiver.errors import DirectoryInUse, Fenced, MetadataUnavailable, ObjectsUnavailable, QuiverError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics import log as topic_log
+from quiver.topics.dispatch.saved import SubscriptionFiles
 
 
 def other(rig, **changed):
@@ -202,6 +204,57 @@ def test_a_restart_after_a_kill_does_not_wait():
         assert log.wal.next_offset == 5
         assert one.clock.monotonic() == 0.0
         append(log, 1)
+
+
+@pytest.mark.parametrize("step", ["subscriptions", "files", "attach"])
+def test_who_cannot_open_a_topic_does_not_keep_it_from_others(monkeypatch, step):
+    """A machine with a broken disk took over, could not open the topic, and renewed its ownership ever after."""
+    one = Rig()
+    with one.opened() as log:
+        append(log, 5)
+    two = other(one)
+    store = two.open_store()
+
+    def fail(*_arguments, **_options):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        target = {
+            "subscriptions": (SubscriptionFiles, "highest"), "files": (topic_log, "recover"),
+            "attach": (two.tier, "attach"),
+        }[step]  # fmt: skip
+        patched.setattr(*target, fail)
+        with pytest.raises(OSError, match="Input/output"):
+            store.topic(TOPIC)
+    two.tier.maintain()
+    with other(one, owner="three").opened() as theirs:
+        assert read(theirs) == expected(5)
+    assert read(store.topic(TOPIC)) == expected(5)
+    two.close()
+
+
+def test_who_had_a_topic_before_is_waited_for_as_usual(monkeypatch):
+    """What is not uploaded may be on its disk alone: for a lease nobody else gets it, and then somebody does."""
+    one = Rig()
+    append(one.open(), 5)
+    one.store.close(timeout=0)
+
+    def fail(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(topic_log, "recover", fail)
+        with pytest.raises(OSError, match="No space"):
+            one.open()
+    two = other(one)
+    with pytest.raises(DirectoryInUse, match="owner one"):
+        two.open()
+    two.clock.advance(200)
+    one.tier.maintain()
+    two.clock.advance(101)
+    assert two.store.topic(TOPIC).wal.next_offset == 0
+    two.close()
+    one.close()
 
 
 def test_offsets_never_go_back():

@@ -15,6 +15,7 @@ stands for a directory that one process at a time can hold.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -129,7 +130,8 @@ def acquire(
             mine = _Record(owner, record.epoch + 1 if record else 1, ttl_s, released=False)
             revision = store.commit({key: mine.encode()}, expect={key: revision_seen})
             if revision is not None:
-                return Ownership(store, key, mine, revision, now, clock)
+                was_ours = record is not None and record.owner == owner and not record.released
+                return Ownership(store, key, mine, revision, now, clock, was_ours=was_ours)
         elif now - started >= patience_s:
             raise _in_use(key, record, 0.0 if record is None else watch.since_s + record.ttl_s - now)
         with sleeping:
@@ -156,8 +158,9 @@ class Ownership:
     """
 
     def __init__(
-        self, store: MetadataStore, key: str, record: _Record, revision: int, since: float, clock: Clock
-    ) -> None:
+        self, store: MetadataStore, key: str, record: _Record, revision: int, since: float, clock: Clock,
+        *, was_ours: bool = False,
+    ) -> None:  # fmt: skip
         self.key = key
         self.epoch = record.epoch
         self._store = store
@@ -166,6 +169,7 @@ class Ownership:
         self._clock = clock
         self._guard = threading.Lock()
         self._lost: Fenced | None = None
+        self._was_ours = was_ours
         self._deadline = since + record.ttl_s * _KEPT_SHARE
 
     def __repr__(self) -> str:
@@ -269,6 +273,17 @@ class Ownership:
         while another thread waits for the store.
         """
         self._end("was given up by its owner")
+
+    def give_up(self) -> None:
+        """
+        Stop being the owner of something that could not be opened: released for others, as far as the store answers.
+
+        One that had it before, and had not released it, is waited for as usual: its disk may have what no other has.
+        """
+        if not self._was_ours:
+            with contextlib.suppress(Fenced, MetadataUnavailable):
+                self.release()
+        self.abandon()
 
     def _end(self, reason: str) -> None:
         self._lost = self._lost or Fenced(self.key, epoch=self.epoch, owner="", owner_epoch=self.epoch, reason=reason)

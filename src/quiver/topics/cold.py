@@ -86,6 +86,11 @@ class ColdTier(Protocol):
             RetryLater: nobody can say now who owns it, or what was replaced.
         """
 
+    def give_up(self, topic: str) -> None:
+        """
+        Undo `next_offset_min` for a topic that could not be opened.
+        """
+
     def knows(self, topic: str) -> bool:
         """
         Say whether anybody had *topic* before, here or elsewhere. Takes no ownership.

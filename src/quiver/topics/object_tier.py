@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 from quiver.clock import Clock
@@ -41,6 +41,7 @@ from quiver.topics.deleter import Deleter
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.descriptor import SealedState, owner_key
 from quiver.topics.handover import UnfinishedHandOver, do_within
+from quiver.topics.owned_topic import OwnedTopic
 from quiver.topics.replaced import set_replaced_aside
 from quiver.topics.settings import TopicSettings
 from quiver.topics.takeover import OwnerWatches, patiently
@@ -55,27 +56,6 @@ _RETRY_S = 5.0
 _RETRIES = Backoff(first_s=5.0, cap_s=300.0)
 _LEFT_BEHIND_S = 1.0
 _POLL_S = 1.0
-
-
-@dataclass(slots=True)
-class _Owned:
-    topic: str
-    ownership: Ownership
-    catalogue: ObjectCatalogue
-    cursors: CursorMirror
-    renew_at: float
-    work: threading.Lock = field(default_factory=threading.Lock)
-    wal: Wal | None = None
-    kept: SubscriptionFiles | None = None
-    uploader: Uploader | None = None
-    deleter: Deleter | None = None
-    delays: Iterator[float] | None = None
-    cycles: int = 0  # uploads that ended, well or not
-    problem: str = ""  # how the last one failed
-    settings: TopicSettings = field(default_factory=TopicSettings)
-    begins_at: int = 0  # what is below was deleted on purpose
-    upload_at: float = 0.0
-    delete_at: float = 0.0
 
 
 class ObjectColdTier:
@@ -118,7 +98,7 @@ class ObjectColdTier:
         self._patience_s = patience_s
         self._random = Random()  # noqa: S311 - spreads retries, guards nothing
         self._guard = threading.Lock()
-        self._owned: dict[str, _Owned] = {}
+        self._owned: dict[str, OwnedTopic] = {}
         self._prefix = (settings.metadata.namespace + settings.uploader.root_prefix).rstrip("/")
         self._watches = OwnerWatches(
             files, watch_path, metadata, clock=clock, observer=observer,
@@ -166,7 +146,7 @@ class ObjectColdTier:
         cursors = CursorMirror(
             self._metadata, ownership, namespace=self._settings.metadata.namespace, topic=topic, owner=self._owner
         )
-        owned = _Owned(topic, ownership, catalogue, cursors, self._clock.monotonic() + ownership.renew_every_s)
+        owned = OwnedTopic(topic, ownership, catalogue, cursors, self._clock.monotonic() + ownership.renew_every_s)
         try:
             next_offset = max(catalogue.next_offset_min(), cursors.next_offset_min())
             if directory is not None:
@@ -178,10 +158,22 @@ class ObjectColdTier:
         except Damaged:
             ownership.release()  # whoever repairs it must not wait for us
             raise
+        except BaseException:
+            ownership.give_up()
+            raise
         with self._guard:
             self._owned[topic] = owned
         self._watches.done(key)
         return next_offset
+
+    def give_up(self, topic: str) -> None:
+        """
+        Undo `next_offset_min` for a topic that could not be opened, so that another machine can have it.
+        """
+        with self._guard:
+            owned = self._owned.pop(topic, None)
+        if owned is not None:
+            owned.ownership.give_up()
 
     def _acquire(self, key: str) -> Ownership:
         try:
@@ -240,7 +232,7 @@ class ObjectColdTier:
         self._notify()
 
     @staticmethod
-    def _release_truncated(owned: _Owned, wal: Wal, state: SealedState) -> None:
+    def _release_truncated(owned: OwnedTopic, wal: Wal, state: SealedState) -> None:
         # 1. The topic was here. 2. Another owner truncated or deleted it. 3. It is back, and our files still have all.
         owned.begins_at = state.start_offset
         if wal.start_offset < state.start_offset:
@@ -248,7 +240,7 @@ class ObjectColdTier:
                 wal.rotate()
             wal.release_below(state.start_offset)
 
-    def _state(self, owned: _Owned, *, sealed: bool) -> SealedState:
+    def _state(self, owned: OwnedTopic, *, sealed: bool) -> SealedState:
         next_offset = owned.catalogue.next_offset if owned.wal is None else owned.wal.next_offset
         now_s = self._clock.now_ns() // _NS_PER_S
         return SealedState(sealed, next_offset - 1, self._owner, now_s, owned.begins_at)
@@ -280,7 +272,7 @@ class ObjectColdTier:
         uploader = None if owned is None else owned.uploader
         return {} if uploader is None else uploader.lag()
 
-    def _find(self, topic: str) -> _Owned:
+    def _find(self, topic: str) -> OwnedTopic:
         with self._guard:
             owned = self._owned.get(topic)
         if owned is None:
@@ -350,7 +342,7 @@ class ObjectColdTier:
                 if owned.cycles == cycles or owned.problem:
                     self._clock.wait(self._cycle_ended, wait_s)
 
-    def _is_uploaded(self, owned: _Owned, offset: int) -> bool:
+    def _is_uploaded(self, owned: OwnedTopic, offset: int) -> bool:
         uploader, wal = owned.uploader, owned.wal
         if self._died is not None:
             raise StoreFailed(f"{owned.topic}: {self._died}; open the topics again")
@@ -371,7 +363,7 @@ class ObjectColdTier:
             raise Damaged(f"{wal.directory}", 0, f"message {offset} is damaged in the log, and is not uploaded")
         return False
 
-    def _ask_for_upload(self, owned: _Owned) -> None:
+    def _ask_for_upload(self, owned: OwnedTopic) -> None:
         if not self._is_threaded:
             with contextlib.suppress(QuiverError, OSError):  # it is noted, and tried again
                 self._upload(owned)
@@ -418,16 +410,16 @@ class ObjectColdTier:
             owned.ownership.release(owned.catalogue.changes_for(self._state(owned, sealed=True)))
             self._forget(owned)
 
-    def _every(self) -> list[_Owned]:
+    def _every(self) -> list[OwnedTopic]:
         with self._guard:
             return list(self._owned.values())
 
-    def _renew(self, owned: _Owned) -> None:
+    def _renew(self, owned: OwnedTopic) -> None:
         owned.renew_at = self._clock.monotonic() + min(owned.ownership.renew_every_s, _RETRY_S)
         owned.ownership.renew()
         owned.renew_at = self._clock.monotonic() + owned.ownership.renew_every_s
 
-    def _upload(self, owned: _Owned) -> None:
+    def _upload(self, owned: OwnedTopic) -> None:
         with owned.work:
             if owned.uploader is None:
                 return
@@ -449,18 +441,18 @@ class ObjectColdTier:
             finally:
                 self._end_cycle(owned)
 
-    def _end_cycle(self, owned: _Owned) -> None:
+    def _end_cycle(self, owned: OwnedTopic) -> None:
         with self._cycle_ended:
             owned.cycles += 1
             self._cycle_ended.notify_all()
 
-    def _delete(self, owned: _Owned) -> None:
+    def _delete(self, owned: OwnedTopic) -> None:
         with owned.work:
             if owned.deleter is not None:
                 owned.delete_at = self._clock.monotonic() + owned.settings.deleter.check_interval_minutes * 60
                 owned.deleter.run_once()
 
-    def _attempt(self, owned: _Owned, do: Callable[[_Owned], None]) -> None:
+    def _attempt(self, owned: OwnedTopic, do: Callable[[OwnedTopic], None]) -> None:
         try:
             do(owned)
         except (QuiverError, OSError) as error:
@@ -533,7 +525,7 @@ class ObjectColdTier:
             owned.ownership.abandon()
         self._forget(owned)
 
-    def _forget(self, owned: _Owned) -> None:
+    def _forget(self, owned: OwnedTopic) -> None:
         owned.uploader = owned.deleter = None
         self._end_cycle(owned)
         if owned.wal is not None:
@@ -541,7 +533,7 @@ class ObjectColdTier:
         with self._guard:
             self._owned.pop(owned.topic, None)
 
-    def _seal(self, owned: _Owned) -> None:
+    def _seal(self, owned: OwnedTopic) -> None:
         wal = owned.wal
         with owned.work:
             owned.ownership.renew()
@@ -559,7 +551,7 @@ class ObjectColdTier:
 
         These are detached all the same. Nothing else is uploaded meanwhile.
         """
-        self._is_closing = True
+        self._is_closing = self._left_behind = True  # also when somebody interrupts this
         unfinished = []
         for topic, error in do_within(timeout_s, topics, lambda topic: self.detach(topic, sealed=True)).items():
             with self._guard:

@@ -234,11 +234,19 @@ class TopicStore(TopicAdministration):
 
     def _open_log(self, topic: str) -> TopicLog:
         cold = self._cold
+        if cold is None:
+            return self._log_of(topic, None, next_offset_min=0)
+        next_offset = cold.next_offset_min(topic, self.directory_of(topic))
+        try:
+            return self._log_of(topic, cold, next_offset_min=next_offset)
+        except BaseException:
+            cold.give_up(topic)  # a machine that cannot open it must not keep it from those that can
+            raise
+
+    def _log_of(self, topic: str, cold: ColdTier | None, *, next_offset_min: int) -> TopicLog:
         chosen = self.settings.of(topic, has_objects=cold is not None)
         directory = self.directory_of(topic)
-        floor = cold.next_offset_min(topic, directory) if cold is not None else 0
-        if directory is not None:
-            floor = max(floor, SubscriptionFiles(self._files, directory).highest())
+        floor = 0 if directory is None else SubscriptionFiles(self._files, directory).highest()
         log = TopicLog(
             topic,
             directory,
@@ -246,7 +254,7 @@ class TopicStore(TopicAdministration):
             files=self._files,
             clock=self._clock,
             observer=self._observer,
-            next_offset_min=floor,
+            next_offset_min=max(floor, next_offset_min),
             open_cold=None if cold is None else lambda: cold.reader(topic),
         )
         if cold is not None:

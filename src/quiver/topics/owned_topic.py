@@ -1,0 +1,45 @@
+"""
+What one process holds of a topic that it owns, behind the topic's files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from quiver.metadata.ownership import Ownership
+from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cursor_mirror import CursorMirror
+from quiver.topics.deleter import Deleter
+from quiver.topics.dispatch.saved import SubscriptionFiles
+from quiver.topics.settings import TopicSettings
+from quiver.topics.uploader import Uploader
+from quiver.topics.wal import Wal
+
+__all__ = ["OwnedTopic"]
+
+
+@dataclass(slots=True)
+class OwnedTopic:
+    """
+    `work` is held by whoever uploads, deletes or hands over.
+    """
+
+    topic: str
+    ownership: Ownership
+    catalogue: ObjectCatalogue
+    cursors: CursorMirror
+    renew_at: float
+    work: threading.Lock = field(default_factory=threading.Lock)
+    wal: Wal | None = None
+    kept: SubscriptionFiles | None = None
+    uploader: Uploader | None = None
+    deleter: Deleter | None = None
+    delays: Iterator[float] | None = None
+    cycles: int = 0  # uploads that ended, well or not
+    problem: str = ""  # how the last one failed
+    settings: TopicSettings = field(default_factory=TopicSettings)
+    begins_at: int = 0  # what is below was deleted on purpose
+    upload_at: float = 0.0
+    delete_at: float = 0.0
