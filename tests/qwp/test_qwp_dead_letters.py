@@ -27,7 +27,8 @@ from quiver.qwp.dead_letters import (
     read_dead_letters,
     remove_dead_letters,
 )
-from quiver.qwp.format.dead_letters import DeadLetter, encode_dead_letter
+from quiver.qwp.format import dead_letters as record_format
+from quiver.qwp.format.dead_letters import DeadLetter, encode_dead_letter, find_dead_letter
 from quiver.qwp.format.names import dead_letters_name, number_of_dead_letters
 from quiver.qwp.resending import resend
 from quiver.qwp.rows import RowTable
@@ -212,6 +213,50 @@ def test_a_torn_record_and_damage_hide_no_other_letter():
     files.close()
     assert numbers(fs) == [0, 2, 3, 4]
     assert fs.read_all(PATH, size_max=1 << 20) == bytes(flipped) + b"torn"
+
+
+def test_a_large_record_that_is_damaged_or_torn_is_passed_over_quickly(monkeypatch):
+    """Not byte by byte: a listing that meets it would take minutes."""
+    asked = []
+    real = record_format.end_of_dead_letter
+    monkeypatch.setattr(
+        record_format, "end_of_dead_letter", lambda head, offset: asked.append(offset) or real(head, offset)
+    )
+    first, large, last = (
+        encode_dead_letter(letter(number, size=size)) for number, size in ((0, 9), (1, 99_999), (2, 9))
+    )
+    damaged = large[:4] + b"\xff\xff\xff\xff" + large[8:]
+    start = len(first)
+    assert find_dead_letter(memoryview(first + damaged + last), start) == start + len(large)
+    assert find_dead_letter(memoryview(first + large[:-1]), start) is None
+    assert len(asked) < 100
+
+
+@pytest.mark.parametrize("searched_at_once", [3, 50, 1 << 20])
+def test_a_record_is_found_wherever_it_begins(monkeypatch, searched_at_once):
+    """At every distance from the damage, among zeros, lengths and other bytes."""
+    monkeypatch.setattr(record_format, "_SEARCHED_AT_ONCE", searched_at_once)
+    record = encode_dead_letter(letter(7, size=20))
+    for filler in (b"\0", b"\x14", b"\xff", record[:28], record[4:]):
+        for distance in range(1, 70):
+            before = (filler * 70)[:distance]
+            if filler in {b"\0", b"\x14", b"\xff"}:
+                assert find_dead_letter(memoryview(before + record + b"end"), 0) == distance
+            else:
+                assert find_dead_letter(memoryview(b"\xff" * 28 + before + record), 0) == 28 + distance
+    assert find_dead_letter(memoryview(b"\xff" + record[:-1]), 0) is None
+
+
+def test_files_of_a_large_bound_are_small_enough_to_be_read(monkeypatch):
+    """There are more of them, and the oldest is still the one that is removed."""
+    monkeypatch.setattr("quiver.qwp.dead_letters._SHARE_BYTES_MAX", 500)
+    fs = disk()
+    files = files_on(fs, 1 << 40)
+    for number in range(40):
+        assert files.keep(letter(number)) == 0
+    files.close()
+    assert max(fs.stat(f"{SLOT}/{name}").size_bytes for name in names(fs)) <= 700
+    assert numbers(fs) == list(range(40))
 
 
 def test_a_file_that_is_none_is_damage():

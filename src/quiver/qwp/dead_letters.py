@@ -58,6 +58,8 @@ DEAD_LETTERS_BYTES_MAX = 256 << 20
 """What the dead letters of a slot may take together, unless it is set otherwise."""
 _HEADER_BYTES = DEAD_LETTERS_HEADER.size
 _FILES = 8
+_SHARE_BYTES_MAX = 128 << 20
+"""A file is read as a whole; with a larger bound there are more of them."""
 _FILE_BYTES_MAX = 1 << 32
 _LOCK_WAIT_S = 5.0
 _LOCK_POLL_S = 0.01
@@ -104,7 +106,8 @@ class DeadLetterFiles:
         self._fs = fs
         self._directory = directory
         self._bytes_max: float = math.inf if bytes_max is None else bytes_max
-        self._share = max(1, (DEAD_LETTERS_BYTES_MAX if bytes_max is None else bytes_max) // _FILES)
+        share = (DEAD_LETTERS_BYTES_MAX if bytes_max is None else bytes_max) // _FILES
+        self._share = min(max(1, share), _SHARE_BYTES_MAX)
         self._clock = clock
         self._observer = observer
         self._file: File | None = None  # the one that is appended to, `_end` bytes long

@@ -248,6 +248,8 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _unknown(key: str) -> str:
+    if key == "sf_sync_interval_millis":
+        return f"{key} is for sf_durability=periodic, which there is not; sf_durability=flush or append sync more"
     known = sorted([*_KEYS, *_POLICIES, "addr", "on_server_error"])
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}")

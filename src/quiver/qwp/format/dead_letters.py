@@ -23,6 +23,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+
 from quiver.primitives.checksum import crc32c
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
@@ -47,7 +49,9 @@ DEAD_LETTERS_MAGIC = b"QDL1"
 DEAD_LETTER_BYTES_MAX = 1 << 30
 DEAD_LETTER_HEAD_BYTES = DEAD_LETTER.size
 _VERSION = 1
-_LENGTH_END = 8
+_LENGTH_AT, _LENGTH_END = 4, 8
+_RESERVED_AT = 25
+_SEARCHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +144,25 @@ def find_dead_letter(view: memoryview, damaged: int) -> int | None:
     end = end_of_dead_letter(bytes(view[damaged : damaged + DEAD_LETTER.size]), damaged)
     if end is not None and isinstance(decode_dead_letter(view, end), Frame):
         return end
-    for offset in range(damaged + 1, len(view) - DEAD_LETTER.size + 1):
-        end = end_of_dead_letter(bytes(view[offset : offset + DEAD_LETTER.size]), offset)
-        if end is not None and end <= len(view) and isinstance(decode_dead_letter(view, offset), Frame):
-            return offset
+    last = len(view) - DEAD_LETTER.size
+    for start in range(damaged + 1, last + 1, _SEARCHED_AT_ONCE):
+        for offset in _possible_records(view, start, min(start + _SEARCHED_AT_ONCE, last + 1)):
+            if isinstance(decode_dead_letter(view, offset), Frame):
+                return offset
     return None
+
+
+def _possible_records(view: memoryview, start: int, stop: int) -> list[int]:
+    """
+    Return the offsets from *start* to *stop* at which length and reserved byte are possible: few, and quickly found.
+    """
+    reserved = np.frombuffer(view, np.uint8, offset=_RESERVED_AT)
+    room = min(len(view) - start - _LENGTH_END, DEAD_LETTER_BYTES_MAX)
+    found: list[int] = []
+    for first in range(start, min(start + 4, stop)):
+        count = (stop - first + 3) // 4
+        lengths = np.frombuffer(view, "<u4", count, first + _LENGTH_AT)
+        is_possible = (lengths >= DEAD_LETTER.size - _LENGTH_END) & (lengths <= room)
+        is_possible &= reserved[first : first + 4 * count : 4] == 0
+        found += (first + 4 * np.flatnonzero(is_possible)).tolist()
+    return sorted(found)
