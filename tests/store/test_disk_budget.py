@@ -180,3 +180,25 @@ def test_the_cores_of_a_buffer_share_its_part(tmp_path):
     assert stores[1].stats()["segments"] >= 2
     for store in stores:
         store.close()
+
+
+def test_what_lies_above_the_cores_is_under_the_budget(tmp_path):
+    """What receivers remember of requests is there, once for all cores."""
+    path = str(tmp_path / "buffer")
+    clock = ManualClock()
+    files = CrashFileSystem(clock=clock)
+    budget = DiskBudget(files, 2 * CAP, {path: working_bytes(SMALL, 2)}, clock=clock)
+    store = open_path(path, SMALL, cores=2, files=files, clock=clock, background=False, share=budget.buffer(path))
+    store.register("out", start="earliest")
+    store.activate()
+    before = budget.used_bytes()
+    files.create(f"{path}/quiver.requests").pwrite(bytes(CAP), 0)
+    clock.advance(1.0)
+    assert budget.used_bytes() == before + CAP
+    with pytest.raises(AtCapacity):
+        for _ in range(500):
+            store.ingest(bundle())
+            store.maintain()
+            clock.advance(0.01)
+    assert tree_bytes(files, str(tmp_path)) <= 2 * CAP
+    store.close()

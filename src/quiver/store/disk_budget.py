@@ -23,7 +23,7 @@ from quiver.settings import Settings
 from quiver.store.format.cores import core_directory
 from quiver.store.format.names import DEAD_LETTER_DIR
 from quiver.store.shard_capacity import find_cores
-from quiver.store.tree_bytes import tree_bytes
+from quiver.store.tree_bytes import file_bytes, tree_bytes
 
 __all__ = ["Attached", "DiskBudget", "DiskShare", "working_bytes"]
 
@@ -96,7 +96,10 @@ class _Place:
         known = {_absolute(store.path) for store in self.open_stores()}
         roots = [root for root in _store_roots(fs, self.path, are_letters=self.are_letters) if root not in known]
         skip = () if self.are_letters else (DEAD_LETTER_DIR,)
-        self.listed_bytes = {root: tree_bytes(fs, root, skip=skip) for root in roots}
+        listed = {root: tree_bytes(fs, root, skip=skip) for root in roots}
+        if not self.are_letters and self.path not in known:
+            listed.setdefault(self.path, file_bytes(fs, self.path))  # above cores is what they share
+        self.listed_bytes = listed
 
 
 class DiskBudget:

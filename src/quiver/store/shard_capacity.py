@@ -34,6 +34,7 @@ from quiver.store.format.cores import (
     parse_core_directory,
 )
 from quiver.store.shard_claims import take_claim
+from quiver.store.tree_bytes import file_bytes
 
 __all__ = ["EvictElsewhere", "SharedCapacity", "directory_bytes", "find_cores"]
 
@@ -140,6 +141,8 @@ class SharedCapacity:
         self._lock = threading.Lock()
         self._peers: dict[int, _Peer] = {}
         self._others_bytes = 0
+        self._above = _Peer()
+        """What the cores share, in files above them. Nobody claims it."""
         self._published_s = -math.inf
         self._look_again_s = -math.inf
         self._evict_again_s = -math.inf
@@ -278,7 +281,7 @@ class SharedCapacity:
     @property
     def seen_bytes(self) -> int:
         """
-        What the other cores had or claimed when they were last looked at.
+        What the other cores had or claimed when they were last looked at, and what is above all cores.
         """
         return self._others_bytes
 
@@ -357,7 +360,8 @@ class SharedCapacity:
     def _look(self, now_s: float) -> int:
         try:
             cores = find_cores(self._fs, self._root)
-            return sum(self._peer_bytes(core, now_s) for core in cores if core != self.core)
+            above = self._listed_bytes(self._above, now_s, self._root, file_bytes)
+            return above + sum(self._peer_bytes(core, now_s) for core in cores if core != self.core)
         except OSError:
             return self._others_bytes
 
@@ -370,14 +374,19 @@ class SharedCapacity:
             # Should it not be believed any more: what was added up before is out of date.
             peer.listed_s = -math.inf
             return claim
-        if now_s - peer.listed_s >= _LISTED_S:
-            try:
-                peer.listed_bytes = directory_bytes(self._fs, directory)
-            except FileNotFoundError:
-                peer.listed_bytes = 0
-            peer.listed_s = now_s
-        peer.bytes = peer.listed_bytes
+        peer.bytes = self._listed_bytes(peer, now_s, directory, directory_bytes)
         return peer.bytes
+
+    def _listed_bytes(
+        self, place: _Peer, now_s: float, directory: str, add_up: Callable[[FileSystem, str], int]
+    ) -> int:
+        if now_s - place.listed_s >= _LISTED_S:
+            try:
+                place.listed_bytes = add_up(self._fs, directory)
+            except FileNotFoundError:
+                place.listed_bytes = 0
+            place.listed_s = now_s
+        return place.listed_bytes
 
     def _read_claim(self, path: str, peer: _Peer, now_s: float) -> int | None:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from quiver.primitives.files import FileSystem
 
-__all__ = ["tree_bytes"]
+__all__ = ["file_bytes", "tree_bytes"]
 
 DEPTH_MAX = 6
 """Nothing of ours lies deeper: core, dead letters, an exporter, segments."""
@@ -41,3 +41,10 @@ def tree_bytes(fs: FileSystem, directory: str, *, skip: Collection[str] = (), de
         elif depth:
             total += tree_bytes(fs, path, depth=depth - 1)
     return total
+
+
+def file_bytes(fs: FileSystem, directory: str) -> int:
+    """
+    Return the bytes of the files in *directory*, without those of the directories in it. What vanishes meanwhile is 0.
+    """
+    return tree_bytes(fs, directory, depth=0)
