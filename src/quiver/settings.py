@@ -102,8 +102,8 @@ class Settings:
     How a store behaves. Every field has a default that is safe.
 
     Attributes:
-        durability: `wal` logs each bundle first; `segment_only` keeps no log: a crash loses the open segment, and a
-            durable call waits for its segment to be sealed.
+        durability: `wal` logs each bundle first; `segment_only` keeps no log: a crash loses the open segment, a durable
+            call waits for its segment to be sealed, and what is set for the log (`wal_…`) is refused.
         format_profile: `spec` writes what the architecture document says; `otap` what the Rust engine reads.
         segment_bytes_max: a segment is sealed when its bundles take this many bytes (`segment.target_size`).
         segment_open_s_max: … or when its first bundle is this old (`segment.max_open_duration`).
@@ -215,6 +215,13 @@ class Settings:
                 self.wal_bytes_max >= 2 * self.wal_rotate_bytes,
                 f"wal.max_size must be at least twice wal.rotation_target, so {2 * self.wal_rotate_bytes} bytes; "
                 f"it is {self.wal_bytes_max}",
+            )
+            return
+        # A default that was given cannot be told from one that was not: `from_mapping` refuses that, too.
+        for key, (name, _) in _KEYS.items():
+            _require(
+                not key.startswith("wal.") or getattr(self, name) == type(self).__dataclass_fields__[name].default,
+                f"{key} ({name}) has no effect with durability segment_only, which keeps no log; leave it out",
             )
 
     def _check_retention(self) -> None:

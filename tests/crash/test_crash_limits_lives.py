@@ -17,26 +17,28 @@ from quiver.store.format.names import DROP_LEDGER
 from quiver.store.subscribers.progress_store import SubscriberFile
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from small_settings import small_settings
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def some_settings(chance: random.Random) -> Settings:
-    return Settings(
-        segment_bytes_max=chance.choice([500, 2_000, 4_000]),
-        segment_bundles_max=chance.choice([65_536, 3]),
-        wal_rotate_bytes=chance.choice([1_000, 2_000]),
-        wal_bytes_max=chance.choice([10_000, 40_000]),
-        wal_flush_interval_s=0.0,
-        size_cap_bytes=chance.choice([None, 12_000, 20_000, 60_000]),
-        size_cap_policy=chance.choice(["backpressure", "drop_oldest", "drop_oldest"]),
-        segments_max=chance.choice([None, None, 5]),
-        max_age_s=chance.choice([None, None, 50.0]),
-        durability=chance.choice(["wal", "wal", "segment_only"]),
-        delete_grace_s=chance.choice([0.0, 60.0]),
-        steady_state_headroom_bytes=chance.choice([0, 3_000]),
-        format_profile=chance.choice(["spec", "otap"]),
-    )
+    chosen = {
+        "segment_bytes_max": chance.choice([500, 2_000, 4_000]),
+        "segment_bundles_max": chance.choice([65_536, 3]),
+        "wal_rotate_bytes": chance.choice([1_000, 2_000]),
+        "wal_bytes_max": chance.choice([10_000, 40_000]),
+        "wal_flush_interval_s": 0.0,
+        "size_cap_bytes": chance.choice([None, 12_000, 20_000, 60_000]),
+        "size_cap_policy": chance.choice(["backpressure", "drop_oldest", "drop_oldest"]),
+        "segments_max": chance.choice([None, None, 5]),
+        "max_age_s": chance.choice([None, None, 50.0]),
+        "durability": chance.choice(["wal", "wal", "segment_only"]),
+        "delete_grace_s": chance.choice([0.0, 60.0]),
+        "steady_state_headroom_bytes": chance.choice([0, 3_000]),
+        "format_profile": chance.choice(["spec", "otap"]),
+    }
+    return small_settings(chosen)
 
 
 class Lives:

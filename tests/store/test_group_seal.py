@@ -208,6 +208,10 @@ def test_keys_of_the_log_are_refused(key: str) -> None:
     value = {"wal.flush_interval": "25ms", "wal.max_rotated_files": 10}.get(key, "256MiB")
     with pytest.raises(SettingsInvalid, match=f"{key} has no effect with durability segment_only"):
         Settings.from_mapping({"durability": "segment_only", key: value})
+    name = {"max_size": "wal_bytes_max", "rotation_target": "wal_rotate_bytes", "max_rotated_files": "wal_files_max"}
+    field = name.get(key.removeprefix("wal."), "wal_flush_interval_s")
+    with pytest.raises(SettingsInvalid, match=f"{key} .{field}. has no effect with durability segment_only"):
+        Settings(durability="segment_only", **{field: 9})
     with pytest.raises(PipelineInvalid, match=r"wal\.flush_interval has no effect") as refused:
         load_pipeline(PIPELINE, source="p.yaml", values={})
     assert str(refused.value).startswith("p.yaml:14: ")

@@ -18,6 +18,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.files import FileSystem
 from quiver.store.format.names import RESERVE
 from quiver.testing.clock import ManualClock
+from small_settings import small_settings
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -28,7 +29,7 @@ def opened(files: FileSystem, clock: ManualClock | None = None, **changes: objec
     small = {"segment_bytes_max": 32_000, "wal_rotate_bytes": 32_000, "wal_bytes_max": 200_000, "delete_grace_s": 0.0}
     return open_store(
         ROOT,
-        Settings(**{**small, **changes}),
+        small_settings(small, changes),
         files=files,
         clock=clock or ManualClock(),
         background=False,

@@ -15,6 +15,7 @@ from quiver.errors import SettingsInvalid
 from quiver.primitives.files import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
+from small_settings import small_settings
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -24,7 +25,7 @@ MIB = 1024 * 1024
 
 def opened(files: FileSystem, **changes: object) -> Store:
     small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    return open_store(ROOT, Settings(**{**small, **changes}), files=files, clock=ManualClock(), background=False)
+    return open_store(ROOT, small_settings(small, changes), files=files, clock=ManualClock(), background=False)
 
 
 def numbered(number: int, size: int = 200) -> Bundle:

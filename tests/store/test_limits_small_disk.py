@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 from limits_disk import SmallDisk
 
-from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import AtCapacity, Bundle, Store
 from quiver import open as open_store
 from quiver.testing.clock import ManualClock
+from small_settings import small_settings
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -26,7 +27,7 @@ class HonestDisk(SmallDisk):
 
 def opened(disk: SmallDisk, **changes: object) -> Store:
     settings = {"segment_bytes_max": MIB, "wal_rotate_bytes": 2 * MIB, "delete_grace_s": 0.0, "segment_open_s_max": 1e6}
-    return open_store("/small", Settings(**{**settings, **changes}), files=disk, clock=ManualClock(), background=False)
+    return open_store("/small", small_settings(settings, changes), files=disk, clock=ManualClock(), background=False)
 
 
 def numbered(number: int) -> Bundle:

@@ -32,13 +32,14 @@ from quiver.store.admission import Full
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from small_settings import small_settings
 
 ROOT = "/buffer"
 
 
 def settings(**changes: object) -> Settings:
     small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    return Settings(**{**small, **changes})
+    return small_settings(small, changes)
 
 
 def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:

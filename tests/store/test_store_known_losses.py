@@ -25,6 +25,7 @@ from quiver.store.format.wal_file import encode_wal_header
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
+from small_settings import small_settings
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -36,7 +37,7 @@ def opened(files: FileSystem, clock: ManualClock | None = None, **changes: objec
     small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 2_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
     return open_store(
         ROOT,
-        Settings(**{**small, **changes}),
+        small_settings(small, changes),
         files=files,
         clock=clock or ManualClock(),
         background=False,
