@@ -4,10 +4,14 @@ Messages that another owner's have replaced come back into their topic: each of 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cold_rig import TOPIC, Rig, append, check_tidy, expected, settings
 
 from quiver.errors import ObjectsUnavailable, WrongUse
+from quiver.metadata.memory import MemoryMetadata
+from quiver.objects.memory import MemoryObjects
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.reappend import REAPPENDED_ATTRIBUTE
 
@@ -117,6 +121,51 @@ def test_what_was_replaced_a_second_time_comes_back_once_too():
         payloads = [one.payload for one in everything(log)]
         assert payloads == expected(35) + [b"only here %d" % number for number in range(12)]
         assert back.store.reappend(TOPIC) == []
+
+
+@pytest.mark.parametrize("uploaded", [1, 3, 6, 11])
+@pytest.mark.parametrize("before", [0, 4, 9])
+@pytest.mark.parametrize("rotates", [(400, 400), (400, 900), (900, 400), (None, 400), (400, None)])
+def test_of_two_machines_that_replaced_each_other_every_message_comes_back(uploaded, before, rotates):
+    """
+    What came back left room for offsets between objects, and the other machine had messages of its own there: they went
+    to the quarantine below the offset that its name says, or stayed in a file that nothing ever uploads.
+    """
+    memory, facts = MemoryObjects(), MemoryMetadata()
+    machines = {
+        name: Rig(memory=memory, facts=facts, owner=name, patience_s=301.0, chosen=settings(rotate=rotate))
+        for name, rotate in zip(("one", "two"), rotates, strict=True)
+    }
+    said = []
+
+    def die(name, *counts):
+        """Append so many, upload that, and append so many more."""
+        rig = machines[name]
+        log = rig.open()
+        for turn, count in enumerate(counts):
+            if turn:
+                log.flush()
+                rig.store.maintain()
+            for _ in range(count):
+                said.append(b"%s %d" % (name.encode(), len(said)))
+                log.append(said[-1])
+        log.flush()
+        machines[name] = replace(rig, disk=rig.disk.clone_after_kill())
+
+    die("one", before, 30)
+    die("two", uploaded, 40)
+    die("one", 1, 5)
+    die("two", 2, 5)
+    for name in ("one", "two", "one", "two"):
+        with machines[name].opened() as log:
+            machines[name].store.reappend(TOPIC)
+            machines[name].store.maintain()
+            with log.reader(0, follow=False, on_lost="skip") as reader:
+                found = [one.payload for one in reader]
+    assert sorted(found) == sorted(said)
+    machines["three"] = Rig(memory=memory, facts=facts, owner="three", chosen=settings())
+    with machines["three"].opened() as log, log.reader(0, follow=False, on_lost="skip") as reader:
+        assert sorted(one.payload for one in reader) == sorted(said)
 
 
 def test_what_its_producer_sent_again_is_not_appended_twice():

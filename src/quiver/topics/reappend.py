@@ -6,9 +6,9 @@ owner had given out the same offsets. Each message gets a new offset at the end 
 attributes, its time and its producer, and says where it was in the attribute `x-reappended-from`.
 
 That attribute is also what makes it exactly once: before anything is appended, the topic is read from where the two
-owners parted, and what is there already is left out. So is what its producer sent again to the other owner: the
-producer's name and number tell. The file is renamed when all of it is synced, and in objects where there are some; a
-crash before that is made good by the next call.
+owners parted, and what is there already is left out: also at its own offset. So is what its producer sent again to the
+other owner: the producer's name and number tell. The file is renamed when all of it is synced, and in objects where
+there are some; a crash before that is made good by the next call.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _reappend(log: TopicLog, file: _File) -> Reappended:
         for _, message in file.messages(start)
         if message is not None and (key := _producer_key(message)) is not None
     }
-    there = _in_topic(log, start, file.identity(0).removesuffix("0"), by_producer)
+    there = _in_topic(log, start, file, by_producer)
     missing = _missing(file, start, there, result)
     while chunk := list(itertools.islice(missing, _CHUNK_MESSAGES)):
         _append(log, file, chunk)
@@ -190,10 +190,14 @@ def _producer_key(message: Message) -> tuple[str, int] | None:
     return message.producer_name, 0 if ":" in message.producer_name else message.request_id
 
 
-def _in_topic(log: TopicLog, start: int, prefix: str, by_producer: set[tuple[str, int]]) -> set[object]:
+def _in_topic(log: TopicLog, start: int, file: _File, by_producer: set[tuple[str, int]]) -> set[object]:
     there: set[object] = set()
+    prefix = file.identity(0).removesuffix("0")
+    is_same = _is_in(file)
     with log.reader(max(start, log.start_offset()), follow=False, on_lost="skip") as reader:
         for message in reader:
+            if is_same(message):
+                there.add(message.offset)
             identity = message.attributes.get(REAPPENDED_ATTRIBUTE, "")
             if identity.startswith(prefix):
                 there.add(identity)
@@ -207,7 +211,7 @@ def _missing(file: _File, start: int, there: set[object], result: Reappended) ->
     for offset, message in file.messages(start):
         if message is None:
             result.damaged += 1
-        elif file.identity(offset) in there or _producer_key(message) in there:
+        elif offset in there or file.identity(offset) in there or _producer_key(message) in there:
             result.already_there += 1
         elif message.attributes.get(REAPPENDED_ATTRIBUTE, "").startswith(f"{file.owner}/"):
             # 1. It was appended from another file of this quarantine. 2. It was replaced, too, before it was uploaded.

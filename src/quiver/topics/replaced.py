@@ -7,7 +7,11 @@ one comes back. Its files would hide what the other wrote; and as objects hold t
 
 So before a topic's files are opened, what was not uploaded from here is compared with what objects have at these
 offsets. A file that differs is moved to the quarantine, whole, and said: its messages were promised to somebody.
-`reappend.py` appends them again.
+`reappend.py` appends them again, from the first one on that is not in objects as it is here.
+
+A file also differs where it has messages between two objects. 1. The other one comes back, too, and its first file is
+moved aside. 2. It goes on behind that file, so no object has the last offsets of it. 3. Messages that we wrote there
+would never be uploaded any more: uploads only go forward.
 """
 
 from __future__ import annotations
@@ -39,8 +43,10 @@ def set_replaced_aside(
         RetryLater: the object store cannot be reached, so nobody can say.
         OSError: the disk failed.
     """
-    if start >= end or not files.exists(directory):
+    oldest = cold.next_offset(0)
+    if oldest is None or not files.exists(directory):
         return []
+    start = max(start, oldest)  # what is below went by retention, and was in objects before
     checkpoint = load_checkpoint(files, directory)
     known = None if isinstance(checkpoint, Damaged) else checkpoint
     found = [
@@ -68,30 +74,40 @@ def set_replaced_aside(
 
 
 def _difference(files: FileSystem, path: str, first: int, cold: ColdReader, *, start: int, end: int) -> int | None:
+    """
+    Return the first message of a file that is not in objects as it is here; None when none is known to be missing.
+    """
+    unknown: int | None = None
     with FrameScanner(files, path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
         while scanner.expected < end and (step := scanner.step()) is not None:
             if isinstance(step, Good):
                 offset = max(start, step.first_offset)
-                found = _difference_in(step, cold, offset, min(end, step.first_offset + len(step.frames)))
-                if found is not None:
-                    return found
+                damaged, differs = _difference_in(step, cold, offset, min(end, step.first_offset + len(step.frames)))
+                unknown = damaged if unknown is None else unknown
+                if differs is not None:
+                    return differs if unknown is None else min(differs, unknown)
     return None
 
 
-def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> int | None:
+def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> tuple[int | None, int | None]:
+    """
+    Return the first offset that is damaged in objects, so that nobody can say, and the first that differs there.
+    """
+    damaged: int | None = None
     while offset < end:
         found = cold.take(offset, end)
         if isinstance(found, ColdPiece):
             for body in found.bodies:
                 _, begin, behind = step.frames[offset - step.first_offset]
                 if step.data[begin + FRAME_HEADER_BYTES : behind] != body:
-                    return offset
+                    return damaged, offset
                 offset += 1
+        elif isinstance(found, ColdLost):
+            damaged = offset if damaged is None else damaged
+            offset = found.next_offset
         else:
-            # Nobody can say what is damaged there; where objects have nothing, nothing is replaced.
-            known = found.next_offset if isinstance(found, ColdLost) else cold.next_offset(offset + 1)
-            offset = end if known is None else known
-    return None
+            return damaged, None if cold.next_offset(offset) is None else offset
+    return damaged, None
 
 
 def _set_aside(files: FileSystem, directory: str, path: str, differs_at: int) -> str:
