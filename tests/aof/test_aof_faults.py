@@ -214,7 +214,7 @@ def test_a_damaged_size_in_the_header_of_the_tail_costs_no_record(size):
 
 
 def test_ids_of_a_segment_in_quarantine_are_not_given_out_again():
-    """Its header was damaged, so it was moved aside; a person may still ask for its records by their ids."""
+    """Its header and first record are damaged, so it is moved aside; a person may still ask for it by its ids."""
     disk = CrashFileSystem()
     with open_manager(disk) as manager:
         log = manager.log("orders")
@@ -224,13 +224,15 @@ def test_ids_of_a_segment_in_quarantine_are_not_given_out_again():
         log.flush()
     path = segment_files(disk)[-1]
     file = disk.open_write(path)
-    file.pwrite(b"rubbish", 0)
+    file.pwrite(b"rubbish".ljust(100, b"!"), 0)
     file.sync_data()
     file.close()
     for _ in range(3):
         with open_manager(disk) as manager:
             log = manager.log("orders")
             assert payloads(log) == [b"one"]
+            assert len(log.snapshot().quarantined) <= 1
+            assert log.snapshot().missing
             assert log.snapshot().segments[-1].segment_id == 0
     with open_manager(disk) as manager:
         assert manager.log("orders").append_record(b"three") >> 32 > lost >> 32

@@ -11,7 +11,7 @@ from aof_as_log import ROOT, SEGMENTS, open_manager, payloads, segment_files, ta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiver.aof import Retention
+from quiver.aof import AofManager, Retention
 from quiver.aof.check import check_log_directory
 from quiver.aof.files import LogFiles
 from quiver.aof.format.names import SegmentName, spare_name
@@ -19,6 +19,7 @@ from quiver.aof.format.record import encode_record
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader, encode_header
 from quiver.errors import DataLoss, NotYetDurable, WouldBlock
+from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -121,10 +122,10 @@ def test_a_spare_that_was_written_to_is_a_segment():
 @given(st.data())
 @settings(max_examples=150)
 def test_any_damage_to_the_tail_leaves_exactly_the_valid_prefix(data):
-    """Cut, zeroed, overwritten or flipped from any byte on: the whole records before it are there, and no others."""
+    """Not known to be durable, and cut, zeroed, overwritten or flipped: the whole records before are there alone."""
     sizes = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=12))
     records = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
-    files = written(*records, close=data.draw(st.booleans()))
+    files = written(*records)
     path, end = tail_of(files)
     at = data.draw(st.integers(HEADER_BYTES, end - 1))
     ends = [HEADER_BYTES]
@@ -191,16 +192,22 @@ def test_what_recovery_shows_is_durable_even_after_a_sync_that_failed():
 
 
 def test_damage_before_what_was_durable_is_kept_and_told():
-    """It is no torn tail: the file is copied before it is cut."""
+    """It is no torn tail: the segment is sealed as it is, and what is intact in it is read."""
     files = written(b"a" * 50, b"b" * 50, close=True)
     path, _ = tail_of(files)
     overwrite(files, path, b"x", HEADER_BYTES + 30)
-    with open_manager(files) as manager:
-        snapshot = manager.log("orders").snapshot()
-        assert snapshot.record_count == 0
-        assert len(snapshot.quarantined) == 1
-    kept = files.read_all(snapshot.quarantined[0], size_max=SIZE)
-    assert b"b" * 50 in kept
+    observer = InMemoryObserver()
+    told = []
+    observer.event = lambda name, **fields: told.append((name, fields.get("path"), fields.get("reason")))
+    with AofManager.open(
+        ROOT, tiny(), files=files, clock=ManualClock(), observer=observer, background=False
+    ) as manager:
+        log = manager.log("orders")
+        assert [record.payload for record in log.open_reader(on_lost="skip")] == [b"b" * 50]
+        assert [one.state for one in log.segment_snapshot()] == ["sealed"]
+    reason = "damaged at 64, durable up to 212: checksum mismatch in a record of 50 bytes"
+    assert ("aof.recovery.damaged", path, reason) in told
+    assert observer.counts["aof_recovery_findings_total", (("kind", "damaged"),)] == 1
 
 
 def test_a_torn_tail_is_cut_and_counted():
@@ -305,16 +312,18 @@ def test_a_bad_record_costs_itself_alone_where_the_pointer_is_lost_too():
 
 
 def test_a_footer_that_promises_more_than_is_there():
-    """A torn seal of another program: the footer reached the disk, the records did not. What is there is kept."""
+    """The footer was written when the records were durable: who reads is told of those that are damaged now."""
     files = sealed_disk(1)
     files.remove(f"{SEGMENTS}/current.sealed")
     files.sync_dir(SEGMENTS)
     (path,) = segment_files(files)
     overwrite(files, path, b"\xff", HEADER_BYTES + 24)
-    with open_manager(files) as manager:
-        log = manager.log("orders")
-        assert payloads(log) == []
-        assert len(log.snapshot().quarantined) == 1
+    for _ in range(2):
+        with open_manager(files) as manager:
+            log = manager.log("orders")
+            with pytest.raises(DataLoss):
+                payloads(log)
+            assert log.append_record(b"more") >> 32 == 1
 
 
 def test_a_sealed_segment_whose_footer_is_lost_is_sealed_again():

@@ -264,6 +264,27 @@ def test_a_manifest_that_does_not_know_its_objects(how):
         assert len(objects_in(files)) == 1  # those of segments that have their file left, too
 
 
+@pytest.mark.parametrize("left", [0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98])
+@pytest.mark.parametrize("by_command", [False, True])
+def test_a_manifest_that_was_cut_is_completed_from_the_objects(left, by_command):
+    """A segment of which it still said that it was packed was not looked for, and all of its records were lost."""
+    files = disk()
+    stream_id, written, lost = uploaded(files)
+    folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
+    path = f"{folder}/{files.list_dir(folder)[-1]}"
+    file = files.open_write(path)
+    file.truncate(int(left * file.size()))
+    file.sync()
+    file.close()
+    if by_command:
+        assert taken_over(files, f"{ROOT}/orders", dry_run=True).is_whole
+        assert taken_over(files, f"{ROOT}/orders").is_whole
+    with open_tiered(files, uploading()) as manager:
+        found = {record.record_id: bytes(record.payload) for record in manager.log("orders").open_reader()}
+    assert found == {**written, lost: b"never uploaded"}
+    assert check_log_directory(files, "orders", f"{ROOT}/orders", read_records=True, objects=bucket(files)).sound
+
+
 def test_a_log_without_segments_is_no_log_any_more():
     """What it would append had ids that were given out: it is moved away and restored."""
     files = disk()

@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from aof_as_log import ROOT
-from test_aof_restore import bucket, uploaded
-from test_aof_tiers import COLD, damage, disk, objects_in
+from aof_as_log import ROOT, tiny
+from test_aof_restore import bucket, uploaded, uploading
+from test_aof_tiers import COLD, damage, disk, objects_in, open_tiered
 from typer.testing import CliRunner
 
 from quiver.aof import AofConfig, AofManager, TierConfig
 from quiver.aof.check import check_log_directory
+from quiver.aof.format.names import stream_folder
 from quiver.cli.main import build_app
 from quiver.errors import ObjectsUnavailable
 from quiver.objects.directory import DirectoryObjects
@@ -128,3 +129,28 @@ def test_the_exit_code(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     assert "DAMAGED" in verify("--objects", cold, code=1)
     assert "NOT ALL READ" in verify(code=3)
+
+
+def test_objects_that_a_lost_manifest_named_are_found():
+    """It called the log sound: readers found three segments less, and nothing said so."""
+    files = disk()
+    stream_id, _, _ = uploaded(files)
+    folder = f"{LOG}/{stream_folder(stream_id)}"
+    for name in files.list_dir(folder):
+        files.remove(f"{folder}/{name}")
+    assert found(checked(files)) == [("not read", folder)]
+    report = checked(files, bucket(files))
+    assert found(report) == [("damaged", key) for key in objects_in(files)[:3]]
+    with open_tiered(files, uploading()) as manager:
+        manager.log("orders")
+    assert checked(files, bucket(files)).sound
+
+
+def test_objects_of_segments_that_were_deleted_are_not_missed():
+    """They are to be deleted, and the object store does not answer: no reader is to find them."""
+    files = disk()
+    uploaded(files)
+    with open_tiered(files, tiny(tiers=TierConfig(tier0_max_bytes=0))) as manager:
+        manager.log("orders").tiers.delete_oldest([0, 1])
+    assert len(objects_in(files)) == 4
+    assert checked(files, bucket(files)).sound

@@ -19,13 +19,15 @@ from quiver.aof.format.names import (
     WARM,
     SegmentName,
     object_folder,
+    parse_object_key,
     parse_spare_name,
+    stream_folder,
 )
 from quiver.aof.format.record import RecordScan, scan_records
 from quiver.aof.format.sealed_pointer import SealedPointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentFooter, SegmentHeader
 from quiver.aof.format.tier_entry import Residency, TierEntry
-from quiver.aof.manifest import replay_manifest
+from quiver.aof.manifest import Replayed, replay_manifest
 from quiver.aof.status import read_status
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
@@ -54,6 +56,7 @@ class CheckedSegment:
     end: int
     durable: int
     size_bytes: int
+    base_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +260,9 @@ def _check_copies(
     if stream_id is None:
         return []
     replayed = replay_manifest(files, log.directory, stream_id)
-    findings += [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]
+    findings += _check_manifest(files, log, copies, stream_id, replayed)
     pointer = log.pointer()
     checked = []
-    if copies.has_objects:
-        _require_place(copies, stream_id, replayed.state)
     for segment_id in sorted(replayed.state.entries.keys() - here):
         if pointer is None or segment_id > pointer.segment_id:
             continue
@@ -303,6 +304,50 @@ def _require_place(copies: Copies, stream_id: int, state: TierState) -> None:
     if is_expected and next(iter(copies.objects_below(f"{folder}/")), None) is None:
         reason = "nothing of this log is there: is it the right place, and is it mounted?"
         raise ObjectsUnavailable("list", folder, reason)
+
+
+def _check_manifest(
+    files: FileSystem, log: LogFiles, copies: Copies, stream_id: int, replayed: Replayed
+) -> list[Finding]:
+    """
+    Say what is wrong with the manifest log, and which objects it does not know.
+    """
+    folder = f"{log.directory}/{stream_folder(stream_id)}"
+    findings = [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]
+    if copies.has_objects:
+        _require_place(copies, stream_id, replayed.state)
+        findings += _unknown_objects(files, log, copies, stream_id)
+    elif not replayed.indexes and files.exists(folder):
+        reason = "the manifest log is gone: with --objects, segments that only objects have are looked for"
+        findings.append(Finding(folder, 0, "not read", reason))
+    return findings
+
+
+def _unknown_objects(files: FileSystem, log: LogFiles, copies: Copies, stream_id: int) -> list[Finding]:
+    """
+    Return objects of segments that have no other copy and are not in the manifest: readers do not find them.
+    """
+    listed = _listed_objects(copies, stream_id)
+    # Read after the listing: what was uploaded by then is in it.
+    state, pointer = replay_manifest(files, log.directory, stream_id).state, log.pointer()
+    known = {name.segment_id for name in log.names()} | {
+        one.segment_id for one in state.entries.values() if one.remote or copies.warm_bytes(one) == one.warm_bytes
+    }
+    newest = -1 if pointer is None else pointer.segment_id
+    found = [
+        key for key, segment_id in listed.items()
+        if segment_id not in known and segment_id <= newest and key not in state.deletes
+    ]  # fmt: skip
+    if found:  # or it was deleted since
+        still = _listed_objects(copies, stream_id)
+        found = [key for key in found if key in still]
+    reason = "the manifest log does not know it: open the log with its objects, or restore it"
+    return [Finding(key, 0, "damaged", reason) for key in sorted(found)]
+
+
+def _listed_objects(copies: Copies, stream_id: int) -> dict[str, int]:
+    keys = (info.key for info in copies.objects_below(f"{object_folder(stream_id)}/"))
+    return {key: parsed[1] for key in keys if (parsed := parse_object_key(key)) is not None}
 
 
 def _check_object(copies: Copies, entry: TierEntry) -> list[Finding]:
@@ -350,7 +395,7 @@ def _check_copy(
             findings.append(Finding(path, 0, "damaged", problem))
     return CheckedSegment(
         entry.segment_id, path, state, entry.header.base_record_count, entry.footer.record_count,
-        entry.original_bytes, entry.original_bytes, entry.warm_bytes,
+        entry.original_bytes, entry.original_bytes, entry.warm_bytes, entry.header.base_offset,
     )  # fmt: skip
 
 
@@ -359,7 +404,9 @@ def _check_segment(
 ) -> CheckedSegment:
     if one.header is None:
         findings.append(Finding(one.path, 0, "damaged", one.problem))
-        return CheckedSegment(one.name.segment_id, one.path, "damaged", 0, None, 0, 0, one.size_bytes)
+        return CheckedSegment(
+            one.name.segment_id, one.path, "damaged", 0, None, 0, 0, one.size_bytes, one.name.base_offset
+        )
     if one.problem:
         at = max(0, one.header.max_size - FOOTER_BYTES)
         findings.append(Finding(one.path, at, "damaged", one.problem))
@@ -377,8 +424,9 @@ def _check_segment(
             findings.append(Finding(one.path, scan.damage.offset, "torn tail", scan.damage.reason))
     state = "open" if one.footer is None else "sealed"
     return CheckedSegment(
-        one.name.segment_id, one.path, state, one.header.base_record_count, records, end, one.durable, one.size_bytes
-    )
+        one.name.segment_id, one.path, state, one.header.base_record_count, records, end, one.durable, one.size_bytes,
+        one.header.base_offset,
+    )  # fmt: skip
 
 
 def _scan(files: FileSystem, one: SegmentFile, header: SegmentHeader) -> RecordScan:
@@ -420,3 +468,15 @@ def _check_order(log: LogFiles, checked: list[CheckedSegment], findings: list[Fi
         if following.base_record_count > behind:
             missing = f"records {behind} to {following.base_record_count - 1} of the log are in no segment"
             findings.append(Finding(following.path, 0, "damaged", missing))
+        elif following.base_offset > one.base_offset + one.durable + FOOTER_BYTES:
+            missing = f"what follows record {behind - 1} of the log is in no segment; nobody knows how many records"
+            findings.append(Finding(following.path, 0, "damaged", missing))
+    pointer = log.pointer()
+    if pointer is not None and pointer.segment_id > max(
+        [*(one.segment_id for one in log.names()), *log.tiers().entries], default=-1
+    ):
+        reason = f"segment {pointer.segment_id} was the newest one that was sealed, and is gone"
+        findings.append(Finding(f"{log.directory}/{SEGMENTS}", 0, "damaged", reason))
+    for segment_id, end in log.gone().items():
+        reason = f"segment {segment_id} has no file; its records were durable up to byte {end}"
+        findings.append(Finding(f"{log.directory}/{SEGMENTS}", 0, "damaged", reason))

@@ -192,16 +192,18 @@ class LogFiles:
 
     def _second_footer(self) -> SealedPointer | None:
         """
-        Return what the segments say: one is sealed, durably, before the next one is. Of the newest nobody knows.
+        Return what the segments say: one is sealed, durably, before the next one is. Of the newest nobody knows, unless
+        a later segment is known to be durable.
         """
         newest: SegmentFooter | None = None
+        durable_id = max((one for one, end in self._durable().items() if end > HEADER_BYTES), default=-1)
         try:
             names = sorted(self._listed(), reverse=True)
         except (FileNotFoundError, NotADirectoryError):
             return None
         for name in names:
             footer = self._footer_of(name)
-            if footer is not None and newest is not None:
+            if footer is not None and (newest is not None or name.segment_id < durable_id):
                 return SealedPointer(footer.segment_index, footer.coordinator_watermark, footer.durable_bytes)
             newest = footer or newest
         return None
@@ -253,6 +255,19 @@ class LogFiles:
 
     def _listed(self) -> Iterator[SegmentName]:
         return filter(None, map(parse_segment_name, self._files.list_dir(f"{self.directory}/{SEGMENTS}")))
+
+    def gone(self) -> dict[int, int]:
+        """
+        Return the segments that were never sealed and have no file, and up to which offset each was durable.
+        """
+        durable = self._durable()  # in this order: one that is sealed meanwhile may have left before it is looked for
+        here = {name.segment_id for name in self.names()}
+        pointer = self.pointer()
+        return {
+            segment_id: end
+            for segment_id, end in durable.items()
+            if segment_id not in here and end > HEADER_BYTES and (pointer is None or segment_id > pointer.segment_id)
+        }
 
     def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
         """
@@ -311,11 +326,14 @@ class LogFiles:
     def _of_copy(self, entry: TierEntry, start: int, end: int | None) -> Source:
         stop = entry.original_bytes if end is None else min(end, entry.original_bytes)
         name, data, problem = self._copied(entry, start, stop)
-        # Memory that nobody writes to costs nothing: offsets stay those of the segment.
-        room = bytearray(stop)
-        room[start:stop] = data
+        view = memoryview(data)
+        if start:
+            # Memory that nobody writes to costs nothing: offsets stay those of the segment.
+            room = bytearray(stop)
+            room[start:stop] = data
+            view = memoryview(room)
         return Source(
-            entry.segment_id, name, memoryview(room), stop, True, entry.footer.last_timestamp, _extent_of(entry),
+            entry.segment_id, name, view, stop, True, entry.footer.last_timestamp, _extent_of(entry),
             entry.header.base_timestamp, problem,
         )  # fmt: skip
 
@@ -356,7 +374,7 @@ class LogFiles:
         return None
 
     def _of_file(self, found: SegmentFile, *, durable_only: bool) -> Source | None:
-        if found.header is None and not found.is_sealed:
+        if found.header is None and not found.is_sealed and found.durable <= HEADER_BYTES:
             raise Damaged(found.path, 0, found.problem)
         first = max(0, found.name.created_at) if found.header is None else found.header.base_timestamp
         last = TIME_UNKNOWN if found.footer is None else found.footer.last_timestamp
@@ -369,13 +387,11 @@ class LogFiles:
                 data = memoryview(self._first_bytes(found.path, max(limit, HEADER_BYTES)) or b"")
         except FileNotFoundError:
             return None
-        end = found.durable
-        if not found.is_sealed:
-            known = min(found.durable, len(data))
-            end = len(data) if durable_only else max(known, scan_records(data, HEADER_BYTES, len(data)).end)
+        end = max(found.durable, HEADER_BYTES)
+        if not found.is_sealed and not durable_only and end <= len(data):
+            end = scan_records(data, end, len(data)).end
         return Source(
-            found.name.segment_id, found.path, data, max(end, HEADER_BYTES), found.is_sealed, last, found.extent,
-            first, found.problem,
+            found.name.segment_id, found.path, data, end, found.is_sealed, last, found.extent, first, found.problem,
         )  # fmt: skip
 
     def extent(self, segment_id: int) -> Extent | None:
@@ -459,8 +475,8 @@ class LogFiles:
         size = self._files.stat(path).size_bytes
         header, problem = _header_of(name, head)
         if pointer is None or name.segment_id > pointer.segment_id:
-            known = 0 if header is None else min(durable.get(name.segment_id, 0), size)
-            return SegmentFile(name, path, header, None, size, known, problem)
+            end_max = max(size, 0 if header is None else header.max_size)  # it may have been cut
+            return SegmentFile(name, path, header, None, size, min(durable.get(name.segment_id, 0), end_max), problem)
         assumed = header or SegmentHeader(name.segment_id & 0xFFFF_FFFF, 0, name.base_offset, size, name.created_at, 0)
         footer = self._footer(path, assumed, size, is_assumed=header is None)
         if footer is None:

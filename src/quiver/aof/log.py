@@ -25,7 +25,7 @@ from quiver.aof.index import SparseIndexes
 from quiver.aof.lookup import OpenSegments, require_id
 from quiver.aof.notify import Notifier
 from quiver.aof.reading import LogReading
-from quiver.aof.recovery import Recovered
+from quiver.aof.recovered import Recovered
 from quiver.aof.snapshots import (
     LogSnapshot,
     SegmentSnapshot,

@@ -268,11 +268,15 @@ class Reader:
         if count is None and extent is not None and began_at <= HEADER_BYTES:
             count = extent.base_record_count
         lost = None if count is None or self._count is None else max(self._count - count, 1)
+        behind = self.position
+        if end is None:  # nobody knows where it ends: all before the next one is lost
+            following = self._sources.next_segment_id(self._segment_id)
+            behind = join_record_id(self._segment_id + 1 if following is None else following, HEADER_BYTES)
         if problem is None:
             reason = f"segment {self._segment_id} has no file"
-            self._report(first, lost, self._sources.directory, 0, reason, is_damage=False)
+            self._report(first, lost, self._sources.directory, 0, reason, is_damage=False, behind=behind)
         else:
-            self._report(first, lost, problem.path, problem.offset, problem.reason, is_damage=True)
+            self._report(first, lost, problem.path, problem.offset, problem.reason, is_damage=True, behind=behind)
 
     # ---- within a segment
 
@@ -341,11 +345,14 @@ class Reader:
         first = join_record_id(source.segment_id, offset)
         self._report(first, resumed.lost, source.path, offset, source.problem or reason, is_damage=True)
 
-    def _report(self, first: int, count: int | None, path: str, offset: int, reason: str, *, is_damage: bool) -> None:
+    def _report(
+        self, first: int, count: int | None, path: str, offset: int, reason: str, *, is_damage: bool,
+        behind: int | None = None,
+    ) -> None:  # fmt: skip
         """
-        Count what is lost between *first* and the position, and raise it or note it.
+        Count what is lost between *first* and *behind*, the position when left out, and raise it or note it.
         """
-        behind = self.position
+        behind = self.position if behind is None else behind
         records = 1 if count is None else count
         if records:
             self._observer.count("aof_records_lost_total", records, kind="damaged" if is_damage else "gone")

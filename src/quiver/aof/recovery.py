@@ -4,9 +4,11 @@ Opening a log that exists, in a listed order of steps. Recovering twice equals r
 1. `load_pointer`: the newest segment that is known to be sealed. One that does not fit the segments is ignored.
 2. `settle_names`: leftovers go; a spare that was written to gets its name; names are made durable.
 3. `inspect`: each segment's header and footer; the rest of the file is read only where they do not settle it.
-4. `settle`: a segment whose footer counts is taken as it is. One whose records end before its footer says so, or whose
-   header is damaged and cannot be made again, is kept in `quarantine/`. Unsealed ones are cut behind their last whole
-   record, written again and synced; all but the newest are sealed, the newest goes on as the tail.
+4. `settle`: a segment whose footer counts is taken as it is. One whose header is damaged and cannot be made again is
+   kept in `quarantine/`. Unsealed ones are cut behind their last whole record, written again and synced; all but the
+   newest are sealed, the newest goes on as the tail. One that is damaged before the end of what was durable is not cut:
+   it is sealed as it is, and readers pass over the damage.
+5. `count_on`: the next segment begins behind all that was durable, also where it is gone: no id is used twice.
 
 Nothing of what a file holds makes opening fail: an empty, short, header-less or foreign file is removed if there is
 nothing in it, and moved aside or left alone if there is. Only a disk that does not work makes it fail.
@@ -16,10 +18,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from quiver.aof.catalog import SealedSegment
+from quiver.aof.damage import header_of_sealed, header_of_unsealed, scan_past_damage
 from quiver.aof.format.durability import DURABILITY_BYTES_MAX, decode_durability
 from quiver.aof.format.names import (
     ARCHIVE,
@@ -33,7 +36,7 @@ from quiver.aof.format.names import (
     parse_segment_name,
     parse_spare_name,
 )
-from quiver.aof.format.record import RECORD_HEAD, RecordScan, join_record_id, scan_records
+from quiver.aof.format.record import RecordScan, join_record_id, scan_records
 from quiver.aof.format.sealed_pointer import (
     POINTER_BYTES,
     SealedPointer,
@@ -53,6 +56,7 @@ from quiver.aof.format.segment_file import (
     encode_footer,
     encode_header,
 )
+from quiver.aof.recovered import Recovered
 from quiver.aof.segment import Segment
 from quiver.clock import Clock
 from quiver.observe import Observer
@@ -63,50 +67,9 @@ from quiver.primitives.files import File, FileSystem
 from quiver.primitives.prealloc import reserve_blocks
 from quiver.primitives.scan import Frame, is_zero
 
-__all__ = ["Recovered", "recover"]
+__all__ = ["recover"]
 
 _COPY_BYTES = 1 << 20
-
-
-@dataclass(slots=True)
-class Recovered:
-    """
-    What a log is after recovery: all of it is durable.
-
-    Attributes:
-        tail: the segment that goes on; None when the log ends with a sealed one.
-        pointer: what `current.sealed` said.
-        coordinator_watermark: the highest of pointer and footers.
-        truncated_bytes: how much was cut off behind the last whole records.
-        quarantined: files that were moved or copied aside.
-    """
-
-    sealed: list[SealedSegment] = field(default_factory=list)
-    tail: Segment | None = None
-    pointer: SealedPointer | None = None
-    next_segment_id: int = 0
-    next_base_offset: int = 0
-    next_base_record_count: int = 0
-    coordinator_watermark: int = 0
-    ext_id: int = 0
-    last_timestamp: int = 0
-    truncated_bytes: int = 0
-    quarantined: list[str] = field(default_factory=list)
-
-    @property
-    def below(self) -> int:
-        """
-        The id of the first segment that is not sealed.
-        """
-        return self.next_segment_id if self.tail is None else self.tail.segment_id
-
-    def behind(self, segments: Sequence[SealedSegment]) -> tuple[int, int]:
-        """
-        Return base offset and base record count of the next segment, behind the last of *segments*, too: recovery had
-        no file of one that has a copy alone.
-        """
-        ends = [(one.next_base_offset, one.next_base_record_count) for one in segments[-1:]]
-        return max([(self.next_base_offset, self.next_base_record_count), *ends])
 
 
 @dataclass(slots=True)
@@ -137,8 +100,7 @@ def recover(fs: FileSystem, root: str, *, stream_id: int, clock: Clock, observer
     work.settle_names()
     unsealed = [found for found in work.inspect() if not work.settle_sealed(found)]
     for found in work.without_holes(unsealed):
-        is_last = found is unsealed[-1] and all(found.name.segment_id > one.segment_id for one in work.result.sealed)
-        work.settle_unsealed(found, is_last=is_last, now_s=now_s)
+        work.settle_unsealed(found, is_last=found is unsealed[-1] and work.is_newest(found), now_s=now_s)
     work.count_on()
     return work.result
 
@@ -155,6 +117,7 @@ class _Recovery:
         self._highest_id = -1
         self._loaded: SealedPointer | None = None
         self._durable: dict[int, int] = {}
+        self._headers: dict[int, SegmentHeader] = {}
         self.result = Recovered()
 
     def _tell(self, event: str, path: str, reason: str) -> None:
@@ -252,7 +215,8 @@ class _Recovery:
     # ---- 3
 
     def inspect(self) -> list[_Found]:
-        found = []
+        found: list[_Found] = []
+        without_header: list[tuple[SegmentName, str]] = []
         for name in self._fs.list_dir(self._segments):
             parsed = parse_segment_name(name)
             if parsed is None:
@@ -265,19 +229,28 @@ class _Recovery:
                 parsed.base_offset,
             ):
                 header = "its header belongs to another segment than its name"
-            size = self._fs.stat(path).size_bytes
             if isinstance(header, str):
-                rebuilt = self._rebuilt(path, parsed, size, header)
-                if rebuilt is None:
-                    self._set_aside(path, header)
-                    continue
-                header = rebuilt
-            header = self._with_size(path, header, size)
-            footer = self._footer(path, header, size)
-            pointer = self.result.pointer
-            trusted = footer is not None and pointer is not None and parsed.segment_id <= pointer.segment_id
-            found.append(_Found(path, parsed, header, footer, size, trusted))
-        return self._each_id_once(found)
+                without_header.append((parsed, header))
+            else:
+                found.append(self._found(path, parsed, header))
+        for parsed, reason in sorted(without_header):
+            path = f"{self._segments}/{parsed}"
+            rebuilt = self._rebuilt(path, parsed, reason, found)
+            if rebuilt is None:
+                self._set_aside(path, reason)
+            else:
+                found.append(self._found(path, parsed, rebuilt))
+        found = self._each_id_once(found)
+        self._headers = {one.name.segment_id: one.header for one in found}
+        return found
+
+    def _found(self, path: str, name: SegmentName, header: SegmentHeader) -> _Found:
+        size = self._fs.stat(path).size_bytes
+        header = self._with_size(path, header, size)
+        footer = self._footer(path, header, size)
+        pointer = self.result.pointer
+        trusted = footer is not None and pointer is not None and name.segment_id <= pointer.segment_id
+        return _Found(path, name, header, footer, size, trusted)
 
     def _each_id_once(self, found: list[_Found]) -> list[_Found]:
         # Of two files of one id a sealed one is more likely to be what readers know. One without records gave its id to
@@ -320,30 +293,23 @@ class _Recovery:
             return None
         return answer.value
 
-    def _rebuilt(self, path: str, name: SegmentName, size: int, reason: str) -> SegmentHeader | None:
+    def _rebuilt(self, path: str, name: SegmentName, reason: str, found: list[_Found]) -> SegmentHeader | None:
         """
-        Return the header of a sealed segment whose own is damaged, after writing it again; None where nobody knows it.
-
-        The name, the footer and the first record have all that the header says, and all records vouch for the footer.
+        Return the header of a segment whose own is damaged, after writing it again; None where nobody knows it.
         """
+        size = self._fs.stat(path).size_bytes
         if not HEADER_BYTES + FOOTER_BYTES < size <= SEGMENT_BYTES_MAX:
             return None
         view = self._fs.map_read(path).view()
-        answer = decode_footer(view[size - FOOTER_BYTES :])
-        if not isinstance(answer, Frame) or answer.value.segment_index != name.segment_id & 0xFFFF_FFFF:
+        header = header_of_sealed(view, name)
+        if header is None:
+            before = max((one for one in found if one.name < name), default=None, key=lambda one: one.name)
+            end, count, ext_id = (0, 0, 0) if before is None else (*self._end_of(before), before.header.ext_id)
+            if name.base_offset == end:
+                header = header_of_unsealed(view, name, base_record_count=count, ext_id=ext_id)
+        if header is None:
             return None
-        footer = answer.value
-        records = scan_records(view, HEADER_BYTES, size - FOOTER_BYTES)
-        last = join_record_id(footer.segment_index, records.last_offset)
-        facts = (name.base_offset + records.end, records.record_count, last, records.checksum)
-        if facts != (footer.durable_bytes, footer.record_count, footer.last_record_id, footer.checksum):
-            return None
-        timestamp = RECORD_HEAD.unpack_from(view, HEADER_BYTES)[2] if records.record_count else footer.last_timestamp
-        header = SegmentHeader(
-            footer.segment_index, footer.base_record_count, name.base_offset, size, name.created_at, timestamp,
-            footer.ext_id,
-        )  # fmt: skip
-        self._tell("header", path, f"{reason}; it is written again, as name, footer and records say")
+        self._tell("header", path, f"{reason}; it is written again, as the name, the records and their neighbours say")
         file = self._fs.open_write(path)
         try:
             file.pwrite(encode_header(header), 0)
@@ -352,11 +318,24 @@ class _Recovery:
             file.close()
         return header
 
+    def _end_of(self, found: _Found) -> tuple[int, int]:
+        """
+        Return base offset and base record count of the segment behind that one.
+        """
+        header, footer = found.header, found.footer
+        if footer is not None:
+            return footer.durable_bytes + FOOTER_BYTES, header.base_record_count + footer.record_count
+        records = self._scan(found)
+        return header.base_offset + records.end + FOOTER_BYTES, header.base_record_count + records.record_count
+
     def _set_aside(self, path: str, reason: str) -> None:
         """
         Remove a file with nothing in it; move any other to the quarantine.
         """
         if is_zero(self._fs.map_read(path).view()):
+            name, pointer = parse_segment_name(path.rpartition("/")[2]), self.result.pointer
+            if name is not None and pointer is not None and name.segment_id <= pointer.segment_id:
+                self._tell("damaged", path, f"{reason}; it was sealed, and nothing of it is left")
             remove_durably(self._fs, [path])
             return
         self._tell("quarantined", path, reason)
@@ -397,7 +376,6 @@ class _Recovery:
             end = footer.durable_bytes - found.header.base_offset
             facts = (records.end, records.record_count, last, records.checksum)
             if facts != (end, footer.record_count, footer.last_record_id, footer.checksum):
-                self._keep_copy(found.path, f"the records end at {records.end}, the footer says {end}")
                 return False
             # It was sealed, but the pointer never said so: nobody knows whether its last sync succeeded.
             self._write_again(found, end)
@@ -463,6 +441,47 @@ class _Recovery:
         follows = found.header.base_offset == pointer.durable_bytes + FOOTER_BYTES
         return follows or found.name.segment_id <= pointer.segment_id
 
+    def is_newest(self, found: _Found) -> bool:
+        """
+        Say whether no other segment comes behind that one, and none that was durable did.
+        """
+        others = {one.segment_id for one in self.result.sealed} | self._durable.keys()
+        return found.name.segment_id >= max(others, default=-1) and found.footer is None
+
+    def _durable_end(self, found: _Found) -> int:
+        """
+        Return the offset up to which the segment's records are known to have been durable; 0 where nothing is known.
+        """
+        header, pointer, segment_id = found.header, self.result.pointer, found.name.segment_id
+        end = self._durable.get(segment_id, 0)
+        following = self._headers.get(segment_id + 1)
+        if found.footer is not None:
+            end = found.footer.durable_bytes - header.base_offset
+        elif pointer is not None and segment_id == pointer.segment_id:
+            end = pointer.durable_bytes - header.base_offset
+        elif pointer is not None and segment_id < pointer.segment_id and following is not None:
+            end = following.base_offset - FOOTER_BYTES - header.base_offset
+        return end if HEADER_BYTES < end <= header.max_size - FOOTER_BYTES else 0
+
+    def _settle_damaged(self, found: _Found, durable_end: int) -> None:
+        """
+        Seal a segment of which records were lost that had been durable. It is not cut: what comes behind is read.
+        """
+        records, header = self._scan(found), found.header
+        reason = records.damage.reason if records.damage else "zeros"
+        self._tell("damaged", found.path, f"damaged at {records.end}, durable up to {durable_end}: {reason}")
+        kept = scan_past_damage(self._fs.map_read(found.path).view(), records, header, durable_end)
+        following = self._headers.get(found.name.segment_id + 1)
+        if following is not None:  # it knows how many there were
+            kept.record_count = max(kept.record_count, following.base_record_count - header.base_record_count)
+        file = self._fs.open_write(found.path)
+        try:
+            _rewrite(file, min(self._durable.get(found.name.segment_id, 0), kept.end), kept.end)
+            footer = self._seal(file, header, kept)
+        finally:
+            file.close()
+        self._add_sealed(found.path, header, footer)
+
     def settle_unsealed(self, found: _Found, *, is_last: bool, now_s: float) -> None:
         """
         Cut a segment behind its last whole record. The last segment of all goes on as the tail, others are sealed.
@@ -471,7 +490,11 @@ class _Recovery:
         pointer = self.result.pointer
         was_durable = self._durable.get(found.name.segment_id, 0)
         was_sealed = pointer is not None and found.name.segment_id <= pointer.segment_id
-        if records.end < was_durable or (was_sealed and records.damage is not None):
+        durable_end = self._durable_end(found)
+        if records.end < durable_end:
+            self._settle_damaged(found, durable_end)
+            return
+        if was_sealed and records.damage is not None:
             reason = records.damage.reason if records.damage else "zeros"
             self._keep_copy(found.path, f"the records end at {records.end}: {reason}")
         self.result.truncated_bytes += self._garbage(found, records)
@@ -545,6 +568,25 @@ class _Recovery:
             # Where sealed records are gone, the segment that follows does not begin at their place: readers see the
             # gap, and report what is lost.
             result.next_base_offset = max(result.next_base_offset, self._loaded.durable_bytes + FOOTER_BYTES)
+        self._count_gone()
+
+    def _count_gone(self) -> None:
+        """
+        Go on behind segments that were durable and are gone. The pointer keeps their place: the snapshot forgets them.
+        """
+        result = self.result
+        here = {one.segment_id for one in result.sealed} | ({result.tail.segment_id} if result.tail else set())
+        sealed_id = -1 if self._loaded is None else self._loaded.segment_id
+        for segment_id, end in sorted(self._durable.items()):
+            if segment_id > sealed_id and segment_id not in here and end > HEADER_BYTES:
+                self._tell("damaged", self._segments, f"segment {segment_id} was durable up to {end}, and is gone")
+                if result.tail is not None:
+                    continue  # it is behind them: readers see the gap
+                place = result.next_base_offset + end
+                pointer = SealedPointer(segment_id, result.coordinator_watermark, place)
+                replace_file(self._fs, f"{self._segments}/{POINTER_NAME}", encode_pointer(pointer))
+                result.next_segment_id = max(result.next_segment_id, segment_id + 1)
+                result.next_base_offset = place + FOOTER_BYTES
 
 
 def _rewrite(file: File, start: int, end: int) -> None:

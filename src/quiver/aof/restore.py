@@ -210,7 +210,11 @@ def take_over_objects(
         raise WrongUse(f"{directory} holds no segments: move it away, and the log is restored as a new one")
     if dry_run:
         copies = Copies(fs, f"{directory}/{WARM}", objects=lambda: objects)
-        known = files.tiers().entries
+        known = {name.segment_id for name in files.names()} | {
+            one.segment_id
+            for one in files.tiers().entries.values()
+            if one.remote is not None or copies.warm_bytes(one) == one.warm_bytes
+        }
         listed = list_objects(
             copies, stream_id, now_ms=clock.now_ns() // 1_000_000, wanted=lambda one, _: one not in known
         )

@@ -18,7 +18,7 @@ from quiver.aof.asking import Ask
 from quiver.aof.config import AofConfig
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
 from quiver.aof.notify import Notifier
-from quiver.aof.recovery import Recovered
+from quiver.aof.recovered import Recovered
 from quiver.aof.segment import Segment
 from quiver.aof.sizing import Sizing
 from quiver.clock import Clock

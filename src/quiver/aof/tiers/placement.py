@@ -109,8 +109,11 @@ class Placement:
             return ListedObjects()
 
         def wanted(segment_id: int, key: str) -> bool:
-            if segment_id >= below or segment_id in self.entries or key in deletes:
+            if segment_id >= below or key in deletes:
                 return False
+            entry = self.entries.get(segment_id)
+            if entry is not None:  # what the manifest says of it may be old
+                return segment_id in self.away and entry.remote is None and not entry.has_warm
             return self._catalog.get(segment_id) is None or uploads.get(segment_id) != key
 
         now_ms = self.manifest.now_ms
@@ -121,6 +124,8 @@ class Placement:
             if self._catalog.get(entry.segment_id) is None:
                 self._catalog.add(self._sealed(entry))
                 self.away.add(entry.segment_id)
+                self.note([], entry)
+            elif entry.segment_id in self.entries:
                 self.note([], entry)
             elif entry.remote is not None:
                 # The segment has its file. Its object goes with it, or is replaced when it is uploaded again.

@@ -1,0 +1,99 @@
+"""
+What is left of a segment whose header is damaged, or records in its middle. Bytes only.
+"""
+
+from __future__ import annotations
+
+from quiver.aof.format.names import SegmentName
+from quiver.aof.format.record import RECORD_HEAD, RecordScan, join_record_id, scan_records
+from quiver.aof.format.segment_file import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    SegmentHeader,
+    decode_footer,
+    decode_header,
+    encode_header,
+)
+from quiver.aof.resume import resume_after
+from quiver.aof.source import TIME_UNKNOWN, Extent, Source
+from quiver.primitives.scan import Frame
+
+__all__ = ["header_of_sealed", "header_of_unsealed", "scan_past_damage"]
+
+
+def header_of_sealed(view: memoryview, name: SegmentName) -> SegmentHeader | None:
+    """
+    Return the header of a sealed segment, made of its other bytes; None where it is no such segment.
+
+    The name, the footer and the first record have all that the header says, and all records vouch for the footer.
+
+    Args:
+        view: the bytes of the segment's file, which has room for a header and a footer.
+        name: of the file.
+    """
+    size = len(view)
+    answer = decode_footer(view[size - FOOTER_BYTES :])
+    if not isinstance(answer, Frame) or answer.value.segment_index != name.segment_id & 0xFFFF_FFFF:
+        return None
+    footer = answer.value
+    records = scan_records(view, HEADER_BYTES, size - FOOTER_BYTES)
+    last = join_record_id(footer.segment_index, records.last_offset)
+    facts = (name.base_offset + records.end, records.record_count, last, records.checksum)
+    if facts != (footer.durable_bytes, footer.record_count, footer.last_record_id, footer.checksum):
+        return None
+    timestamp = RECORD_HEAD.unpack_from(view, HEADER_BYTES)[2] if records.record_count else footer.last_timestamp
+    return SegmentHeader(
+        footer.segment_index, footer.base_record_count, name.base_offset, size, name.created_at, timestamp,
+        footer.ext_id,
+    )  # fmt: skip
+
+
+def header_of_unsealed(
+    view: memoryview, name: SegmentName, *, base_record_count: int, ext_id: int
+) -> SegmentHeader | None:
+    """
+    Return the header of a segment without a footer; None where its first record is not intact.
+
+    Args:
+        view: the bytes of the segment's file, which has room for a header and a footer.
+        name: of the file. It has to say that the segment begins right behind the one before it.
+        base_record_count: records of the log before it, as the segment before it says.
+        ext_id: of the segment before it.
+    """
+    size = len(view)
+    if not scan_records(view, HEADER_BYTES, size - FOOTER_BYTES).record_count:
+        return None
+    (_, _, timestamp, _) = RECORD_HEAD.unpack_from(view, HEADER_BYTES)
+    header = SegmentHeader(
+        name.segment_id & 0xFFFF_FFFF, base_record_count, name.base_offset, size, max(0, name.created_at), timestamp,
+        ext_id,
+    )  # fmt: skip
+    # A file that was cut has a length that no segment has.
+    return header if isinstance(decode_header(memoryview(encode_header(header))), Frame) else None
+
+
+def scan_past_damage(view: memoryview, found: RecordScan, header: SegmentHeader, end: int) -> RecordScan:
+    """
+    Return what a segment holds, the damaged records that *found* stopped at included.
+
+    Args:
+        view: the bytes of the segment's file.
+        found: the walk that the damage ended.
+        header: of the segment.
+        end: the offset up to which there were records. What is intact right behind them is taken, too.
+
+    Returns:
+        The count has one for each damaged range, whose records nobody can count, and `crc64` is that of *found*.
+    """
+    extent = Extent(header.base_offset, end, header.base_record_count, None)
+    source = Source(header.segment_index, "", view, end, True, TIME_UNKNOWN, extent, header.base_timestamp)
+    kept = RecordScan(found.end, found.last_offset, found.record_count, found.last_timestamp, found.crc64)
+    while kept.end < end:
+        offset = resume_after(source, kept.end).offset
+        limit = source.limit if offset < end else min(len(view), header.max_size - FOOTER_BYTES)
+        part = scan_records(view, offset, limit)
+        kept.record_count += 1 + part.record_count
+        kept.end = part.end
+        if part.record_count:
+            kept.last_offset, kept.last_timestamp = part.last_offset, part.last_timestamp
+    return kept

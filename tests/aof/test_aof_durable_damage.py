@@ -1,0 +1,201 @@
+"""
+Damage to the segment that takes records, before the end of what was durable: what is intact is read, the rest is
+reported once, and no id is given out twice.
+"""
+
+from __future__ import annotations
+
+import pytest
+from aof_as_log import ROOT, SEGMENTS, open_manager, tail_of, tiny
+
+from quiver.aof import Reader, TierConfig
+from quiver.aof.check import check_log_directory
+from quiver.aof.files import LogFiles
+from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.errors import DataLoss
+from quiver.testing.crashfs import CrashFileSystem
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+LOG = f"{ROOT}/orders"
+SIZE = 16 * 1024
+HEAD = 24
+RECORDS = [bytes([65 + number]) * 50 for number in range(6)]
+RECORD_BYTES = HEAD + 50
+
+
+def closed(*, sealed: int = 1) -> tuple[CrashFileSystem, dict[int, bytes]]:
+    """A log that was closed: segments of three records that are sealed, and one of six that takes records."""
+    files, written = CrashFileSystem(), {}
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        for _ in range(sealed):
+            written |= dict(zip(log.append_records(RECORDS[:3]), RECORDS[:3], strict=True))
+            log.force_rollover(timeout_s=1)
+        written |= dict(zip(log.append_records(RECORDS), RECORDS, strict=True))
+    return files, written
+
+
+def overwrite(files, path, data, offset):
+    file = files.open_write(path)
+    file.pwrite(data, offset)
+    file.sync()
+    file.close()
+
+
+def cut(files, path, size):
+    file = files.open_write(path)
+    file.truncate(size)
+    file.sync()
+    file.close()
+
+
+def drained(reader):
+    """What a reader returns, and how often it raised."""
+    found, losses = {}, 0
+    while True:
+        try:
+            for record in reader:
+                found[record.record_id] = bytes(record.payload)
+        except DataLoss:
+            losses += 1
+        else:
+            return found, losses
+
+
+def beside(files, **options):
+    return Reader(LogFiles(LOG, files=files), 0, **options)
+
+
+SECOND = HEADER_BYTES + RECORD_BYTES
+DAMAGE = {
+    "a payload": ([(SECOND + 30, b"x")], [1]),
+    "a length": ([(SECOND, b"\xff\xff\xff\x7f")], [1]),
+    "zeros": ([(SECOND + 10, bytes(2 * RECORD_BYTES))], [1, 2, 3]),
+    "the first record": ([(HEADER_BYTES + 2, b"xxx")], [0]),
+    "the last record": ([(HEADER_BYTES + 5 * RECORD_BYTES + 40, b"x")], [5]),
+    "two places": ([(SECOND + 30, b"x"), (SECOND + 2 * RECORD_BYTES + 30, b"x")], [1, 3]),
+    "all of it": ([(HEADER_BYTES, bytes(6 * RECORD_BYTES))], [0, 1, 2, 3, 4, 5]),
+}
+
+
+@pytest.mark.parametrize(("changes", "lost"), DAMAGE.values(), ids=DAMAGE)
+def test_what_is_intact_behind_damage_is_read(changes, lost):
+    """It was cut at the first damaged record: all behind it was gone, and their ids were given out again."""
+    files, written = closed()
+    path, _ = tail_of(files)
+    ids = sorted(written)[3:]
+    for offset, data in changes:
+        overwrite(files, path, data, offset)
+    expected = {one: written[one] for one in written if one not in {ids[number] for number in lost}}
+    assert drained(beside(files))[0] == expected
+    new = 0
+    for _ in range(2):
+        with open_manager(files) as manager:
+            log = manager.log("orders")
+            assert log.snapshot().quarantined == ()
+            new = new or log.append_record(b"new")
+            found, losses = drained(log.open_reader())
+            assert found == expected | {new: b"new"}
+            assert losses
+            reader = log.open_reader(on_lost="skip")
+            assert drained(reader) == (found, 0)
+            assert all(any(first <= ids[one] < behind for first, behind in reader.lost) for one in lost)
+            assert not any(first <= one < behind for first, behind in reader.lost for one in found)
+    assert new not in written
+    assert check_log_directory(files, "orders", LOG, read_records=True).damaged
+
+
+@pytest.mark.parametrize("left", [HEADER_BYTES + 2 * RECORD_BYTES + 10, HEADER_BYTES + 3 * RECORD_BYTES, 70])
+def test_a_file_that_was_cut_ends_where_it_ended(left):
+    """Nobody gets the ids of what was cut off, and readers report it."""
+    files, written = closed()
+    cut(files, tail_of(files)[0], left)
+    whole = 3 + max(0, left - HEADER_BYTES) // RECORD_BYTES
+    expected = {one: written[one] for one in sorted(written)[:whole]}
+    for reader in (beside(files), None):
+        if reader is None:
+            with open_manager(files) as manager:
+                new = manager.log("orders").append_record(b"new")
+                found, losses = drained(manager.log("orders").open_reader())
+            assert new > max(written)
+            assert found.pop(new) == b"new"
+        else:
+            found, losses = drained(reader)
+        assert (found, losses) == (expected, 1)
+
+
+@pytest.mark.parametrize("sealed", [0, 2])
+@pytest.mark.parametrize("at", [0, 4, 9, 20, 30, 44, 60])
+def test_a_damaged_header_of_the_open_segment_is_written_again(at, sealed):
+    """It was moved to the quarantine with all its records, and readers were told nothing."""
+    files, written = closed(sealed=sealed)
+    path, _ = tail_of(files)
+    before = files.read_all(path, size_max=SIZE)
+    overwrite(files, path, bytes([before[at] ^ 0x55]), at)
+    assert drained(beside(files)) == (written, 0)
+    for _ in range(2):
+        with open_manager(files) as manager:
+            log = manager.log("orders")
+            assert log.snapshot().quarantined == ()
+            assert drained(log.open_reader()) == (written, 0)
+            assert log.snapshot().record_count == len(written)
+
+
+@pytest.mark.parametrize("how", ["removed", "empty", "zeros"])
+def test_an_open_segment_that_is_gone_is_reported(how):
+    """Its ids are not given out again: a follower that was in the middle of it would take other records for its own."""
+    files, written = closed()
+    path, _ = tail_of(files)
+    if how == "removed":
+        files.remove(path)
+        files.sync_dir(SEGMENTS)
+    else:
+        cut(files, path, 0 if how == "empty" else 1)
+        cut(files, path, 0 if how == "empty" else SIZE)
+    assert check_log_directory(files, "orders", LOG, read_records=True).damaged
+    expected = {one: written[one] for one in sorted(written)[:3]}
+    for _ in range(2):
+        with open_manager(files) as manager:
+            assert manager.log("orders").snapshot().missing
+        assert check_log_directory(files, "orders", LOG, read_records=True).damaged
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        assert log.snapshot().missing
+        new = log.append_record(b"new")
+        assert new > max(written)
+        assert drained(log.open_reader()) == (expected | {new: b"new"}, 1)
+        log.flush()
+    assert check_log_directory(files, "orders", LOG, read_records=True).damaged
+    assert drained(beside(files)) == (expected | {new: b"new"}, 1)
+
+
+def test_a_reader_beside_reads_the_open_segment_where_the_pointer_is_damaged():
+    """It ended in silence with the newest sealed segment, because nobody said that this one was sealed."""
+    files, written = closed()
+    overwrite(files, f"{SEGMENTS}/current.sealed", b"\xff" * 8, 0)
+    for durable_only in (False, True):
+        assert drained(beside(files, durable_only=durable_only)) == (written, 0)
+
+
+def test_the_lost_range_of_a_segment_of_which_nothing_is_known_has_all_of_it():
+    """It was empty: from its beginning to its beginning."""
+    files, written = closed()
+    cut(files, tail_of(files)[0], 0)
+    reader = beside(files, on_lost="skip")
+    assert sorted(drained(reader)[0]) == sorted(written)[:3]
+    assert reader.lost == [(1 << 32 | HEADER_BYTES, 2 << 32 | HEADER_BYTES)]
+
+
+def test_a_segment_that_was_sealed_with_damage_is_not_uploaded():
+    """It stays on the disk, and whoever waits for it is told why. What comes behind it is uploaded."""
+    files, written = closed()
+    path, _ = tail_of(files)
+    overwrite(files, path, b"x", SECOND + 30)
+    with open_manager(files, tiny(tiers=TierConfig(objects="/cold"))) as manager:
+        log = manager.log("orders")
+        manager.maintain()
+        assert list(log.tiers.uploads.damaged) == [1]
+        log.append_record(b"new", durable="object")
+        assert log.tiers.snapshot().upload_lag_bytes == 6 * RECORD_BYTES
+        assert len(drained(log.open_reader())[0]) == len(written)
