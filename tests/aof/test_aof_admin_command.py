@@ -1,5 +1,5 @@
 """
-`quiver aof seal|flush|segments|manifest`: logs that nobody has open, in order again.
+`quiver aof seal|flush|upload|segments|manifest`: logs that nobody has open, in order again.
 """
 
 from __future__ import annotations
@@ -47,6 +47,39 @@ def test_seal_and_flush(root):
         for command in ("seal", "flush"):
             assert "is in use by" in run(command, root, code=1)
     assert "5 records" in run("verify", root)
+
+
+def test_what_no_object_has_is_uploaded(tmp_path):
+    """Of every log, the segment that takes records included; what is left is said, and the exit code is 1."""
+    for name in ("orders", "trades"):
+        with AofManager.open(str(tmp_path / "aof"), background=False) as manager:
+            manager.log(name).append_record(b"one")
+    root, cold = tmp_path / "aof", tmp_path / "cold"
+    assert "--objects" in run("upload", root, code=2)
+    with AofManager.open(str(root), background=False):
+        assert "is in use by" in run("upload", root, "--objects", cold, code=1)
+    (row,) = json.loads(run("upload", root, "--log", "orders", "--objects", cold, "--json"))
+    assert row == {"log": "orders", "uploaded": 1, "left": 0, "problem": ""}
+    rows = json.loads(run("upload", root, "--objects", cold, "--json"))
+    assert [(one["log"], one["uploaded"]) for one in rows] == [("orders", 0), ("trades", 1)]
+    assert "not read" not in run("verify", root, "--objects", cold)
+    assert "2 segments" not in run("restore", tmp_path / "new", "--objects", cold)
+    assert run("verify", tmp_path / "new", "--objects", cold).count("sound, 1 records") == 2
+
+
+def test_a_damaged_segment_is_left(tmp_path):
+    """It is not uploaded, and the reason says where it is damaged."""
+    root, cold = tmp_path / "aof", tmp_path / "cold"
+    with AofManager.open(str(root), background=False) as manager:
+        manager.log("orders").append_records([b"one", b"two"])
+        manager.log("orders").force_rollover(timeout_s=5)
+    (path,) = root.glob("orders/segments/*.seg")
+    data = bytearray(path.read_bytes())
+    data[64 + 24] ^= 1
+    path.write_bytes(data)
+    (row,) = json.loads(run("upload", root, "--objects", cold, "--json", code=1))
+    assert (row["uploaded"], row["left"]) == (0, 1)
+    assert path.name in row["problem"]
 
 
 def test_segments_are_listed_by_tier(root):

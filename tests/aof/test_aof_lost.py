@@ -20,7 +20,7 @@ from quiver.aof.files import LogFiles
 from quiver.aof.format.record import RECORD_HEAD_BYTES
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.reader import Reader
-from quiver.errors import Damaged, DataLoss, RecordUnknown, WouldBlock, WrongUse
+from quiver.errors import Damaged, DataLoss, RecordUnknown, StoreFailed, WouldBlock, WrongUse
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
 from quiver.primitives.real_files import REAL_FILES
@@ -570,3 +570,19 @@ def test_what_to_do_about_losses_is_one_of_two_words():
         for wrong in ({"on_lost": "ignore"}, {"on_damage": "stop"}):
             with pytest.raises(WrongUse, match="neither raise nor skip"):
                 manager.log("orders").open_reader(**wrong)
+
+
+def test_a_follower_of_a_log_that_failed_is_told():
+    """It waited for ever for what can never become durable. All that is durable comes first."""
+    files = CrashFileSystem()
+    with opened(files) as manager:
+        log = manager.log("orders")
+        follower = log.tail_follower(log.append_record(b"durable"))
+        log.flush()
+        log.append_record(b"not durable")
+        log.poison("a thread died")
+        assert follower.next(timeout_s=0).payload == b"durable"
+        for wait in (follower.next, follower.next_sealed_segment):
+            with pytest.raises(StoreFailed, match="a thread died"):
+                wait(timeout_s=0)
+    assert follower.next(timeout_s=0) is None

@@ -13,6 +13,7 @@ from aof_as_log import ROOT, SEGMENTS, payloads, segment_files, tiny
 from quiver.aof import AofManager, Reader, Retention, TierConfig
 from quiver.aof.check import check_log_directory
 from quiver.aof.files import LogFiles
+from quiver.aof.workers import Workers
 from quiver.errors import Damaged, NotYetDurable, RecordUnknown, StoreClosed, WrongUse
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
@@ -447,3 +448,31 @@ def test_a_forced_seal_makes_no_larger_segments():
         for _ in range(6):
             log.append_record(b"x" * 100, durable="object")
     assert max(files.stat(f"{SEGMENTS}/{name}").size_bytes for name in files.list_dir(SEGMENTS)) <= 64 * 1024
+
+
+class Surprised:
+    """A log whose tiers meet an error that nothing expected."""
+
+    name = "orders"
+    run_flush = run_upkeep = run_sinks = run_status = None
+
+    def __init__(self):
+        self.turns = 0
+
+    def run_tiers(self):
+        self.turns += 1
+        raise ZeroDivisionError
+
+    def poison(self, reason):
+        raise AssertionError(reason)
+
+
+def test_uploads_go_on_after_an_error_that_nothing_expected():
+    """Nothing was uploaded before the next segment was sealed, and who waited for an upload waited for ever."""
+    clock, log = ManualClock(), Surprised()
+    workers = Workers("aof", clock=clock, observer=InMemoryObserver(), flush_threads=1)
+    workers.ask_tiers(log)
+    for turns in (1, 2, 3):
+        workers.run_pending()
+        assert log.turns == turns
+        clock.advance(5)

@@ -12,6 +12,7 @@ from quiver.aof.notify import Notifier, deadline_of
 from quiver.aof.reader import Reader
 from quiver.aof.source import Record, Sources
 from quiver.clock import Clock
+from quiver.errors import StoreFailed
 
 __all__ = ["TailFollower"]
 
@@ -32,6 +33,7 @@ class TailFollower:
         *,
         clock: Clock,
         is_closed: Callable[[], bool],
+        failure: Callable[[], StoreFailed | None],
         sealed_after: int,
     ) -> None:
         self._reader = reader
@@ -39,6 +41,7 @@ class TailFollower:
         self._notifier = notifier
         self._clock = clock
         self._is_closed = is_closed
+        self._failure = failure
         self._records = iter(reader)
         self._sealed_segment_id = sealed_after
         self._sealed_end = self._end_of(sealed_after)
@@ -49,6 +52,7 @@ class TailFollower:
 
         Raises:
             DataLoss: records are lost or damaged, and that is to be raised; the next call goes on behind them.
+            StoreFailed: the log failed, and all that it can still show was returned.
         """
         return self._wait_for(self._next_record, timeout_s)
 
@@ -58,6 +62,7 @@ class TailFollower:
 
         Raises:
             DataLoss: some left before this was called, and that is to be raised; the next call goes on behind them.
+            StoreFailed: as `next`.
         """
         before = self._sealed_segment_id
         found = self._wait_for(lambda: self._sources.next_sealed_segment_id(before), timeout_s)
@@ -89,10 +94,12 @@ class TailFollower:
         deadline = deadline_of(self._clock, timeout_s)
         while True:
             seen = self._notifier.generation("records")
-            is_closed = self._is_closed()
+            is_closed, failure = self._is_closed(), self._failure()
             found = look()
             if found is not None or is_closed:
                 return found
+            if failure is not None:  # nothing becomes durable any more: who waits would wait for ever
+                raise failure
             left = None if deadline is None else deadline - self._clock.monotonic()
             if left is not None and left <= 0:
                 return None
@@ -100,7 +107,7 @@ class TailFollower:
 
     def __iter__(self) -> Iterator[Record]:
         """
-        Yield records as they come, until the log is closed.
+        Yield records as they come, until the log is closed. Raises as `next`.
         """
         while (record := self.next()) is not None:
             yield record

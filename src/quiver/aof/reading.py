@@ -17,7 +17,7 @@ from quiver.aof.source import Place, Record
 from quiver.aof.tail import Tail
 from quiver.aof.waiting import Waiting
 from quiver.clock import Clock
-from quiver.errors import WrongUse
+from quiver.errors import StoreFailed, WrongUse
 from quiver.observe import Observer
 
 __all__ = ["LogReading"]
@@ -151,8 +151,13 @@ class LogReading:
         after = sealed[-1].segment_id if record_id is None and sealed else split_record_id(reader.position)[0] - 1
         return TailFollower(
             reader, self._segments, self._notifier, clock=self._clock, is_closed=lambda: self._closed,
-            sealed_after=after,
+            failure=self._failure, sealed_after=after,
         )  # fmt: skip
+
+    def _failure(self) -> StoreFailed | None:
+        refusal = self._tail.refusal
+        error = None if refusal is None else refusal()
+        return error if isinstance(error, StoreFailed) else None
 
 
 def _time_of(timestamp: int) -> int:

@@ -26,6 +26,8 @@ __all__ = ["Worked", "Workers", "WorkersAsked"]
 _WAITED_FOR = ("flush", "upkeep", "sinks")
 """What producers wait for."""
 
+_AGAIN_S = 5.0
+
 
 class Worked(Protocol):
     """
@@ -199,12 +201,15 @@ class Workers:
                 work(log)
             except Exception as error:  # noqa: BLE001 - an observer's, an object store's, or a mistake of ours
                 # Nobody knows what was left half done, and nobody may wait for ever for a thread that is gone: the log
-                # refuses whoever comes next, and the others go on. Tiers and status are not what appends wait for.
+                # refuses whoever comes next, and the others go on. Tiers and status are not what appends wait for, and
+                # are tried again: else nothing would be uploaded before the next segment is sealed.
                 problem = f"in the thread for {kind}: {error!r}"
                 with contextlib.suppress(Exception):  # the observer may be what failed
                     if kind in _WAITED_FOR:
                         log.poison(problem)
                     else:
+                        if kind == "tiers":
+                            self.ask_tiers(log, _AGAIN_S)
                         self._observer.event(f"aof.{kind}", level=logging.ERROR, log=log.name, problem=problem)
 
         # A caller who does the work by hand is told what happened.

@@ -1,5 +1,5 @@
 """
-`quiver aof seal|flush|segments|manifest`: what is done to a log while no program has it open.
+`quiver aof seal|flush|upload|segments|manifest`: what is done to a log while no program has it open.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = ["add_admin_commands"]
 
 _TIERS = {"warm": 1, "cold": 2, "missing": None}
 _TIMEOUT_S = 60.0
+_SEAL_S = 5.0
 
 Timeout = Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for the disk.")]
 
@@ -35,6 +36,7 @@ def add_admin_commands(app: typer.Typer) -> None:
     """
     app.command("seal", short_help="Seal the segment that takes records.")(seal)
     app.command("flush", short_help="Make everything durable.")(flush)
+    app.command("upload", short_help="Upload what no object has yet.")(upload)
     segments = typer.Typer(help="List the segments of logs, or delete the oldest.", no_args_is_help=True)
     segments.command("list", short_help="Where each segment is.")(list_segments)
     segments.command("delete", short_help="Delete the oldest segments.")(delete_segments)
@@ -96,6 +98,51 @@ def flush(
         opened.adopt()
         opened.flush(timeout_s=timeout_s)
         _print_row(opened.name, {"durable_records": opened.snapshot().record_count}, as_json=as_json)
+
+
+def upload(
+    root: Logs,
+    log: LogName = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.0, help="Seconds after which no upload begins.")
+    ] = 3600,
+    objects: ObjectsUrl = None,
+    option: ObjectOptions = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Seal the segment that takes records, and upload all segments that have no object yet. Nobody may have the logs open:
+    a writer uploads by itself. Exits with 1 when something is left.
+    """
+    location = object_location(objects, option)
+    if location is None:
+        raise WrongUse("say where the objects of the logs are: --objects URL")
+    rows = [_uploaded(root, name, location, timeout_s) for name in logs_of(root, log)]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table("uploads", rows)
+    if any(row["left"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _uploaded(root: Path, name: str, location: ObjectLocation, timeout_s: float) -> dict[str, Any]:
+    from quiver.errors import WouldBlock  # noqa: PLC0415
+
+    with _opened(root, name, location) as opened:
+        opened.adopt()
+        tiers, uploads = opened.tiers, opened.tiers.uploads
+        before = tiers.counts.uploads
+        try:
+            opened.force_rollover(timeout_s=_SEAL_S)
+        except WouldBlock:
+            if opened.segment_snapshot()[-1].state != "sealed":  # else it is the next one that has no room on the disk
+                raise
+        tiers.finish_uploads(timeout_s)
+        problems = {uploads.problem, *(str(one) for one in uploads.damaged.values())} - {""}
+        left = len(uploads.waiting())
+    why = "; ".join(sorted(problems)) or "the time was over"
+    return {"log": name, "uploaded": tiers.counts.uploads - before, "left": left, "problem": why if left else ""}
 
 
 def list_segments(
