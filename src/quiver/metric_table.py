@@ -7,14 +7,15 @@ and both with what the code emits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
 
-__all__ = ["LOG_METRICS", "METRICS", "Figures", "Metric", "Reading"]
+from quiver.exporter_metrics import EXPORTER_METRICS
+from quiver.metric import Figures, Metric, Reading
+from quiver.metric import counted as _counted
+from quiver.metric import counter as _counter
+from quiver.metric import gauge as _gauge
 
-Figures = Mapping[str, Any]
-Reading = Iterator[tuple[float | None, dict[str, str]]]
+__all__ = ["LOG_METRICS", "METRICS"]
 
 
 def _of_store(key: str) -> Callable[[Figures], Reading]:
@@ -86,40 +87,6 @@ def _of_log_by(key: str, attribute: str) -> Callable[[Figures], Reading]:
 
 def _unsynced(figures: Figures) -> Reading:
     yield sum(one["wal_position"] - one["wal_synced_position"] for one in figures["cores"].values()), {}
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """
-    One metric.
-
-    Attributes:
-        name: as it is emitted.
-        kind: counters and histograms come from an observer, gauges from `observe_store` and its like for other logs.
-        unit: in OpenTelemetry's notation.
-        meaning: one sentence.
-        attributes: what it is told apart by.
-        read: of a gauge, its values and their attributes among the figures of a store, or of topics.
-    """
-
-    name: str
-    kind: Literal["counter", "histogram", "gauge"]
-    unit: str
-    meaning: str
-    attributes: tuple[str, ...] = ()
-    read: Callable[[Figures], Reading] | None = None
-
-
-def _counter(name: str, unit: str, meaning: str, *attributes: str) -> Metric:
-    return Metric(name, "counter", unit, meaning, attributes)
-
-
-def _gauge(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
-    return Metric(name, "gauge", unit, meaning, attributes, read)
-
-
-def _counted(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
-    return Metric(name, "counter", unit, meaning, attributes, read)
 
 
 METRICS: tuple[Metric, ...] = (
@@ -235,58 +202,7 @@ METRICS: tuple[Metric, ...] = (
         "subscriber",
     ),
     # Sending on.
-    _counter(
-        "quiver.exporter.requests_total",
-        "{request}",
-        "OTLP requests sent on, by what became of them: confirmed, retried, refused, divided because too large.",
-        "exporter",
-        "signal",
-        "outcome",
-        "reason",
-    ),
-    _counter("quiver.exporter.batches_total", "{batch}", "Batches delivered: OTLP requests.", "exporter"),
-    _counter("quiver.exporter.rows_total", "{row}", "Records, spans and points in them.", "exporter"),
-    _counter("quiver.exporter.bytes_total", "By", "Bytes of them, before compression.", "exporter"),
-    _counter(
-        "quiver.exporter.failures_total", "{attempt}", "Attempts to deliver that failed, by reason.", "exporter", "type"
-    ),
-    _counter(
-        "quiver.exporter.rejected_items_total",
-        "{item}",
-        "Records, spans and points that a far side did not take of a request that it confirmed.",
-        "exporter",
-        "signal",
-    ),
-    _counter(
-        "quiver.exporter.left_out_total",
-        "{part}",
-        "Parts of OTLP requests that an OTAP exporter sent them without: OTAP has no place for them, or settings leave "
-        "them out.",
-        "exporter",
-        "signal",
-        "what",
-    ),
-    _counter(
-        "quiver.exporter.given_up_total",
-        "{bundle}",
-        "Bundles that an exporter gave up, by what became of them: dead_letter, drop; halt counts a stop.",
-        "exporter",
-        "how",
-    ),
-    _counter(
-        "quiver.exporter.replayed_total",
-        "{bundle}",
-        "Dead letters that were tried again by themselves: delivered, failed, refused.",
-        "exporter",
-        "outcome",
-    ),
-    _counter(
-        "quiver.exporter.dead_letters_dropped_total",
-        "{bundle}",
-        "Dead letters that their size cap or their age dropped.",
-        "exporter",
-        "reason",
-    ),
+    *EXPORTER_METRICS,
     _counter(
         "quiver.otel.dropped_items_total",
         "{item}",

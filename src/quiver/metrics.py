@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.metric_table import LOG_METRICS, METRICS, Figures, Metric, Reading
+from quiver.exporter_metrics import EXPORTER_METRICS
+from quiver.metric import Figures, Metric, Reading
+from quiver.metric_table import LOG_METRICS, METRICS
 from quiver.observe import Value, log_event
 from quiver.settings import Settings
 
@@ -29,11 +31,13 @@ __all__ = [
     "LOG_METRICS",
     "METRICS",
     "Metric",
+    "ObservedExporters",
     "ObservedLogs",
     "ObservedSender",
     "ObservedStore",
     "ObservedTopics",
     "OpenTelemetryObserver",
+    "observe_exporters",
     "observe_logs",
     "observe_senders",
     "observe_store",
@@ -89,6 +93,17 @@ class ObservedLogs(Protocol):
     def snapshot(self) -> Sequence[Any]:
         """
         Return what each open log says of itself, with its `name` and its `figures()`.
+        """
+
+
+class ObservedExporters(Protocol):
+    """
+    What is asked of the exporters of a pipeline.
+    """
+
+    def figures(self) -> dict[str, Any]:
+        """
+        Return each exporter's figures of this moment.
         """
 
 
@@ -175,7 +190,7 @@ def _present(attributes: dict[str, Value]) -> dict[str, str | int | float | bool
 
 def observe_store(store: ObservedStore, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """
-    Register every gauge of `METRICS` with *meter*, read from `store.stats()` when a collection asks.
+    Register every gauge of a store with *meter*, read from `store.stats()` when a collection asks.
 
     The meter does not keep the store: when that is gone, the gauges say nothing. One store for each meter.
 
@@ -184,8 +199,20 @@ def observe_store(store: ObservedStore, meter: Meter, *, clock: Clock = SYSTEM_C
     """
     look = _Look(store, clock, _by_core)
     for metric in METRICS:
-        if metric.read is not None:
+        if metric.read is not None and metric not in EXPORTER_METRICS:
             meter.create_observable_gauge(metric.name, [_callback(look, metric.read)], metric.unit, metric.meaning)
+
+
+def observe_exporters(exporters: ObservedExporters, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """
+    Register every gauge of exporters with *meter*, read from `exporters.figures()` when a collection asks.
+
+    The meter does not keep the exporters: when they are gone, the gauges say nothing. Once for each meter.
+
+    Raises:
+        ModuleNotFoundError: the extra `metrics` is not installed.
+    """
+    _register(_Look(exporters, clock, lambda one: {"exporters": one.figures()}), meter, "quiver.exporter.")
 
 
 def observe_topics(topics: ObservedTopics, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -233,7 +260,7 @@ def observe_senders(senders: Iterable[ObservedSender], meter: Meter, *, clock: C
 
 
 def _register(look: _Look[Any], meter: Meter, prefix: str) -> None:
-    for metric in LOG_METRICS:
+    for metric in (*METRICS, *LOG_METRICS):
         if metric.read is not None and metric.name.startswith(prefix):
             counts = metric.kind == "counter"
             create = meter.create_observable_counter if counts else meter.create_observable_gauge

@@ -87,7 +87,7 @@ def test_an_exporter_that_is_taken_out_is_let_go(part, tmp_path, cores):
             store.register(name, start="earliest").next_bundle(timeout=0)
         station = ingest._Station(part, store, own, InMemoryObserver())
 
-        ingest._reload(SimpleNamespace(reread=lambda: without), [station])
+        ingest._reload(SimpleNamespace(core=0, reread=lambda: without), [station])
         held = [name for name in ("one", "two") if is_held(REAL_FILES, f"{own.path}/{subscriber_lock_name(name)}")]
 
     assert held == ["two"]

@@ -10,6 +10,7 @@ file                    purpose
 `letter_policy.py`      how much room those have, how long they stay, who replays them     (pure)
 `letter_replay.py`      those whose data were not refused, delivered again by themselves
 `undelivered.py`        the three as one object: asked for each bundle that failed
+`exporter_stats.py`     what was delivered and what failed: counts, and a report of the last of both
 `batches.py`            a reader in order: what becomes of a batch before it is committed
 ======================  ==========================================================================
 """

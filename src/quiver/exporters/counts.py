@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 
 from quiver.clock import Clock
+from quiver.delivery.exporter_stats import ExporterStats
 from quiver.exporters.reply import Reply
 from quiver.observe import Observer
 from quiver.otap.request import measure_request
@@ -25,13 +26,14 @@ class ExporterCounts:
     The counts of one exporter. Thread-safe.
 
     Args:
-        exporter: its name.
+        stats: takes what every exporter counts, and its last failure.
         clock: spaces the reports.
         observer: takes counts and events.
     """
 
-    def __init__(self, exporter: str, clock: Clock, observer: Observer) -> None:
-        self._exporter = exporter
+    def __init__(self, stats: ExporterStats, clock: Clock, observer: Observer) -> None:
+        self._stats = stats
+        self._exporter = stats.exporter
         self._clock = clock
         self._observer = observer
         self._lock = threading.Lock()
@@ -51,6 +53,8 @@ class ExporterCounts:
         """
         if reply.outcome == "retry":
             self._count("retried", signal, reply.reason)
+            if reply.reason != "CLOSED":  # it was broken off here, which is no attempt
+                self._stats.failed("denied" if reply.is_denied else "unavailable", _words(reply.reason, reply.message))
         elif reply.outcome == "confirmed":
             self._confirmed(signal, request, reply)
         elif reply.is_too_large:
@@ -58,12 +62,23 @@ class ExporterCounts:
             self._report("quiver.exporter.divided", reply.reason, signal=signal, message=reply.message)
         else:
             self._requests["denied"] += reply.is_denied
-            self.refused(signal, reply.reason, reply.message)
+            self._refused(signal, reply.reason, reply.message)
+            self._stats.failed("denied" if reply.is_denied else "refused", _words(reply.reason, reply.message))
 
-    def refused(self, signal: str, reason: str, message: str) -> None:
+    def unsendable(self, reason: str, message: str) -> None:
         """
-        Count what the receiver never takes, or what is no request that could be sent.
+        Count a bundle that is damaged, or no request that could be sent.
         """
+        self._refused("", reason, message)
+        self._stats.failed("data", _words(reason, message))
+
+    def unread(self, reason: str, message: str) -> None:
+        """
+        Count an attempt that failed on this side: the bundle could not be read.
+        """
+        self._stats.failed("storage", _words(reason, message))
+
+    def _refused(self, signal: str, reason: str, message: str) -> None:
         self._count("refused", signal, reason)
         self._report("quiver.exporter.refused", reason, signal=signal, message=message)
 
@@ -72,9 +87,7 @@ class ExporterCounts:
         measured = measure_request(request, signal)
         rows = 0 if isinstance(measured, Damage) else max(measured.rows - reply.rejected_items, 0)
         exporter = self._exporter
-        self._observer.count("quiver.exporter.batches_total", exporter=exporter)
-        self._observer.count("quiver.exporter.rows_total", rows, exporter=exporter)
-        self._observer.count("quiver.exporter.bytes_total", len(request), exporter=exporter)
+        self._stats.delivered(rows, len(request))
         if reply.rejected_items:
             self._observer.count(
                 "quiver.exporter.rejected_items_total", reply.rejected_items, exporter=exporter, signal=signal
@@ -90,8 +103,6 @@ class ExporterCounts:
         self._observer.count(
             "quiver.exporter.requests_total", exporter=self._exporter, signal=signal, outcome=outcome, reason=reason
         )
-        if outcome in {"retried", "refused"}:
-            self._observer.count("quiver.exporter.failures_total", exporter=self._exporter, type=reason)
 
     def trouble(self, problem: str) -> None:
         """
@@ -115,3 +126,7 @@ class ExporterCounts:
         Report an event of this exporter.
         """
         self._observer.event(name, level=level, exporter=self._exporter, **attributes)
+
+
+def _words(reason: str, message: str) -> str:
+    return f"{reason}: {message}" if message else reason

@@ -26,6 +26,7 @@ from typing import Self
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
+from quiver.delivery.exporter_stats import ExporterStats
 from quiver.delivery.policy import Again, GiveUp, Outcome, Permanent, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import (
@@ -84,6 +85,7 @@ class BundleForwarder:
         random: where jitter comes from.
         clock: for the pauses.
         observer: takes counts and events.
+        stats: takes what every exporter counts, and the last failure.
 
     Attributes:
         died: why a thread of it ended and nothing is sent any more; None while all is well. Make another.
@@ -102,6 +104,7 @@ class BundleForwarder:
         random: Random | None = None,
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
+        stats: ExporterStats | None = None,
     ) -> None:
         self._source = source
         self._sender = sender
@@ -111,7 +114,8 @@ class BundleForwarder:
         random = random or Random()  # noqa: S311 - jitter, not a secret
         self._clock = clock
         self._observer = observer or InMemoryObserver()
-        self._counts = ExporterCounts(source.id, clock, self._observer)
+        stats = stats or ExporterStats(source.id, self._observer, clock=clock)
+        self._counts = ExporterCounts(stats, clock, self._observer)
         self._limit = SizeLimit(self._sizes.request_bytes_max)
         self._parts = PartSender(sender, self._limit, self._answered)
         self._undelivered = undelivered or Undelivered(
@@ -461,7 +465,7 @@ class BundleForwarder:
             return
         except (BundleInvalid, Damaged) as error:
             kind = type(error).__name__
-            self._counts.refused("", kind, str(error))
+            self._counts.unsendable(kind, str(error))
             # What is damaged cannot be read again; what is only no request can.
             content = None if isinstance(error, Damaged) else handle.bundle
             self._failed(handle, Permanent(kind, str(error)), lambda: content)
@@ -564,6 +568,7 @@ class BundleForwarder:
         """
         Give a bundle back that could not be read: that is no failure of the far side, and uses nothing up.
         """
+        self._counts.unread(reason, str(error))
         self._attempts.keep(bundle.handle.ref, bundle.attempts)
         with self._condition:
             bundle.attempts.troubles += 1

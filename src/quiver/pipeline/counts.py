@@ -82,6 +82,6 @@ class CountsRead:
             self._pid, self._told = pid, {}
         for key, amount in counts.items():
             more = amount - self._told.get(key, 0)
-            if more > 0:
+            if more > 0 or key not in self._told:  # one that is 0 begins there
                 self._observer.count(key[0], more, **dict(key[1]))
         self._told = counts

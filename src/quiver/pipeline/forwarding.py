@@ -9,6 +9,7 @@ delivered again once it works again, unless their data were refused.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from random import Random
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import DeadLetter, DeadLetters
+from quiver.delivery.exporter_stats import ExporterStats
 from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Outcome, RetryPolicy
 from quiver.delivery.retry_set import RetrySet
@@ -41,7 +43,7 @@ __all__ = ["Forwarding", "sender_of"]
 
 _ID_BYTES_MAX = 200
 
-REPLAY_LOOK_S = 1.0
+LOOK_S = 1.0
 STOP_S = 2.0
 
 _log = logging.getLogger("quiver.pipeline")
@@ -77,6 +79,7 @@ class _Exporter:
             letters = DeadLetters(
                 store.path, name, settings=settings, adapter=store.adapter, observer=observer, share=share
             )
+        self._stats = ExporterStats(name, observer, roots=[store.path])
         self.forwarder = BundleForwarder(
             store.register(name, start="earliest"),
             sender_of(name, config),
@@ -85,6 +88,7 @@ class _Exporter:
             in_flight_max=config.settings().in_flight_max,
             undelivered=_undelivered(name, policy, letters, store, observer),
             observer=observer,
+            stats=self._stats,
         )
         self._confirmed = self._denied = 0
         self._was_failing = False
@@ -95,10 +99,10 @@ class _Exporter:
                 name, letters, self._send_again, random=random, clock=SYSTEM_CLOCK, observer=observer
             )
         self._worker = Worker(
-            f"quiver-replay {name}",
+            f"quiver-exporter {name}",
             self._look,
-            every=REPLAY_LOOK_S,
-            on_death=lambda died: _log.error("%s replays no more dead letters: %s", name, died),
+            every=LOOK_S,
+            on_death=lambda died: _log.error("%s reports nothing and replays no dead letters: %s", name, died),
             clock=SYSTEM_CLOCK,
             observer=observer,
         )
@@ -108,8 +112,7 @@ class _Exporter:
         Begin to send.
         """
         self.forwarder.start()
-        if self._replay is not None:
-            self._worker.start()
+        self._worker.start()
 
     def stop(self, timeout_s: float) -> int:
         """
@@ -118,9 +121,16 @@ class _Exporter:
         self._worker.stop(0.0)  # a request on its way ends with the forwarder's
         left = self.forwarder.stop(timeout_s)
         self._worker.join(STOP_S)
+        self._save(is_last=True)
         return left
 
+    def _save(self, *, is_last: bool = False) -> None:
+        # No room for it: the report is late, and the exporter need not stop for that.
+        with contextlib.suppress(OSError):
+            self._stats.save(is_last=is_last)
+
     def _look(self) -> None:
+        self._save()
         if self._replay is None:
             return
         state = self.forwarder.state()

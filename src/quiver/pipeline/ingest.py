@@ -18,11 +18,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.exporter_stats import begin_counts
 from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, StoreClosed, WrongUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.pipeline.child import DRAIN_S, ChildContext, child_main, set_log_level, write_closed, write_ready
 from quiver.pipeline.counts import CountsRead
 from quiver.pipeline.disk import budget_of, buffer_share, letters_share
+from quiver.pipeline.exporter_figures import ExporterFigures
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.health import Health
@@ -66,9 +68,9 @@ class _Station:
         """
         Let the exporters of this process run on each store that is open and has none yet: cores are drained, too.
         """
-        for path in self.sending.keys() - {store.path for store in self._open_stores()}:
+        for path in self.sending.keys() - {store.path for store in self.open_stores()}:
             self.sending.pop(path).__exit__(None, None, None)  # drained, and gone
-        for store in self._open_stores():
+        for store in self.open_stores():
             if store.path in self.sending:
                 self.sending[store.path].require_alive()
                 continue
@@ -77,7 +79,7 @@ class _Station:
                 forwarding = Forwarding(self.part, store, self.observer, stores=cores, letters_share=self.letters_share)
                 self.sending[store.path] = forwarding.__enter__()
             except StoreClosed:
-                if store in self._open_stores():
+                if store in self.open_stores():
                     raise
                 # A core that there is no more of, and that had nothing left: it went while it was looked at.
 
@@ -88,10 +90,13 @@ class _Station:
         Raises:
             StoreFailed: one has, and takes nothing any more until it is opened again.
         """
-        for store in self._open_stores():
+        for store in self.open_stores():
             store.require_sound()
 
-    def _open_stores(self) -> list[Store]:
+    def open_stores(self) -> list[Store]:
+        """
+        Return the stores that are open in this process: one, or that of each core that it has.
+        """
         return [self.store] if isinstance(self.store, Store) else list(self.store.open_stores().values())
 
     def let_go(self, part: Pipeline) -> None:
@@ -141,12 +146,15 @@ def ingest(context: ChildContext) -> None:
         observer = InMemoryObserver() if endpoint is None else endpoint.observer
         budget = budget_of(pipeline, context.cores)
         stations = [_open(part, context, observer, stores, budget) for part in pipeline.parts()]
+        exporters = ExporterFigures(lambda: _stores_of_exporters(stations))
         try:
+            _begin_counts(context, stations)
             for station in stations:
                 station.send()
             if endpoint is not None:
                 main = context.pipeline.main.name
                 endpoint.observe(next(one.own for one in stations if one.buffer.name == main))
+                endpoint.observe_exporters(exporters)
             for station in stations:
                 health.watch(station.buffer.name, station.own)
             counts = CountsRead(context.run_dir, observer)
@@ -160,6 +168,20 @@ def ingest(context: ChildContext) -> None:
             raise
         _stop_sending(stations, context.lifeline.left_s(context.drain_s))
     _log.info("stopped")
+
+
+def _stores_of_exporters(stations: list[_Station]) -> dict[str, list[Store]]:
+    return {name: station.open_stores() for station in stations for name, _ in station.part.exporters}
+
+
+def _begin_counts(context: ChildContext, stations: list[_Station]) -> None:
+    """
+    Let the counters of the exporters on Spark begin here: their own process may take long to come up.
+    """
+    if context.core == 0:
+        for station in stations:
+            for name, _ in station.part.queries:
+                begin_counts(station.observer, name)
 
 
 def _close(context: ChildContext, stations: list[_Station]) -> None:
@@ -285,6 +307,7 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
         station.stop_sending()
         station.let_go(part)
         station.part = part
+    _begin_counts(context, stations)
     set_log_level(next(iter(parts.values())))
     _log.info("reloaded")
 

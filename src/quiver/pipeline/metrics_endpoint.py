@@ -13,7 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import RetryLater
-from quiver.metrics import ObservedStore, OpenTelemetryObserver, observe_store
+from quiver.metrics import ObservedExporters, ObservedStore, OpenTelemetryObserver, observe_exporters, observe_store
 from quiver.pipeline.health import Health
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.receivers.settings import split_address
@@ -118,6 +118,12 @@ class MetricsEndpoint:
         Add the figures of *store* to the metrics.
         """
         observe_store(store, self._meter)
+
+    def observe_exporters(self, exporters: ObservedExporters) -> None:
+        """
+        Add the figures of *exporters* to the metrics. They are not kept by this.
+        """
+        observe_exporters(exporters, self._meter)
 
     def stop(self) -> None:
         """

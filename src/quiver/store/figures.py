@@ -25,6 +25,7 @@ def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int
             **parts.wal.stats(),
             "open_bundles": parts.sealing.open.bundle_count,
             "open_bytes": parts.sealing.open.nbytes,
+            "unsealed_seconds": _age_s(parts),
             "next_sequence": next_sequence,
             "next_segment": parts.sealing.next_seq,
         }
@@ -38,3 +39,11 @@ def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int
     if cold.is_used:
         found["cold"] = cold.stats()
     return found | {"subscribers": registry.stats()}
+
+
+def _age_s(parts: Parts) -> float:
+    """
+    Return the age of the oldest bundle that is in no segment yet; 0 when there is none.
+    """
+    oldest_ns = parts.sealing.oldest_ns()
+    return 0.0 if oldest_ns is None else max(0.0, (parts.clock.now_ns() - oldest_ns) / 1e9)

@@ -158,6 +158,14 @@ class Sealing:
         self.full = False
         return True
 
+    def oldest_ns(self) -> int | None:
+        """
+        Return when the oldest bundle was ingested that is in no segment on disk, in nanoseconds since 1970; None when
+        there is none.
+        """
+        oldest_ns = None if self.pending is None else self.pending.sealed.ingested_min_ns
+        return self.open.ingested_first_ns if oldest_ns is None else oldest_ns
+
     def open_born_s(self) -> float | None:
         """
         Return when the open segment's first bundle came, in monotonic seconds; None when there is none.

@@ -16,6 +16,7 @@ module             file                                    purpose
 `floor`            ``segments/quiver.segment.floor``       segment numbers below this were given out already
 `progress`         ``quiver.sub.<id>``                     what one subscriber has finished with
 `retry_set`        ``quiver.retry.<id>``                   what an exporter tries again
+`exporter_report`  ``quiver.exporter.<id>``                when an exporter last delivered, and its last failure
 `drop_ledger`      ``quiver.drops``, ``quiver.evicted``    what policy gave up and not everybody has noted
 `cold_list`        ``segments/quiver.cold``                which segments the object tier has
 `cores`            ``core_<n>/``, claims, evictions        what stores under one cap say to each other

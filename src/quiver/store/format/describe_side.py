@@ -14,6 +14,7 @@ from quiver.store.format.audit import AuditRecord, decode_audit
 from quiver.store.format.cold_list import COLD_MAGIC, decode_cold_list
 from quiver.store.format.cores import CLAIM_MAGIC, CORE_CLAIM, EVICTED, decode_claim
 from quiver.store.format.drop_ledger import DROP_MAGIC, decode_drop_ledger
+from quiver.store.format.exporter_report import decode_report
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import (
     AUDIT_PREVIOUS,
@@ -24,6 +25,7 @@ from quiver.store.format.names import (
     RESERVE,
     SEGMENTS_DIR,
     STORE_ID,
+    parse_report_name,
     parse_retry_set_name,
     parse_skip_ledger_name,
 )
@@ -92,6 +94,8 @@ def side_kind_by_name(base: str) -> str | None:
         return "lock"
     if parse_retry_set_name(base) is not None:
         return "retry set"
+    if parse_report_name(base) is not None:
+        return "exporter report"
     if parse_skip_ledger_name(base) is not None:
         return "drop ledger"
     if parse_commit_name(base) is not None:
@@ -223,6 +227,20 @@ def _describe_audit(to: Description, view: memoryview, rows_max: int) -> None:
     ]
 
 
+def _describe_report(to: Description, view: memoryview, _rows_max: int) -> None:
+    report = to.accept(decode_report(view))
+    if report is not None:
+        to.version = 1
+        to.fields = {"last_success_at_ns": report.last_success_at_ns, "is_failing": report.is_failing}
+        failure = report.last_failure
+        if failure is not None:
+            to.fields |= {
+                "failure_type": failure.type,
+                "failure_message": failure.message,
+                "failure_at_ns": failure.at_ns,
+            }
+
+
 def _describe_identity(to: Description, view: memoryview, _rows_max: int) -> None:
     text = to.accept(decode_identity(view))
     if text is not None:
@@ -267,6 +285,7 @@ SIDE_DESCRIBERS: dict[str, Callable[[Description, memoryview, int], None]] = {
     "cold list": _describe_cold,
     "cold mark": _describe_mark,
     "retry set": _describe_retries,
+    "exporter report": _describe_report,
     "claim": _describe_number("claim_bytes", decode_claim),
     "size cap": _describe_number("cap_bytes", decode_cap_note),
     "room wanted": _describe_number("wanted_bytes", decode_room_wanted),

@@ -32,12 +32,14 @@ __all__ = [
     "WAL_NEXT",
     "check_subscriber_id",
     "parse_progress_name",
+    "parse_report_name",
     "parse_retry_set_name",
     "parse_segment_name",
     "parse_skip_ledger_name",
     "parse_wal_rotated_name",
     "progress_backup_name",
     "progress_name",
+    "report_name",
     "retry_lock_name",
     "retry_set_name",
     "segment_name",
@@ -81,6 +83,7 @@ _WAL_ROTATED = re.compile(rf"quiver\.wal\.({_NUMBER})")
 _SEGMENT = re.compile(r"([0-9]{16}|[1-9][0-9]{16,19})\.qseg")
 _PROGRESS_PREFIX = "quiver.sub."
 _RETRY_PREFIX = "quiver.retry."
+_REPORT_PREFIX = "quiver.exporter."
 _SUBSCRIBER_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{SUBSCRIBER_ID_LENGTH_MAX}}}")
 _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)
 
@@ -172,6 +175,25 @@ def parse_retry_set_name(name: str) -> str | None:
     """
     subscriber = name.removeprefix(_RETRY_PREFIX)
     return subscriber if subscriber != name and _is_subscriber_id(subscriber) else None
+
+
+def report_name(exporter: str) -> str:
+    """
+    Return the name of the file with how the last attempts of *exporter* ended, in the root of the store.
+
+    Raises:
+        WrongUse: *exporter* is not a valid id.
+    """
+    check_subscriber_id(exporter)
+    return f"{_REPORT_PREFIX}{exporter}"
+
+
+def parse_report_name(name: str) -> str | None:
+    """
+    Return the exporter in *name*, or None when it is not a report.
+    """
+    exporter = name.removeprefix(_REPORT_PREFIX)
+    return exporter if exporter != name and _is_subscriber_id(exporter) else None
 
 
 def skip_ledger_name(subscriber: str) -> str:

@@ -195,6 +195,13 @@ class OpenSegment:
         return not self._ingested_at_ns
 
     @property
+    def ingested_first_ns(self) -> int | None:
+        """
+        When its first bundle was ingested, in nanoseconds since 1970; None when it is empty.
+        """
+        return self._ingested_at_ns[0] if self._ingested_at_ns else None
+
+    @property
     def is_full(self) -> bool:
         """
         Whether the cap of bytes or streams, or the number of bundles that a progress file can track, is reached.

@@ -36,6 +36,7 @@ from quiver.store.format.names import (
     parse_progress_name,
     progress_backup_name,
     progress_name,
+    report_name,
     retry_set_name,
     skip_ledger_name,
     subscriber_lock_name,
@@ -293,7 +294,7 @@ def delete(fs: FileSystem, root: str, subscriber_id: str) -> None:
     """
     # The lock's own file last: until then nobody else can make the progress file anew.
     lock = f"{root}/{subscriber_lock_name(subscriber_id)}"
-    others = [f"{root}/{name(subscriber_id)}" for name in (retry_set_name, skip_ledger_name)]
+    others = [f"{root}/{name(subscriber_id)}" for name in (retry_set_name, report_name, skip_ledger_name)]
     remove_durably(fs, [backup_path(root, subscriber_id), progress_path(root, subscriber_id), *others, lock])
 
 

@@ -1,0 +1,57 @@
+"""
+What a metric is: its name, kind, unit and meaning, and how a gauge is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Figures", "Metric", "Reading", "counted", "counter", "gauge"]
+
+Figures = Mapping[str, Any]
+Reading = Iterator[tuple[float | None, dict[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """
+    One metric.
+
+    Attributes:
+        name: as it is emitted.
+        kind: counters and histograms come from an observer, gauges from `observe_store` and its like for other logs.
+        unit: in OpenTelemetry's notation.
+        meaning: one sentence.
+        attributes: what it is told apart by.
+        read: of a gauge, its values and their attributes among the figures of a store, or of topics.
+    """
+
+    name: str
+    kind: Literal["counter", "histogram", "gauge"]
+    unit: str
+    meaning: str
+    attributes: tuple[str, ...] = ()
+    read: Callable[[Figures], Reading] | None = None
+
+
+def counter(name: str, unit: str, meaning: str, *attributes: str) -> Metric:
+    """
+    Return a counter that an observer is told of.
+    """
+    return Metric(name, "counter", unit, meaning, attributes)
+
+
+def gauge(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
+    """
+    Return a gauge that *read* finds among figures.
+    """
+    return Metric(name, "gauge", unit, meaning, attributes, read)
+
+
+def counted(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
+    """
+    Return a counter that *read* finds among figures.
+    """
+    return Metric(name, "counter", unit, meaning, attributes, read)

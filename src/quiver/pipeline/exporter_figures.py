@@ -1,0 +1,87 @@
+"""
+How every exporter of a pipeline stands, read from what lies beside the stores: the same figures for those of this
+process and those of the Spark process, right from the first moment of either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quiver.delivery.dead_letters import count_letters
+from quiver.delivery.exporter_stats import load_report
+from quiver.delivery.retry_set import load_retry_set
+from quiver.errors import QuiverError
+from quiver.primitives.files import FileSystem
+from quiver.primitives.real_files import REAL_FILES
+from quiver.store.store import Store
+
+__all__ = ["ExporterFigures"]
+
+_NANOS = 1e9
+
+Figure = float | None
+
+
+class ExporterFigures:
+    """
+    The figures of exporters. What cannot be read is left out.
+
+    Args:
+        stores: returns each exporter's name with the open stores that it reads in this process.
+        files: the file system.
+    """
+
+    def __init__(self, stores: Callable[[], Mapping[str, Sequence[Store]]], files: FileSystem = REAL_FILES) -> None:
+        self._stores = stores
+        self._files = files
+
+    def figures(self) -> dict[str, dict[str, Figure]]:
+        """
+        Return for each exporter, over its stores: `last_success_s` (since 1970; 0: never), `retry_queue_bundles`,
+        `dead_letters` and `behind_s`.
+        """
+        found = self._stores()
+        standings = {store.path: _behind(store) for stores in found.values() for store in stores}
+        return {name: self._of(name, stores, standings) for name, stores in found.items()}
+
+    def _of(
+        self, name: str, stores: Sequence[Store], standings: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Figure]:
+        told = [self._beside(store.path, name) | {"behind_s": standings[store.path].get(name)} for store in stores]
+        return {
+            "last_success_s": _all(max, told, "last_success_s"),
+            "retry_queue_bundles": _all(sum, told, "retry_queue_bundles"),
+            "dead_letters": _all(sum, told, "dead_letters"),
+            "behind_s": _all(max, told, "behind_s"),
+        }
+
+    def _beside(self, root: str, name: str) -> dict[str, Figure]:
+        found: dict[str, Figure] = {}
+        with contextlib.suppress(QuiverError, OSError):
+            report = load_report(self._files, root, name)
+            success_ns = None if report is None else report.last_success_at_ns
+            found["last_success_s"] = (success_ns or 0) / _NANOS
+        with contextlib.suppress(QuiverError, OSError):
+            found["retry_queue_bundles"] = len(load_retry_set(self._files, root, name))
+        with contextlib.suppress(QuiverError, OSError):
+            found["dead_letters"] = count_letters(self._files, root, name)
+        return found
+
+
+def _behind(store: Store) -> dict[str, float]:
+    """
+    Return how old the oldest bundle is that each subscriber of *store* has not confirmed, in seconds.
+    """
+    try:
+        figures: dict[str, Any] = store.stats()
+    except (QuiverError, OSError):
+        return {}  # it was closed meanwhile
+    unsealed_s = figures["unsealed_seconds"]
+    return {name: max(one["lag_seconds"], unsealed_s) for name, one in figures["subscribers"].items()}
+
+
+def _all(combine: Callable[[list[float]], float], told: Sequence[Mapping[str, Figure]], key: str) -> Figure:
+    known = [value for value in (one.get(key) for one in told) if value is not None]
+    return combine(known) if known else None
