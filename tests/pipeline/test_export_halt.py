@@ -49,13 +49,13 @@ def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     started = []
 
-    def start_query(_spark, _plan, _observer):
+    def start_query(_spark, _plan, _observer, *, stats):
         started.append(RunningQuery(Query(error), Sieve()))
         return started[-1]
 
     monkeypatch.setattr(export, "start_query", start_query)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS)
-    plan = SimpleNamespace(name="out", store_path="buffer", route=SimpleNamespace(config=config))
+    plan = SimpleNamespace(name="out", store_path="buffer", stores=(), route=SimpleNamespace(config=config))
     one = export._Export(None, plan)
     for _ in range(3):
         one.look()
@@ -70,14 +70,16 @@ def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     started = []
 
-    def start_query(_spark, _plan, _observer):
+    def start_query(_spark, _plan, _observer, *, stats):
         started.append(clock.now)
         return RunningQuery(Query(RuntimeError("disk")), Sieve())
 
     monkeypatch.setattr(export, "start_query", start_query)
     policy = RetryPolicy(initial_interval_s=7.0, max_interval_s=14.0, jitter=0.0)
     config = SimpleNamespace(destination="lake/", policy=lambda: policy, letters=LETTERS)
-    one = export._Export(None, SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config)))
+    one = export._Export(
+        None, SimpleNamespace(name="out", store_path="b", stores=(), route=SimpleNamespace(config=config))
+    )
     while clock.now < 60:
         one.look()
         clock.now += 0.25
@@ -89,9 +91,11 @@ def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
     """A bundle was tried once more, by itself, and its policy says to stop at it."""
     sieve = Sieve(DeliveryHalted("out", "0:1", "5 attempts failed"))
     running = RunningQuery(Query(None), sieve)
-    monkeypatch.setattr(export, "start_query", lambda _spark, _plan, _observer: running)
+    monkeypatch.setattr(export, "start_query", lambda _spark, _plan, _observer, *, stats: running)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS)
-    one = export._Export(None, SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config)))
+    one = export._Export(
+        None, SimpleNamespace(name="out", store_path="b", stores=(), route=SimpleNamespace(config=config))
+    )
     for _ in range(3):
         one.look()
 

@@ -32,7 +32,7 @@ def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     tried = []
 
-    def start_query(_spark, _plan, _observer):
+    def start_query(_spark, _plan, _observer, *, stats):
         tried.append(clock.now)
         if len(tried) < 4:
             raise problem
@@ -40,7 +40,7 @@ def test_one_that_cannot_start_is_tried_again(problem, monkeypatch, caplog):
 
     monkeypatch.setattr(export, "start_query", start_query)
     route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY, letters=LETTERS))
-    one = export._Export(None, SimpleNamespace(name="out", store_path="buffer", route=route))
+    one = export._Export(None, SimpleNamespace(name="out", store_path="buffer", stores=(), route=route))
     while clock.now < 40:
         one.look()
         clock.now += 0.25
@@ -65,13 +65,15 @@ def _many(monkeypatch, count):
     monkeypatch.setattr(export, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: clock.now))
     started = {}
 
-    def start_query(_spark, plan, _observer):
+    def start_query(_spark, plan, _observer, *, stats):
         started[plan.name] = _Starting()
         return RunningQuery(started[plan.name], SimpleNamespace(halted=None, failed=None, close=lambda: None))
 
     monkeypatch.setattr(export, "start_query", start_query)
     route = SimpleNamespace(config=SimpleNamespace(destination="lake/", policy=lambda: POLICY, letters=LETTERS))
-    plans = [SimpleNamespace(name=f"out{number}", store_path="buffer", route=route) for number in range(count)]
+    plans = [
+        SimpleNamespace(name=f"out{number}", store_path="buffer", stores=(), route=route) for number in range(count)
+    ]
     return [export._Export(None, plan) for plan in plans], started, clock
 
 

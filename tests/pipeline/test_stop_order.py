@@ -172,11 +172,13 @@ def exports(tmp_path, monkeypatch):
     buffer = str(tmp_path / "buffer")
     queries = {"into": Query("into", said, gate), "behind": Query("behind", said, open_gate)}
     sieve = SimpleNamespace(halted=None, failed=None, close=lambda: None)
-    monkeypatch.setattr(export, "start_query", lambda _spark, plan, _observer: RunningQuery(queries[plan.name], sieve))
+    monkeypatch.setattr(
+        export, "start_query", lambda _spark, plan, _observer, *, stats: RunningQuery(queries[plan.name], sieve)
+    )
 
     def plan(name, path, into, destination):
         config = SimpleNamespace(destination=destination, policy=RetryPolicy, letters=LETTERS)
-        return SimpleNamespace(name=name, store_path=path, route=SimpleNamespace(config=config, into=into))
+        return SimpleNamespace(name=name, store_path=path, stores=(), route=SimpleNamespace(config=config, into=into))
 
     # In the other order than that of the flow.
     plans = [plan("behind", buffer, None, "lake/"), plan("into", str(tmp_path / "intake"), "buffer", buffer)]
@@ -226,10 +228,10 @@ def test_a_query_with_rare_turns_has_one_more(tmp_path, monkeypatch):
             said.append(("takes all" if self.once else "never ends", 0 < timeout <= 60))
 
     sieve = SimpleNamespace(halted=None, close=lambda: said.append("let go"))
-    start = lambda _spark, _plan, _observer, once=False: RunningQuery(Rare(once), sieve)
+    start = lambda _spark, _plan, _observer, *, stats, once=False: RunningQuery(Rare(once), sieve)
     monkeypatch.setattr(export, "start_query", start)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS, trigger=300.0)
-    plan = SimpleNamespace(name="out", store_path="b", route=SimpleNamespace(config=config, into=None))
+    plan = SimpleNamespace(name="out", store_path="b", stores=(), route=SimpleNamespace(config=config, into=None))
     one = export._Export(None, plan)
     one.look()
     export._drain([one], 60.0)

@@ -245,6 +245,17 @@ Caused by: java.net.SocketException: Connection reset
 """
 )
 
+COMPILED = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/x/stored.py", line 78, in stored_requests
+    for data in whole.column("data"):
+                ^^^^^^^^^^^^^^^^^^^^
+  File "pyarrow/table.pxi", line 1740, in pyarrow.lib._Tabular._ensure_integer_index
+KeyError: 'data'
+=== Streaming Query ===
+"""
+"""Of compiled code there is no line to show."""
+
 OWN_ERROR = PROXY + "quiver.errors.WrongUse: table logs has other columns than the view logs\n"
 
 
@@ -267,6 +278,7 @@ OWN_ERROR = PROXY + "quiver.errors.WrongUse: table logs has other columns than t
             ValueError("[DIVIDE_BY_ZERO] Division by zero.\n== SQL ==\n"),
             "ValueError: [DIVIDE_BY_ZERO] Division by zero.",
         ),
+        (RuntimeError(COMPILED), "KeyError: 'data'"),
         (OSError(28, "no space"), "OSError: [Errno 28] no space"),
         (RuntimeError("Traceback (most recent call last):\nodd"), "odd"),
         (KeyError(), "KeyError: "),

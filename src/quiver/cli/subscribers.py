@@ -69,7 +69,10 @@ def subscribers(
 
 
 def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
+    from dataclasses import asdict  # noqa: PLC0415
+
     from quiver.cli.paths import place_of  # noqa: PLC0415
+    from quiver.cli.reports import reported, since_success  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.roster import standings  # noqa: PLC0415
@@ -77,17 +80,33 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     now_ns = SYSTEM_CLOCK.now_ns()
     found = [(root, one) for root in roots for one in standings(REAL_FILES, root, now_ns=now_ns)]
     waiting = [_retries(root, one.subscriber, now_ns) for root, one in found]
+    told = [reported(REAL_FILES, [root], one.subscriber) for root, one in found]
     if as_json:
-        described = zip(found, waiting, strict=True)
-        print_json([{"directory": root, **as_dict(one), **retries} for (root, one), retries in described])
+        described = zip(found, waiting, told, strict=True)
+        print_json(
+            [
+                {"directory": root, **as_dict(one), **retries, **asdict(report)}
+                for (root, one), retries, report in described
+            ]
+        )
     else:
         several = len(roots) > 1
         rows = [
-            ({"in": place_of(root, directory)} if several else {}) | row(one) | _retry_row(one, retries)
-            for (root, one), retries in zip(found, waiting, strict=True)
+            ({"in": place_of(root, directory)} if several else {})
+            | row(one)
+            | _retry_row(one, retries)
+            | {"last_success": since_success(report, now_ns)}
+            for (root, one), retries, report in zip(found, waiting, told, strict=True)
         ]
         print_table(f"subscribers of {directory}", rows)
-    if any(one.problem for _, one in found) or any(retries["retry_problem"] for retries in waiting):
+        for (root, one), report in zip(found, told, strict=True):
+            if report.error is not None:
+                where = f" in {place_of(root, directory)}" if several else ""
+                typer.echo(f"! {one.subscriber}{where} fails: {report.error.in_words(now_ns)}")
+            if report.report_problem is not None:
+                typer.echo(f"! {report.report_problem}")
+    problems = [one.problem for _, one in found] + [retries["retry_problem"] for retries in waiting]
+    if any([*problems, *(report.report_problem for report in told)]):
         raise typer.Exit(1)
 
 

@@ -76,7 +76,7 @@ def top(
             if as_json:
                 print_json(asdict(found), in_a_line=True)
             else:
-                _show(str(directory), found)
+                _show(str(directory), found, clock.now_ns())
             before, done = now, done + 1
             if looks is not None and done >= looks:
                 return
@@ -86,7 +86,9 @@ def top(
         return
 
 
-def _show(directory: str, found: Showing) -> None:
+def _show(directory: str, found: Showing, now_ns: int) -> None:
+    from quiver.cli.reports import Reported, since_success  # noqa: PLC0415 - keeps `--help` quick
+
     if sys.stdout.isatty():
         typer.echo(_CLEAR, nl=False)
     disk = found.disk
@@ -120,9 +122,18 @@ def _show(directory: str, found: Showing) -> None:
             "problem": one.problem,
         }
         | _backoff(found.waiting.get(one.subscriber))
+        | {
+            "dead letters": found.dead_letters.get(one.subscriber, 0),
+            "last success": since_success(found.reports.get(one.subscriber, Reported()), now_ns),
+        }
         for one in found.subscribers
     ]
     print_table("subscribers", rows)
+    for name, report in found.reports.items():
+        waits = found.waiting.get(name)
+        is_told = waits is not None and report.error is not None and waits.last_failure == report.error.message
+        if report.error is not None and not is_told:  # of what waits, the reason stands below
+            typer.echo(f"! {name} fails: {report.error.in_words(now_ns)}")
     for name, waits in found.waiting.items():
         if waits.last_failure is not None:
             does = "halted, and waits to be started again" if waits.halted else "waits"

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quiver.cli.reports import Reported, reported
 from quiver.cli.store_stats import StoreStats, SubscriberStats, collect_stats
 from quiver.cli.waiting import Waiting, waiting_of
+from quiver.delivery.dead_letters import count_letters
 from quiver.errors import RetryLater, WrongUse
 from quiver.pipeline.beside import stores_beside
 from quiver.primitives.files import FileSystem
@@ -34,6 +37,8 @@ _OWN = " quiver"
 
 _TRACEBACK = "Traceback (most recent call last)"
 
+FAILURES = "quiver_exporter_failures_total"
+
 FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("OTLP requests", "quiver_receiver_requests_total", ("signal", "outcome")),
     ("OTAP batches", "quiver_receiver_batches_total", ("signal", "outcome")),
@@ -43,6 +48,8 @@ FLOWS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("acknowledged", "quiver_subscriber_acked_bundles_total", ("subscriber",)),
     ("dropped", "quiver_subscriber_dropped_bundles_total", ("subscriber", "reason")),
     ("sent on", "quiver_exporter_requests_total", ("exporter", "outcome")),
+    ("rows exported", "quiver_exporter_rows_total", ("exporter",)),
+    ("failed attempts", FAILURES, ("exporter", "type")),
     ("given up", "quiver_exporter_given_up_total", ("exporter", "how")),
 )
 """What counts as a flow: how it is called, its counter, and what tells its lines apart."""
@@ -90,6 +97,8 @@ class Look:
         samples: what the metrics port said; empty when it did not answer.
         problem: why there are no samples, or no directory; empty when there are.
         waiting: subscriber → what it has to try again, of those that have something.
+        reports: exporter → how its last attempts ended, of those that reported.
+        dead_letters: exporter → how many bundles it gave up, of those that did.
     """
 
     at_s: float
@@ -100,6 +109,8 @@ class Look:
     errors: tuple[str, ...]
     problem: str = ""
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    reports: Mapping[str, Reported] = field(default_factory=dict)
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
 
     def total(self, name: str) -> float | None:
         """
@@ -137,6 +148,10 @@ class Showing:
     """Acknowledged bundles in a second, by subscriber."""
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     """What is in backoff, by subscriber."""
+    reports: Mapping[str, Reported] = field(default_factory=dict)
+    """How the last attempts ended, by exporter."""
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
+    """What was given up, by exporter."""
 
 
 def parse_samples(text: str) -> tuple[Sample, ...]:
@@ -197,6 +212,8 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
             problems.append(str(error))
     subscribers: tuple[SubscriberStats, ...] = ()
     waiting: dict[str, Waiting] = {}
+    reports: dict[str, Reported] = {}
+    letters: Counter[str] = Counter()
     disk_bytes = None
     for place in _places(fs, directory, state):
         try:
@@ -213,6 +230,10 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
         waits = _waiting(fs, found, now_ns)
         problems += [one.retry_problem for one in waits.values() if one.retry_problem is not None]
         waiting = {**waits, **waiting}
+        told = _reports(fs, found)
+        problems += [one.report_problem for one in told.values() if one.report_problem is not None]
+        reports = {**told, **reports}
+        letters.update(_letters(fs, found))
     if disk_bytes is None:
         problems.append(f"{directory} does not exist yet")
     nodes = _nodes(state)
@@ -226,6 +247,8 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
         tuple(errors[-ERRORS_SHOWN_MAX:]),
         "; ".join(problems),
         waiting,
+        reports,
+        letters,
     )
 
 
@@ -251,6 +274,20 @@ def _waiting(fs: FileSystem, found: StoreStats, now_ns: int) -> dict[str, Waitin
     roots = [core.directory for core in found.cores]
     told = {one.subscriber: waiting_of(fs, roots, one.subscriber, now_ns=now_ns) for one in found.subscribers}
     return {name: one for name, one in told.items() if one != Waiting()}
+
+
+def _reports(fs: FileSystem, found: StoreStats) -> dict[str, Reported]:
+    roots = [core.directory for core in found.cores]
+    told = {one.subscriber: reported(fs, roots, one.subscriber) for one in found.subscribers}
+    return {name: one for name, one in told.items() if one != Reported()}
+
+
+def _letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
+    counts = {
+        one.subscriber: sum(count_letters(fs, core.directory, one.subscriber) for core in found.cores)
+        for one in found.subscribers
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
@@ -326,7 +363,18 @@ def showing(now: Look, before: Look | None) -> Showing:
         "segments": now.total("quiver_segment_count"),
         "quarantined": now.total("quiver_quarantine_files"),
     }
-    return Showing(now.nodes, flows, now.subscribers, disk, now.errors, now.problem, rates, now.waiting)
+    return Showing(
+        now.nodes,
+        flows,
+        now.subscribers,
+        disk,
+        now.errors,
+        now.problem,
+        rates,
+        now.waiting,
+        now.reports,
+        now.dead_letters,
+    )
 
 
 def _worst(samples: Iterable[Sample], name: str) -> float | None:
@@ -339,6 +387,8 @@ def _flows(now: Look, before: Look | None) -> Iterable[Flow]:
         lines = _by(now.samples, name, apart)
         earlier = {} if before is None else _by(before.samples, name, apart)
         for of, value in sorted(lines.items()):
+            if not value and name == FAILURES:
+                continue  # every exporter has a counter of each type
             rate = None
             if passed_s > 0 and before is not None and before.samples:
                 # A counter that fell was begun anew by a restart: what it says now came since then.

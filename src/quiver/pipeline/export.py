@@ -20,6 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.exporter_stats import ExporterStats
 from quiver.errors import DeliveryHalted, QuiverError, WrongUse
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
@@ -58,6 +59,7 @@ class _Export:
     def __init__(self, spark: SparkSession, plan: QueryPlan, observer: Observer | None = None) -> None:
         self.name = plan.name
         self._observer = observer
+        self.stats = ExporterStats(plan.name, observer, roots=plan.stores)
         self._spark = spark
         self._plan = plan
         self._running: RunningQuery | None = None
@@ -117,6 +119,7 @@ class _Export:
                 # One that cannot start, as it is configured or because of the disk, does not stop the others.
                 delay_s = next(self._delays)
                 self._start_at = now + delay_s
+                self._failed(problem)
                 _log.error("%s cannot start, tries again in %.1f s: %s", self.name, delay_s, _in_short(problem))
                 _log.info("%s, in full: %s", self.name, problem)
 
@@ -124,9 +127,24 @@ class _Export:
         if now - self._started_at >= HEALTHY_S:
             self._delays = self._new_delays()
         delay_s = next(self._delays)
+        self._failed(error)
         _log.error("%s failed, starts again in %.1f s: %s", self.name, delay_s, _in_short(error))
         _log.info("%s, in full: %s", self.name, error)
         self._start_at = now + delay_s
+
+    def _failed(self, error: object) -> None:
+        from quiver.spark.exported import failure_type  # noqa: PLC0415 - an extra
+
+        text = _in_short(error)
+        self.stats.failed(failure_type(text), text)
+
+    def save_report(self, *, is_last: bool = False) -> None:
+        """
+        Write how the last attempts ended, when it is due.
+        """
+        # No room for it: the report is late, and no exporter need stop for that.
+        with contextlib.suppress(OSError):
+            self.stats.save(is_last=is_last)
 
     def _halt(self, why: object) -> None:
         # As its policy says: another start would only meet the same bundle.
@@ -139,7 +157,7 @@ class _Export:
             running.close()
 
     def _start(self, now: float) -> None:
-        self._running = start_query(self._spark, self._plan, self._observer)
+        self._running = start_query(self._spark, self._plan, self._observer, stats=self.stats)
         self._is_up = False
         self._started_at = now
         self._replay_letters()
@@ -151,7 +169,7 @@ class _Export:
         if is_wanted and self._replay is None:
             observer = self._observer or InMemoryObserver()
             try:
-                self._replay = QueryReplay(self._spark, self._plan, self._works, observer)
+                self._replay = QueryReplay(self._spark, self._plan, self._works, observer, stats=self.stats)
             except Exception as problem:  # noqa: BLE001 - the edge: the query runs, and must not be started once more
                 _log.error("%s replays no dead letters: %s", self.name, _in_short(problem))
 
@@ -197,7 +215,7 @@ class _Export:
             return
         # Spark sleeps until the next turn, which may be hours away, and nothing wakes it.
         self.stop(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
-        self._running = start_query(self._spark, self._plan, self._observer, once=True)
+        self._running = start_query(self._spark, self._plan, self._observer, stats=self.stats, once=True)
         self._running.query.awaitTermination(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
 
     def stop(self, timeout_s: float = STOP_S) -> None:
@@ -280,6 +298,8 @@ def export(context: ChildContext) -> None:
             raise FileNotFoundError(errno.ENOENT, "Spark's scratch directory is gone", str(scratch))
         look_at_all(exports)
         _write(counts)
+        for one in exports:
+            one.save_report()
     for one in exports:
         one.look()  # who only waited for its turn has something to write, too
     drain_s = context.lifeline.left_s(context.drain_s)
@@ -287,6 +307,8 @@ def export(context: ChildContext) -> None:
     _drain(exports, drain_s)
     _at_once("stop", exports, _Export.stop, STOP_S + CLOSE_S)
     _write(counts)
+    for one in exports:
+        one.save_report(is_last=True)
     spark.stop()
     _log.info("stopped")
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from quiver.delivery.dead_letters import DeadLetters
+    from quiver.delivery.exporter_stats import ExporterStats
     from quiver.observe import Observer
     from quiver.spark.held import BundleExport
     from quiver.spark.poison import PoisonSieve
@@ -184,11 +185,16 @@ class RunningQuery:
 
 
 def start_query(
-    spark: SparkSession, plan: QueryPlan, observer: Observer | None = None, *, once: bool = False
+    spark: SparkSession,
+    plan: QueryPlan,
+    observer: Observer | None = None,
+    *,
+    stats: ExporterStats | None = None,
+    once: bool = False,
 ) -> RunningQuery:
     """
-    Start *plan* in *spark*; return the running query. *observer* takes counts of what is given up. With *once* it takes
-    what is there now, and ends.
+    Start *plan* in *spark*; return the running query. *observer* takes counts of what is given up, *stats* what is
+    delivered and which bundles fail. With *once* it takes what is there now, and ends.
 
     Raises:
         WrongUse: an option is unknown.
@@ -203,7 +209,7 @@ def start_query(
     config: Any = plan.route.config
     milliseconds = max(round(getattr(config, "trigger", 0.0) * 1000), 1)
     sieve = PoisonSieve(
-        export_of(plan),
+        export_of(plan, stats),
         plan.subscriber,
         config.policy(),
         letters=partial(plan.letters, observer=observer),
@@ -211,6 +217,7 @@ def start_query(
         store_path=plan.store_path,
         spark=spark,
         observer=observer,
+        stats=stats,
     )
     try:
         query = start_bundle_query(
@@ -243,9 +250,9 @@ def source_options(plan: QueryPlan) -> dict[str, str]:
     return options
 
 
-def export_of(plan: QueryPlan) -> BundleExport:
+def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExport:
     """
-    Return what exports the batches of *plan*, and single bundles.
+    Return what exports the batches of *plan*, and single bundles; *stats* takes what it delivers.
 
     Raises:
         WrongUse: an option is unknown.
@@ -269,10 +276,11 @@ def export_of(plan: QueryPlan) -> BundleExport:
             config.path,
             compression=config.compression,
             file_mode=config.file_mode,
+            stats=stats,
             **reading,
         )
     settings = (
         ParquetTables(config.path, config.compression, file_mode=config.file_mode) if is_parquet else config.settings()
     )
     exporter = exporter_of(settings, subscriber=plan.subscriber)
-    return TableBatches(plan.store_path, exporter, chain=chain_of(plan.route), **reading)
+    return TableBatches(plan.store_path, exporter, chain=chain_of(plan.route), stats=stats, **reading)

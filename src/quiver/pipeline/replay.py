@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from quiver.delivery.exporter_stats import ExporterStats
     from quiver.observe import Observer
     from quiver.spark.held import BundleExport
 
@@ -113,6 +114,7 @@ class QueryReplay:
         plan: the query.
         may_go_on: says whether the query works.
         observer: takes counts and events.
+        stats: takes what is delivered.
         background: replay in a thread; without it the caller drives `look`.
 
     Raises:
@@ -126,11 +128,12 @@ class QueryReplay:
         may_go_on: Callable[[], bool],
         observer: Observer,
         *,
+        stats: ExporterStats | None = None,
         background: bool = True,
     ) -> None:
         # A session of its own: the tables that queries name are then those of one bundle.
         self._spark = spark.newSession()
-        self._export = export_of(plan)
+        self._export = export_of(plan, stats)
         self._name = plan.subscriber
         self._may_go_on = may_go_on
         self._replays: list[tuple[DeadLetters, LetterReplay]] = []

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from quiver.delivery.exporter_stats import ExporterStats
+
 __all__ = ["BATCH_BUNDLES_MAX", "TableBatches", "start_export"]
 
 BATCH_BUNDLES_MAX = 2048
@@ -51,6 +53,7 @@ class TableBatches:
         chain: the processors, in order.
         fail_on_data_loss: False passes over what is gone or damaged, with a warning.
         skip_undecodable: pass over what cannot be decoded, with a warning; as *fail_on_data_loss* has it when None.
+        stats: takes what was delivered.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class TableBatches:
         chain: Sequence[Step] = (),
         fail_on_data_loss: bool = True,
         skip_undecodable: bool | None = None,
+        stats: ExporterStats | None = None,
     ) -> None:
+        self._stats = stats
         self._store_path = str(Path(store_path).absolute())
         self._exporter = exporter
         self._chain = tuple(chain)
@@ -98,7 +103,12 @@ class TableBatches:
         if not descriptors.table.num_rows:
             return
         which = BatchOf(query, batch_id, stores, descriptors.through(identities))
-        self._exporter.export(self._processed(batch.sparkSession, descriptors), which)
+        self._deliver(self._processed(batch.sparkSession, descriptors), which)
+
+    def _deliver(self, tables: dict[str, DataFrame], which: BatchOf) -> None:
+        exported = self._exporter.export(tables, which)
+        if self._stats is not None:
+            self._stats.delivered(exported.rows, exported.size_bytes)
 
     def _processed(
         self, spark: SparkSession, descriptors: Descriptors, views: AbstractSet[str] = frozenset()
@@ -146,7 +156,7 @@ class TableBatches:
         """
         which = BatchOf(name, 0, tuple(store_identities(REAL_FILES, self._store_path).values()))
         if not self._exporter.has(which):
-            self._exporter.export(self._processed(spark, Descriptors(bundle)), which)
+            self._deliver(self._processed(spark, Descriptors(bundle)), which)
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:
         """

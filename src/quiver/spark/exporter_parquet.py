@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from quiver.primitives.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
+from quiver.spark.exported import exported_parts
 from quiver.spark.exporter_settings import check_file_mode, directory_mode
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.output_files import begin_file, synced_bytes
@@ -44,6 +45,8 @@ from quiver.store.segment.conform import conform
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
+
+    from quiver.delivery.exporter_stats import ExporterStats
 
 __all__ = ["ParquetExporter", "PartWriter", "run_exporter"]
 
@@ -252,6 +255,7 @@ class ParquetExporter:
         fail_on_data_loss: False passes over what is gone or damaged, with a warning.
         skip_undecodable: pass over what cannot be decoded, with a warning; as *fail_on_data_loss* has it when None.
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
+        stats: takes what was delivered.
 
     Raises:
         WrongUse: an unknown compression, or a mode with which files could not be written.
@@ -267,7 +271,9 @@ class ParquetExporter:
         fail_on_data_loss: bool = True,
         skip_undecodable: bool | None = None,
         file_mode: int | None = None,
+        stats: ExporterStats | None = None,
     ) -> None:
+        self._stats = stats
         check_file_mode(file_mode)
         self._file_mode = file_mode
         if compression not in {"zstd", "snappy", "none"}:
@@ -321,7 +327,14 @@ class ParquetExporter:
                 store = self._stores.get(row["store"], STORE_UNKNOWN)
                 reached = Position(row["segment"], row["index"] + 1)
                 through[store] = max(through.get(store, reached), reached)
-        return committer.commit(batch_id, _parts(rows), through)
+        files = committer.commit(batch_id, _parts(rows), through)
+        self._delivered(rows)
+        return files
+
+    def _delivered(self, rows: Sequence[Row]) -> None:
+        if self._stats is not None and rows:  # none: an earlier query exported all of it
+            exported = exported_parts(_parts(rows))
+            self._stats.delivered(exported.rows, exported.size_bytes)
 
     def apart(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
         """
@@ -342,6 +355,7 @@ class ParquetExporter:
             with committer.writing(0):
                 rows = self._written(spark.createDataFrame(bundle), part_prefix(name, 0), {})
             committer.commit(0, _parts(rows), {})
+            self._delivered(rows)
 
     def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
         """

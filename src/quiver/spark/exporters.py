@@ -31,6 +31,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
 from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.exported import Exported, Observed, exported_parts
 from quiver.spark.exporter_settings import (
     ConsoleSettings,
     FileSettings,
@@ -112,9 +113,9 @@ class TableExporter(Protocol):
         Return those of *names* that are queries of one batch each, number 0, and exported: bundles by themselves.
         """
 
-    def export(self, tables: Tables, batch: BatchOf) -> None:
+    def export(self, tables: Tables, batch: BatchOf) -> Exported:
         """
-        Export the tables of *batch*. On return they are where they belong.
+        Export the tables of *batch*; return how much that was. On return they are where they belong.
         """
 
 
@@ -158,23 +159,26 @@ class ConsoleExporter(_Forgetful):
         self._settings = settings
         self._out = out
 
-    def export(self, tables: Tables, batch: BatchOf) -> None:
+    def export(self, tables: Tables, batch: BatchOf) -> Exported:
         """
         Print; a batch that is tried again is printed again.
         """
         settings = self._settings
         out = self._out if self._out is not None else sys.stdout
+        exported = Exported()
         for name, frame in tables.items():
             # One row more tells whether there are more.
             lines = _lines(frame).limit(settings.rows_max + 1).toArrow().column("line").to_pylist()
             more = "" if len(lines) <= settings.rows_max else f", the first {settings.rows_max} of {frame.count()}"
             shown = lines[: settings.rows_max]
+            exported += Exported(len(shown), sum(len(line.encode()) for line in shown))
             if settings.format == "jsonl":
                 out.write("".join(f"{_cut(line, settings.truncate)}\n" for line in shown))
                 continue
             out.write(f"batch {batch.number}, {name}: {len(shown)} rows{more}\n")
             out.write("".join(f"  {_cut(line, settings.truncate)}\n" for line in shown))
         out.flush()
+        return exported
 
 
 class FormatExporter(_Forgetful):
@@ -185,20 +189,24 @@ class FormatExporter(_Forgetful):
     def __init__(self, settings: SparkSinkSettings) -> None:
         self._settings = settings
 
-    def export(self, tables: Tables, batch: BatchOf) -> None:
+    def export(self, tables: Tables, batch: BatchOf) -> Exported:
         """
         Write each table in turn.
         """
         settings = self._settings
+        exported = Exported()
         for name, frame in tables.items():
             if settings.tables and name not in settings.tables:
                 continue
             path, options = settings.filled(table=name, batch=batch.number, query=batch.query)
-            writer = frame.write.format(settings.format).mode(settings.mode).options(**options)
+            observed = Observed(frame)
+            writer = observed.frame.write.format(settings.format).mode(settings.mode).options(**options)
             if path is None:
                 writer.save()
             else:
                 writer.save(path)
+            exported += observed.exported()
+        return exported
 
 
 class QuiverExporter:
@@ -232,7 +240,7 @@ class QuiverExporter:
         writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
         return {name for name in writers if name in names and self.has(BatchOf(name, 0))}
 
-    def export(self, tables: Tables, batch: BatchOf) -> None:
+    def export(self, tables: Tables, batch: BatchOf) -> Exported:
         """
         Stage every table in the tasks, and commit them together. Durable on return.
 
@@ -248,6 +256,7 @@ class QuiverExporter:
             rows = frame.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()
             staged += [Staged((row["part"],), row["rows"], row["bytes"]) for row in rows]
         commit_batch(REAL_FILES, self._root, writer=batch.query, batch=batch.number, staged=staged)
+        return Exported(sum(one.rows for one in staged), sum(one.size_bytes for one in staged))
 
     def _options(self, name: str, frame: DataFrame) -> SinkOptions:
         base = SinkOptions(path=self._root)
@@ -269,8 +278,17 @@ class _StageTask:
     batch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        staged = stage_here(self.root, batches, writer=self.writer, batch=self.batch, options=self.options)
-        rows = [staged.rows, *[0] * (len(staged.parts) - 1)] if staged.parts else []
+        # Counted here: of a view, what is staged are requests.
+        count = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal count
+            for one in batches:
+                count += one.num_rows
+                yield one
+
+        staged = stage_here(self.root, counted(), writer=self.writer, batch=self.batch, options=self.options)
+        rows = [count, *[0] * (len(staged.parts) - 1)] if staged.parts else []
         sizes = [staged.size_bytes, *[0] * (len(staged.parts) - 1)] if staged.parts else []
         yield pa.record_batch(
             {
@@ -336,7 +354,7 @@ class FileExporter:
         """
         return committed_apart(REAL_FILES, self._output, names)
 
-    def export(self, tables: Tables, batch: BatchOf) -> None:
+    def export(self, tables: Tables, batch: BatchOf) -> Exported:
         """
         Write hidden files in the tasks, and let them appear together. Durable on return.
 
@@ -348,6 +366,7 @@ class FileExporter:
         with committer.writing(batch.number):
             parts = [part for name, frame in tables.items() for part in self._written(name, frame, batch)]
         committer.commit(batch.number, parts, batch.through or {})
+        return exported_parts(parts)
 
     def _written(self, name: str, frame: DataFrame, batch: BatchOf) -> list[Part]:
         task = _FileTask(

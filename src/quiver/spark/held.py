@@ -34,6 +34,7 @@ from quiver.otap import VIEWS, decode_groups
 from quiver.otap.stored import stored_requests
 from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.spark.exported import failure_type
 from quiver.spark.parquet_commit import apart_id
 from quiver.spark.segments import store_identity
 from quiver.spark.tables import Descriptors
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from quiver.delivery.dead_letters import DeadLetters
+    from quiver.delivery.exporter_stats import ExporterStats
+    from quiver.store.format.exporter_report import FailureType
 
 __all__ = [
     "BundleExport",
@@ -166,15 +169,17 @@ def told(error: Exception) -> str:
     """
     Return what *error* says, for people, in a line: of what Spark and the bridge to Java wrap around one, that one.
     """
-    lines = [line.strip() for line in str(error).splitlines()]
-    lines = [line for line in lines if line and not line.startswith("at ")]
+    raw = [line for line in str(error).splitlines() if line.strip() and not line.strip().startswith("at ")]
+    lines = [line.strip() for line in raw]
     # Python sends its traceback, which ends with the error itself: from a worker, or from what a batch is handed to.
     begins = next((at for at, line in enumerate(lines) if "Traceback (most recent call last)" in line), None)
     if begins is not None:
         frames = [at for at, line in enumerate(lines) if at > begins and line.startswith('File "')]
-        lines = lines[frames[-1] + 1 :] if frames else lines[begins:]
-        # After the place stands the line of code, and after that, perhaps, marks below it.
-        lines = [line for line in lines[1:] if set(line) - set("^~ ")] or lines
+        after = (frames[-1] if frames else begins) + 1
+        # After the place stands the line of code, where there is one, and after that, perhaps, marks below it: all
+        # further in than the error.
+        outer = [line.strip() for line in raw[after:] if not line[0].isspace()]
+        lines = outer or [line for line in lines[after + 1 :] if set(line) - set("^~ ")] or lines[after:]
     is_named = begins is not None
     at = next((at for at, line in enumerate(lines[:-1]) if "An error occurred while calling" in line), None)
     if at is not None:
@@ -221,6 +226,7 @@ class HeldExports:
         clock: when the next attempt of a bundle is due.
         observer: takes counts and events.
         background: try again in a thread; without it the caller drives `drain`.
+        stats: takes the failures of bundles.
 
     Attributes:
         busy: held by whoever exports: a batch, or the drain for one bundle.
@@ -239,7 +245,9 @@ class HeldExports:
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         background: bool = True,
+        stats: ExporterStats | None = None,
     ) -> None:
+        self._stats = stats
         self.busy = threading.Lock()
         self.halted: DeliveryHalted | None = None
         self.failed: StoreFailed | None = None
@@ -337,6 +345,9 @@ class HeldExports:
 
     def _failed(self, root: str, ref: BundleRef, outcome: Transient | Permanent, *, save: bool) -> None:
         undelivered = self._of(root)
+        if self._stats is not None:
+            kind: FailureType = "data" if isinstance(outcome, Permanent) else "processor"
+            self._stats.failed(kind, f"bundle {ref}: {outcome}")
         verdict = undelivered.failed(ref, outcome, content=lambda: _content(root, ref), save=save)
         if isinstance(verdict, GiveUp):
             if verdict.how == "halt":
@@ -430,7 +441,11 @@ class HeldExports:
                 # A session that is ended under it fails, too.
                 return None if self._is_closed else Transient("PROCESSOR", told(error))
             # The far side is down, or full: that costs the bundle no attempt.
-            self._pause(f"bundle {ref} passes the processors, but cannot be exported: {told(error or failure)}")
+            said = told(error or failure)
+            why = f"bundle {ref} passes the processors, but cannot be exported: {said}"
+            if self._stats is not None:
+                self._stats.failed(failure_type(said), why)
+            self._pause(why)
         else:
             self._of(root).resolved(ref)
         return None

@@ -37,6 +37,8 @@ from quiver.spark.tables import Descriptors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from quiver.delivery.exporter_stats import ExporterStats
+
 __all__ = ["ExportBatch", "LettersOf", "PoisonSieve", "bad_bundles"]
 
 _DESCRIPTOR = ("path", "segment", "index", "slots")
@@ -91,6 +93,7 @@ class PoisonSieve:
         clock: when the next attempt of a bundle is due.
         observer: takes counts and events.
         background: try again in a thread; without it the caller drives `drain`.
+        stats: takes the failures of bundles; those of the query its caller sees.
 
     Raises:
         DirectoryInUse: another one holds bundles for this exporter.
@@ -111,6 +114,7 @@ class PoisonSieve:
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         background: bool = True,
+        stats: ExporterStats | None = None,
     ) -> None:
         self._export = export
         self._by_bundle = export if isinstance(export, BundleExport) else None
@@ -125,6 +129,7 @@ class PoisonSieve:
             clock=clock,
             observer=observer,
             background=background,
+            stats=stats,
         )
         # A session of its own: the tables that queries name are then those of one bundle.
         self._held.session = None if spark is None else spark.newSession()

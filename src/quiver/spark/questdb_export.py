@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
 
+from quiver.spark.exported import Exported, Observed
 from quiver.spark.questdb_export_settings import QuestdbSinkSettings
 from quiver.spark.questdb_sink import QuestdbDataSource
 
@@ -57,11 +58,12 @@ class QuestdbExporter:
         """
         return set()
 
-    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> None:
+    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> Exported:
         """
         Send each table in turn.
         """
         settings = self._settings
+        exported = Exported()
         for name, frame in tables.items():
             if settings.tables and name not in settings.tables:
                 continue
@@ -72,7 +74,10 @@ class QuestdbExporter:
                 "conf": settings.conf, "table": settings.table_of(name), "symbols": ",".join(symbols),
                 "txnAppId": f"{batch.query}-{name}", "txnVersion": str(batch.number),
             } | ({} if at is None else {"at": at})  # fmt: skip
-            rows.write.format("questdb").mode("append").options(**options).save()
+            observed = Observed(rows)
+            observed.frame.write.format("questdb").mode("append").options(**options).save()
+            exported += observed.exported()
+        return exported
 
 
 def flat(frame: DataFrame, name: str, *, at: str | None) -> tuple[DataFrame, str | None]:

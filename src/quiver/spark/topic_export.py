@@ -18,6 +18,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import WrongUse
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.real_files import REAL_FILES
+from quiver.spark.exported import Exported
 from quiver.spark.otlp_rows import is_view
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_stage import bundles_of, task_place
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["TopicExporter"]
 
 _SIGNALS = {"logs": "logs", "spans": "traces", "metrics": "metrics"}
-_STAGED = "part string, topic string, messages bigint"
+_STAGED = "part string, topic string, messages bigint, rows bigint, bytes bigint"
 _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 
 
@@ -81,7 +82,7 @@ class TopicExporter:
             if name in names and is_batch_committed(REAL_FILES, self._place.root or "", writer=name, batch=0)
         }  # fmt: skip
 
-    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> None:
+    def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> Exported:
         """
         Stage every table in the tasks, and commit them together. Durable on return.
 
@@ -89,6 +90,7 @@ class TopicExporter:
             WrongUse: a table is no view, and is to become OTLP.
         """
         staged: list[StagedParts] = []
+        exported = Exported()
         for name, frame in tables.items():
             json = self._settings.format == "json"
             if not json and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
@@ -97,7 +99,9 @@ class TopicExporter:
             task = _MessageTask(self._place.root or "", self._topic, name, json, batch.query, batch.number)
             rows = wanted.mapInArrow(task, _STAGED).toArrow().to_pylist()
             staged.append(StagedParts(tuple(SinkPart(row["part"], row["topic"], row["messages"]) for row in rows)))
+            exported += Exported(sum(row["rows"] for row in rows), sum(row["bytes"] for row in rows))
         commit_messages(REAL_FILES, self._place, writer=batch.query, batch=batch.number, staged=staged)
+        return exported
 
 
 @dataclass(frozen=True)
@@ -111,16 +115,20 @@ class _MessageTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition, attempt = task_place()
+        count = _Count()
+        messages = count.messages(self._messages(count.rows_of(batches)))
         staged = stage_messages(
-            REAL_FILES, self.root, self._messages(batches), writer=self.writer, batch=self.batch, partition=partition,
-            attempt=attempt,
-        )  # fmt: skip
+            REAL_FILES, self.root, messages, writer=self.writer, batch=self.batch, partition=partition, attempt=attempt
+        )
         parts = staged.parts
+        first = [True, *[False] * len(parts)][: len(parts)]
         yield pa.record_batch(
             {
                 "part": pa.array([one.path for one in parts], pa.string()),
                 "topic": pa.array([one.topic for one in parts], pa.string()),
                 "messages": pa.array([one.messages for one in parts], pa.int64()),
+                "rows": pa.array([count.rows if is_first else 0 for is_first in first], pa.int64()),
+                "bytes": pa.array([count.size_bytes if is_first else 0 for is_first in first], pa.int64()),
             }
         )
 
@@ -140,6 +148,25 @@ class _MessageTask:
     def _requests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
         for slots in bundles_of(batches, SinkOptions(path=self.root, view=self.table)):
             yield slots[VIEW_SLOTS[self.table]].column(0)[0].as_py()
+
+
+class _Count:
+    """
+    How many rows of a task went into how many bytes of messages.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.size_bytes = 0
+
+    def rows_of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self.rows += batch.num_rows
+            yield batch
+
+    def messages(self, found: Iterable[tuple[str, StagedMessage]]) -> Iterator[tuple[str, StagedMessage]]:
+        for topic, message in found:
+            self.size_bytes += len(message.payload)
+            yield topic, message
 
 
 def _lines(frame: DataFrame) -> DataFrame:

@@ -1,0 +1,282 @@
+"""
+Every exporter on Spark says how much it delivered, and a failure becomes one of a few types.
+"""
+
+import json
+
+import pyarrow as pa
+import pytest
+from stores import logs_request, seal_requests
+
+import quiver
+from quiver.delivery.exporter_stats import ExporterStats, load_report
+from quiver.delivery.policy import RetryPolicy
+from quiver.observe import InMemoryObserver
+from quiver.pipeline import export
+from quiver.pipeline.child import read_pipeline
+from quiver.pipeline.counts import CountsRead, CountsWritten
+from quiver.pipeline.queries import plan_queries
+from quiver.primitives.real_files import REAL_FILES
+from quiver.receivers.qwp import QwpReceiver
+from quiver.receivers.qwp_settings import QwpSettings
+from quiver.spark import exporters
+from quiver.spark.export_query import TableBatches
+from quiver.spark.exported import Exported, Observed, failure_type
+from quiver.spark.exporter_parquet import ParquetExporter
+from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
+from quiver.spark.exporters import ParquetTables, exporter_of
+from quiver.spark.poison import PoisonSieve
+from quiver.spark.processor_settings import SqlSettings
+from quiver.spark.questdb_export_settings import QuestdbSinkSettings
+from quiver.spark.topic_export_settings import TopicSinkSettings
+
+pytestmark = pytest.mark.spark
+
+QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
+NUMBERS = (1, 2, 3, 4, 5)
+
+
+def settings_of(kind, root):
+    if kind is QuestdbSinkSettings:
+        return QuestdbSinkSettings(f"ws::addr=127.0.0.1:9;sf_dir={root}/sf;close_flush_timeout_millis=0;")
+    return {
+        ConsoleSettings: ConsoleSettings(),
+        SparkSinkSettings: SparkSinkSettings("json", path=f"{root}/json-{{table}}"),
+        QuiverSinkSettings: QuiverSinkSettings(f"{root}/second"),
+        TopicSinkSettings: TopicSinkSettings(f"{root}/topics", "a/b"),
+        FileSettings: FileSettings(f"{root}/files"),
+        ParquetTables: ParquetTables(f"{root}/lake"),
+    }[kind]
+
+
+def bundles_of(spark, store):
+    return spark.read.format("quiver").option("mode", "bundles").load(store.root)
+
+
+def totals(observer, name="out"):
+    counts = {
+        kind: observer.total(f"quiver.exporter.{kind}_total") for kind in ("batches", "rows", "bytes", "failures")
+    }
+    assert {dict(attributes)["exporter"] for _, attributes in observer.counts} == {name}
+    return counts
+
+
+@pytest.mark.parametrize("kind", sorted(exporters._MAKERS, key=lambda kind: kind.__name__))
+def test_each_kind_says_how_much_it_delivered(spark, store, tmp_path, kind):
+    """Rows as they were written, and bytes; the stats of the exporter have them."""
+    seal_requests(store, logs_request(NUMBERS[:2]), logs_request(NUMBERS[2:]))
+    observer = InMemoryObserver()
+    stats = ExporterStats("out", observer, roots=[store.root])
+    exporter = exporter_of(settings_of(kind, tmp_path), subscriber="out")
+    TableBatches(store.root, exporter, stats=stats).export(bundles_of(spark, store), 0, query=QUERY)
+    found = totals(observer)
+    assert (found["batches"], found["rows"], found["failures"]) == (1, len(NUMBERS), 0)
+    assert found["bytes"] > 0
+    assert stats.report.last_success_at_ns is not None
+
+
+def test_parquet_of_what_is_stored_says_it_too(spark, store, tmp_path):
+    """Without processors another writer does it; a batch that is there already is not counted again."""
+    seal_requests(store, logs_request(NUMBERS))
+    observer = InMemoryObserver()
+    for _ in range(2):
+        exporter = ParquetExporter(
+            store.root, "out", str(tmp_path / "lake"), stats=ExporterStats("out", observer, roots=[store.root])
+        )
+        exporter.export(bundles_of(spark, store), 0, query_id=QUERY)
+    size = sum(file.stat().st_size for file in (tmp_path / "lake" / "logs").iterdir())
+    assert totals(observer) == {"batches": 1, "rows": len(NUMBERS), "bytes": size, "failures": 0}
+
+
+def test_rows_are_those_behind_the_processors(spark, store, tmp_path):
+    """An aggregate is one row."""
+    seal_requests(store, logs_request(NUMBERS))
+    observer = InMemoryObserver()
+    exporter = exporter_of(TopicSinkSettings(str(tmp_path), "a/b", "json"), subscriber="out")
+    batches = TableBatches(
+        store.root,
+        exporter,
+        chain=[SqlSettings("SELECT count(*) AS n FROM logs")],
+        stats=ExporterStats("out", observer),
+    )
+    batches.export(bundles_of(spark, store), 0, query=QUERY)
+    assert totals(observer) == {
+        "batches": 1,
+        "rows": 1,
+        "bytes": len(json.dumps({"n": 5}, separators=(",", ":"))),
+        "failures": 0,
+    }
+
+
+def test_a_server_has_what_was_counted(spark, store, tmp_path):
+    """Of QuestDB the rows that a server got."""
+    seal_requests(store, logs_request(NUMBERS))
+    observer = InMemoryObserver()
+    with (
+        quiver.open(tmp_path / "far") as far,
+        QwpReceiver(far, QwpSettings(listening_addr="127.0.0.1:0")) as receiver,
+    ):
+        conf = f"ws::addr=127.0.0.1:{receiver.port};sf_dir={tmp_path}/sf;close_flush_timeout_millis=20000;"
+        exporter = exporter_of(QuestdbSinkSettings(conf), subscriber="out")
+        batches = TableBatches(store.root, exporter, stats=ExporterStats("out", observer))
+        batches.export(bundles_of(spark, store), 0, query=QUERY)
+    got = sum(
+        batch.num_rows for _, bundle in quiver.read(tmp_path / "far").bundles() for batch in bundle.batches.values()
+    )
+    assert totals(observer)["rows"] == got == len(NUMBERS)
+
+
+def test_any_column_has_a_size(spark):
+    """Of numbers the width, of texts and bytes the length, of what is nested that of its text; null is nothing."""
+    frame = spark.createDataFrame(
+        pa.table(
+            {"i": [1, 2], "s": ["äö", None], "b": [b"abc", None], "l": [["x"], None], "n.m": [1.5, None], "d": [1, 2]}
+        )
+    ).selectExpr("*", "cast(d as decimal(10, 2)) as dec")
+    observed = Observed(frame)
+    observed.frame.write.format("noop").mode("overwrite").save()
+    nested = len("[x]") + 2 * len("1.00")
+    assert observed.exported() == Exported(2, 2 * 8 + 4 + 3 + 2 * 8 + 2 * 8 + nested)
+
+
+def test_a_frame_without_rows_or_columns_is_nothing(spark):
+    """Sums of nothing are null in Spark."""
+    for frame in (spark.range(0), spark.range(1).select()):
+        observed = Observed(frame)
+        observed.frame.write.format("noop").mode("overwrite").save()
+        assert observed.exported().size_bytes == 0
+
+
+def test_a_sink_that_read_nothing_is_not_waited_for(spark, monkeypatch):
+    """Spark has no figures of it, ever."""
+    monkeypatch.setattr("quiver.spark.exported.OBSERVED_S", 0.01)
+    assert Observed(spark.range(3)).exported() == Exported()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("OSError: [Errno 28] No space left on device", "storage"),
+        ("SparkException: Task failed: java.io.IOException: No space left on device", "storage"),
+        ("NotADirectoryError: [Errno 20] Not a directory: '/lake/logs'", "storage"),
+        ("org.apache.hadoop.fs.FileAlreadyExistsException: out", "storage"),
+        ("quiver.errors.Damaged: buffer/segments/0.qseg: byte 3", "data"),
+        ("quiver.errors.DataLoss: gone", "data"),
+        ("quiver.errors.AtCapacity: the store is full", "unavailable"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "unavailable"),
+        ("java.net.SocketTimeoutException: Read timed out", "unavailable"),
+        ("AccessControlException: Permission denied: user=x", "denied"),
+        ("quiver.errors.WrongUse: table x has other columns", "other"),
+        ("StreamingQueryException: Python worker failed to connect back.", "other"),
+        ("", "other"),
+        ("\u00e9t\u00e9", "other"),
+    ],
+)
+def test_an_error_has_a_type(text, kind):
+    """By its name, wherever it comes from."""
+    assert failure_type(text) == kind
+
+
+def test_a_bundle_that_fails_is_a_failure_of_its_exporter(spark, store, tmp_path):
+    """With its type and its words; what is good is delivered behind it, which ends that."""
+    seal_requests(store, logs_request([1]), b"\xff", logs_request([0]))
+    observer = InMemoryObserver()
+    stats = ExporterStats("out", observer, roots=[store.root])
+    batches = TableBatches(
+        store.root,
+        exporter_of(ParquetTables(str(tmp_path / "lake")), subscriber="out"),
+        chain=[SqlSettings("SELECT 6 / time_unix_nano AS share FROM logs")],
+        stats=stats,
+    )
+
+    class Batches:
+        """The query's id, which a test's batch does not have."""
+
+        probe, apart, exported_apart = batches.probe, batches.apart, batches.exported_apart
+
+        def __call__(self, batch, number):
+            batches.export(batch, number, query=QUERY)
+
+    policy = RetryPolicy(on_exhausted="drop")
+    with PoisonSieve(
+        Batches(), "out", policy, store_path=store.root, spark=spark, stats=stats, background=False
+    ) as sieve:
+        sieve(bundles_of(spark, store), 0)
+    by_type = {dict(attributes).get("type"): count for (name, attributes), count in observer.counts.items() if count}
+    assert (by_type["data"], by_type["processor"]) == (1, 1)
+    assert totals(observer)["rows"] == 1
+    assert not stats.report.is_failing
+    assert "bundle 0:" in stats.report.last_failure.message
+
+
+PIPELINE = """\
+nodes:
+  otlp:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {{o: {{destinations: [buffer]}}}}
+    config: {{listening_addr: "127.0.0.1:4317"}}
+  buffer:
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports: {{o: {{destinations: [lake]}}}}
+    config: {{path: "{root}"}}
+  lake:
+    kind: exporter
+    plugin_urn: "urn:quiver:parquet:exporter"
+    config: {{path: "{out}", trigger: 50ms, retry: {{initial_interval: 50ms, max_interval: 50ms}}}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_query_that_fails_and_then_succeeds(spark, tmp_path):
+    """Its error stands in the report until something is delivered; the ingest process tells its counts."""
+    root, out, run_dir = tmp_path / "buffer", tmp_path / "lake", tmp_path / "run"
+    run_dir.mkdir()
+    file = tmp_path / "p.yaml"
+    file.write_text(PIPELINE.format(root=root, out=out))
+    with quiver.open(root, background=False) as store:
+        store.register("lake", start="earliest").release()
+        store.activate()
+        store.ingest(quiver.Bundle({60: pa.record_batch({"data": [logs_request(NUMBERS)]})}))
+        store.flush()
+    out.mkdir()
+    (out / "logs").write_text("a file in the place of a directory")
+
+    (plan,) = plan_queries(read_pipeline(file, [], {}), run_dir)
+    counts = CountsWritten(run_dir, 1)
+    told = InMemoryObserver()
+    reading = CountsRead(run_dir, told)
+
+    def look_until(one, is_reached):
+        while not is_reached():
+            one.look()
+            one.save_report()
+            spark.sparkContext.statusTracker().getActiveJobsIds()
+        counts.write()
+        reading.look()
+
+    one = export._Export(spark, plan, counts.observer)
+    try:
+        look_until(one, lambda: one.stats.report.is_failing)
+        one.save_report()
+        report = load_report(REAL_FILES, str(root), "lake")
+        assert (report.is_failing, report.last_success_at_ns, report.last_failure.type) == (True, None, "storage")
+        assert "Directory" in report.last_failure.message or "directory" in report.last_failure.message
+        assert told.total("quiver.exporter.failures_total") >= 1
+        assert told.total("quiver.exporter.rows_total") == 0
+    finally:
+        one.stop()
+
+    again = export._Export(spark, plan, counts.observer)
+    assert again.stats.report == one.stats.report, "another life knows it"
+    (out / "logs").unlink()
+    try:
+        look_until(again, lambda: not again.stats.report.is_failing)
+    finally:
+        again.stop()
+    again.save_report(is_last=True)
+    report = load_report(REAL_FILES, str(root), "lake")
+    assert (report.is_failing, report.last_failure.type) == (False, "storage")
+    assert told.total("quiver.exporter.rows_total") == len(NUMBERS)
