@@ -97,3 +97,45 @@ def test_without_file_descriptors_nobody_is_let_in_until_they_are_back(monkeypat
 
     asyncio.run(asyncio.wait_for(served(), 5))
     assert Exhausted.refusals == 1
+
+
+async def crowded(addresses, *, newcomer):
+    """Fill a listener with silent connections, and return which of them are closed when one more comes."""
+    server = Server()
+    refused = []
+    listener = HttpListener(server, LIMITS, None, lambda: refused.append(1))
+    port = await listener.listen("127.0.0.1", 0)
+    clients = []
+    for number, address in enumerate([*addresses, newcomer]):
+        server.connected.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+        clients.append((reader, writer))
+        if number < len(addresses):
+            await server.connected.wait()
+    done, _ = await asyncio.wait(
+        [asyncio.ensure_future(reader.read()) for reader, _ in clients],
+        return_when=asyncio.FIRST_COMPLETED,
+        timeout=5,
+    )
+    closed = [at for at, (reader, _) in enumerate(clients) if reader.at_eof() or reader.exception() is not None]
+    left = [protocol for protocol in server.connections if protocol.transport]
+    for protocol in left:
+        protocol.transport.abort()
+    await listener.close()
+    for _, writer in clients:
+        writer.close()
+    assert len(done) == len(refused) == 1
+    return closed
+
+
+@pytest.mark.parametrize(("newcomer", "closed"), [("127.0.0.3", 1), ("127.0.0.2", 10)])
+def test_an_address_cannot_keep_others_out(newcomer, closed):
+    """The address with the most connections loses its oldest silent one; to itself only what was silent for a while."""
+    addresses = ["127.0.0.3", *["127.0.0.2"] * 9]
+    assert asyncio.run(crowded(addresses, newcomer=newcomer)) == [closed]
+
+
+def test_an_address_takes_from_itself(monkeypatch):
+    """What was silent for a while."""
+    monkeypatch.setattr("quiver.receivers.http_listener.WAIT_MIN_S", 0.0)
+    assert asyncio.run(crowded(["127.0.0.2"] * 10, newcomer="127.0.0.2")) == [0]

@@ -10,8 +10,11 @@ import contextlib
 import errno
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
+
+from quiver.receivers.places import WAIT_MIN_S, network_of
 
 __all__ = ["ConnectionLimits", "HttpListener", "HttpServer"]
 
@@ -62,7 +65,7 @@ class HttpListener:
         server: what makes a protocol for each connection, and knows all of them.
         limits: the bounds.
         context: TLS, or None.
-        refused: called for each connection that was one too many.
+        refused: called for each connection that was one too many, the new one or a silent one in its place.
         share_port: others may listen on the same port.
     """
 
@@ -84,6 +87,8 @@ class HttpListener:
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._greeting: dict[socket.socket, Any] = {}  # in their handshake → their protocol, once there is one
+        self._came: dict[Any, tuple[str, float]] = {}  # from which network each protocol came, and when
+        self._dropped: set[Any] = set()  # aborted, and perhaps not yet gone
         self._busy: set[Any] = set()  # protocols with a request in hand; one at a time on each
         self._silent_since: dict[Any, float] = {}
         self._spoke: set[Any] = set()
@@ -171,9 +176,10 @@ class HttpListener:
 
     def _accept(self, bound: socket.socket) -> None:
         # Called by the selector, not awaited: a result that waits for a task is lost when the task is cancelled.
+        crowd = _Crowd(self._silent)
         for _ in range(_BACKLOG):
             try:
-                connection, _address = bound.accept()
+                connection, address = bound.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
@@ -184,12 +190,17 @@ class HttpListener:
                 asyncio.get_running_loop().call_later(_ACCEPT_PAUSE_S, self._resume, bound)
                 return
             connection.setblocking(False)
+            network = network_of(str(address[0]))
             if self._open() >= self._limits.connections_max:
                 self._refused()
-                connection.close()
-                continue
+                silent = crowd.leaving(network)
+                if silent is None:
+                    connection.close()
+                    continue
+                self._dropped.add(silent)
+                _drop(silent)
             self._greeting[connection] = None
-            self._begin(self._greet(connection))
+            self._begin(self._greet(connection, network))
 
     def _resume(self, bound: socket.socket) -> None:
         if bound in self._sockets:
@@ -200,11 +211,23 @@ class HttpListener:
         Return how many connections there are; the server knows those that are through with their handshake.
         """
         known = set(self._server.connections)
-        return len(known) + sum(protocol not in known for protocol in self._greeting.values())
+        return len(known - self._dropped) + sum(protocol not in known for protocol in self._greeting.values())
 
-    async def _greet(self, connection: socket.socket) -> None:
+    def _silent(self) -> list[tuple[str, float, Any]]:
+        """
+        Return the open connections that nothing is expected of: from which network, since when, and which.
+        """
+        now = asyncio.get_running_loop().time()
+        found = []
+        for protocol in set(self._server.connections) - self._busy - self._released - self._dropped:
+            network, since = self._came.get(protocol, ("", now))
+            found.append((network, self._silent_since[protocol] if protocol in self._spoke else since, protocol))
+        return found
+
+    async def _greet(self, connection: socket.socket, network: str) -> None:
         def protocol() -> Any:
             made = self._greeting[connection] = self._server()
+            self._came[made] = network, asyncio.get_running_loop().time()
             return made
 
         timeout_s = None if self._context is None else self._limits.head_timeout_s
@@ -232,6 +255,9 @@ class HttpListener:
             live = set(self._server.connections)
             self._spoke &= live
             self._released &= live
+            self._dropped &= live
+            known = live.union(self._greeting.values())
+            self._came = {protocol: came for protocol, came in self._came.items() if protocol in known}
             self._born = {protocol: born for protocol, born in self._born.items() if protocol in live}
             self._silent_since = {protocol: self._silent_since.get(protocol, now) for protocol in live}
             for protocol, since in self._silent_since.items():
@@ -239,6 +265,42 @@ class HttpListener:
                 looked_after = protocol in self._busy or protocol in self._released
                 if not looked_after and now - since > allowed:
                     _drop(protocol)
+
+
+class _Crowd:
+    """
+    The silent connections while all places are taken, and which of them leaves for a new one.
+
+    That is the one that has been silent for the longest time, of the address that has the most of them. So an address
+    cannot keep others out. An address takes from itself only what has been silent for a while.
+
+    Args:
+        silent: returns them: network, since when, and the protocol.
+    """
+
+    def __init__(self, silent: Callable[[], list[tuple[str, float, Any]]]) -> None:
+        self._look = silent
+        self._silent: list[tuple[str, float, Any]] | None = None
+        self._counts: Counter[str] = Counter()
+
+    def leaving(self, network: str) -> Any:
+        """
+        Return the connection that leaves for one from *network*; None when none does.
+        """
+        if self._silent is None:
+            found = self._look()
+            self._counts = Counter(one[0] for one in found)
+            # The next to leave is the last one.
+            self._silent = sorted(found, key=lambda one: (self._counts[one[0]], -one[1]))
+        if not self._silent:
+            return None
+        crowded, since, protocol = self._silent[-1]
+        waited_s = asyncio.get_running_loop().time() - since
+        if self._counts[crowded] <= self._counts[network] + 1 and waited_s < WAIT_MIN_S:
+            return None
+        self._silent.pop()
+        self._counts[crowded] -= 1
+        return protocol
 
 
 def _drop(protocol: Any) -> None:

@@ -45,7 +45,7 @@ class QwpSettings:
             has it, verified, or every subscriber has finished with it (`tier`).
         durable_wait_s: a client that asked for durable acknowledgements waits at most so long before the open segment
             is sealed for it.
-        connections_max: connections that may be open at once; more are closed as they come.
+        connections_max: connections that may be open at once; then one that has not asked yet leaves for a new one.
         security: TLS, credentials.
         keepalive: how long connections live, and when silent ones are asked whether they are still there.
         share_port: other processes may listen on the same port.

@@ -151,7 +151,7 @@ class OtlpSettings:
         workers: threads that store requests; those that wait for the disk at the same time share one sync.
         body_timeout_s: how long a client may take to send a request.
         head_timeout_s: how long a new client may take for its handshake, and for the head of its first request.
-        connections_max: connections that may be open at once; more are closed as they come.
+        connections_max: connections that may be open at once; more are closed, on HTTP silent ones before new ones.
         security: TLS, credentials.
         keepalive: how long connections live.
         otlp_handling: `pass_through` stores requests as they came, `convert_to_arrow` as OTAP tables.
