@@ -66,6 +66,39 @@ def test_another_store_at_the_old_path_is_left_alone(
     assert caplog.text.count("quiver.engine.moved") == 1
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize("call", ["register", "again", "take", "unregister", "drop_orphan", "rewind", "release"])
+def test_subscribers_of_another_store_are_left_alone(tmp_path: Path, call: str, has_failed: bool) -> None:
+    """Also when the store knows already that it was moved: nothing is locked, made or removed at the old path."""
+    with quiver.open(tmp_path / "buffer", SETTINGS, background=False) as made:
+        made.register("orphan", start="earliest")
+    first = quiver.open(tmp_path / "buffer", SETTINGS, background=False)
+    known, owned = first.register("known", start="earliest"), first.register("owned", start="earliest")
+    first.ingest(numbered(0))
+    first.flush()
+    assert owned.next_bundle(timeout=0) is not None
+    (tmp_path / "buffer").rename(tmp_path / "moved")
+    with quiver.open(tmp_path / "buffer", SETTINGS, background=False) as second:
+        for name in ("orphan", "known", "owned"):
+            second.register(name, start="earliest")
+        if has_failed:
+            with pytest.raises(StoreFailed):
+                first.maintain()
+        before = files_of(tmp_path / "buffer")
+        with pytest.raises(StoreFailed, match="moved or removed"):
+            {
+                "register": lambda: first.register("new"),
+                "again": lambda: first.register("known"),
+                "take": lambda: known.next_bundle(timeout=0),
+                "unregister": lambda: first.unregister("known"),
+                "drop_orphan": lambda: first.drop_orphan("orphan"),
+                "rewind": lambda: first.rewind("known", "earliest"),
+                "release": owned.release,
+            }[call]()
+        first.close()
+        assert files_of(tmp_path / "buffer") == before
+
+
 def test_a_lock_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
     """A second store could open the directory by now."""
     store = quiver.open(tmp_path, background=False)

@@ -264,6 +264,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             cold=self._cold.register,
             place=HeldPlace(self._files, self.path, self._wal, self._observer),
         )
+        self._registry.members.require_place = parts.place.require
         self._cold_tier = ColdTier(parts, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set)
         self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
         self._sealer = Sealer(parts, self._cleanup)

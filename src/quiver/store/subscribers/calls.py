@@ -34,6 +34,7 @@ class SubscriberCalls:
 
         Raises:
             WrongUse: the id, the start or the order is not lawful.
+            StoreFailed: the directory was moved; open it where it is now.
             StoreClosed: the store was closed.
         """
         return self._registry.register(subscriber_id, start, order=order)

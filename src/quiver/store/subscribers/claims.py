@@ -54,6 +54,7 @@ class Claims:
         Raises:
             DirectoryInUse: another process works for it.
             SubscriberUnknown: it was unregistered.
+            StoreFailed: the directory was moved.
             StoreClosed: the store was closed.
             Damaged: its progress file is not what was written, and the policy is not to go on.
             OSError: its progress file cannot be read.
@@ -63,6 +64,7 @@ class Claims:
             self._has_begun = True
         if member.queue is not None:
             return
+        self._members.require_place()
         with self._shared.files_lock:
             with self._condition:
                 self._members.require(member)

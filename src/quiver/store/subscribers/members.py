@@ -8,7 +8,7 @@ the registration phase has ended such a one is an orphan: it is reported, and ho
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from quiver.errors import DirectoryInUse, StoreClosed, SubscriberUnknown, WrongUse
 from quiver.primitives.lock import is_held
@@ -43,6 +43,8 @@ class Members:
         self._is_active = False
         self.is_closed = False
         """The store was closed."""
+        self.require_place: Callable[[], None] = lambda: None
+        """Raises when the directory is not where it was: another store's files may be at its path."""
         for subscriber_id in progress_store.find_subscribers(shared.fs, shared.root):
             member = Membership(subscriber_id, shared)
             self._members[subscriber_id] = member
@@ -258,6 +260,7 @@ class Members:
 
     def _remove(self, subscriber_id: str, *, reason: str, only_orphan: bool = False) -> int:
         shared = self._shared
+        self.require_place()
         with shared.files_lock:
             with shared.condition:
                 self.require_open()

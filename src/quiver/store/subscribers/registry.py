@@ -404,11 +404,13 @@ class Registry:
             WrongUse: not a valid id or order, or *start* names nothing.
             DirectoryInUse: another process is creating it at this moment; one that merely works for it is fine. Or one
                 that deletes in a core's directory hangs.
+            StoreFailed: the directory was moved.
             StoreClosed: the store was closed.
             OSError: the progress file could not be written.
         """
         with self._condition:
             self.members.require_open()  # the locks below lie in the directory, which may be gone or another's by now
+        self.members.require_place()
         # What it starts with may not be going at this moment for what the others have resolved.
         with self._deleting:
             return Subscriber(self, self.members.register(subscriber_id, start, order))
@@ -467,6 +469,7 @@ class Registry:
         back = 0
         with self._condition:
             self.members.require_open()  # the locks below lie in the directory, which may be gone or another's by now
+        self.members.require_place()
         # Nothing that is promised again may be deleted for what the old progress said.
         with self._deleting, self._files_lock:
             with self._condition:
@@ -502,6 +505,7 @@ class Registry:
         """
         Write the progress of *member* and let another process work for it; see `Subscriber.release`.
         """
+        self.members.require_place()
         with self._files_lock:
             member.save()
             member.let_go()
