@@ -11,7 +11,7 @@ import pytest
 
 from quiver.errors import WrongUse
 from quiver.primitives.real_files import REAL_FILES
-from quiver.spark import create_table, map_bundles, register
+from quiver.spark import create_table, map_bundles, register, save_as_table
 from quiver.spark.source import QuiverDataSource
 from quiver.store.subscribers.progress_store import load_progress
 
@@ -221,12 +221,31 @@ def test_save_as_table_reads_back(spark, tmp_path):
         spark.sql(f"INSERT INTO numbers WITH (`path` = '{options['path']}', `slot` = '30') VALUES (3)")
         assert sorted(row.id for row in spark.table("numbers").collect()) == [0, 1, 2, 3]
         numbers.write.format("quiver").options(**options).mode("append").saveAsTable("unnoted")
-        with pytest.raises(Exception, match="create_table"):
+        with pytest.raises(Exception, match="save_as_table or create_table"):
             spark.table("unnoted").count()
         assert spark.read.options(**options).table("unnoted").count() == 7
     finally:
         spark.sql("DROP TABLE numbers")
         spark.sql("DROP TABLE IF EXISTS unnoted")
+
+
+def test_save_as_table_makes_a_table_that_reads_back(spark, tmp_path):
+    """In one call, by `spark.table` and SQL, and with appends; other metadata of the column stays."""
+    options = {"path": str(tmp_path / "numbers"), "slot": "30"}
+    numbers = spark.range(3).withMetadata("id", {"unit": "apples"})
+    save_as_table(numbers, "saved", options)
+    try:
+        assert sorted(row.id for row in spark.table("saved").collect()) == [0, 1, 2]
+        assert spark.sql("SELECT sum(id) FROM saved").first()[0] == 3
+        assert spark.table("saved").schema["id"].metadata["unit"] == "apples"
+        save_as_table(numbers, "saved", options, mode="append")
+        assert spark.table("saved").count() == 6
+        with pytest.raises(Exception, match="already exists"):
+            save_as_table(numbers, "saved", options)
+    finally:
+        spark.sql("DROP TABLE saved")
+    with pytest.raises(WrongUse, match="directory of the log"):
+        save_as_table(numbers, "saved", {"slot": "30"})
 
 
 def test_register_makes_every_format_known():

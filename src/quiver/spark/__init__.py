@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from quiver.spark.formats import register
     from quiver.spark.source import QuiverDataSource
     from quiver.spark.spark_session import session
-    from quiver.spark.table_options import create_table
+    from quiver.spark.table_options import create_table, save_as_table
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -98,7 +98,7 @@ else:
             "quiver.spark.formats": "register",
             "quiver.spark.source": "QuiverDataSource",
             "quiver.spark.spark_session": "session",
-            "quiver.spark.table_options": "create_table",
+            "quiver.spark.table_options": "create_table save_as_table",
         },
     )
 
@@ -109,6 +109,7 @@ __all__ = [
     "map_bundles",
     "register",
     "run_exporter",
+    "save_as_table",
     "session",
     "start_export",
     "stop_query",

@@ -11,15 +11,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField, StructType
 
-__all__ = ["create_table", "given_options", "options_of_table", "refuse_write_without_options", "schema_with_options"]
+__all__ = [
+    "create_table",
+    "given_options",
+    "options_of_table",
+    "refuse_write_without_options",
+    "save_as_table",
+    "schema_with_options",
+]
 
 _KEY = "quiver.options"
 _SPARKS_OWN = frozenset({"location", "owner", "provider", "external", "comment", "collation", "is_managed_location"})
@@ -59,9 +66,13 @@ def _noted(schema: StructType, source: str, options: Mapping[str, str]) -> Struc
     if not schema.fields or not options:
         return schema
     first = schema.fields[0]
-    noted = json.dumps({"format": source, "options": dict(options)}, sort_keys=True)
-    kept = StructField(first.name, first.dataType, first.nullable, {**(first.metadata or {}), _KEY: noted})
+    kept = StructField(first.name, first.dataType, first.nullable, _with_note(first, source, options))
     return StructType([kept, *schema.fields[1:]])
+
+
+def _with_note(column: StructField, source: str, options: Mapping[str, str]) -> dict[str, Any]:
+    noted = json.dumps({"format": source, "options": dict(options)}, sort_keys=True)
+    return {**(column.metadata or {}), _KEY: noted}
 
 
 def options_of_table(given: Mapping[str, str], schema: StructType, source: str) -> dict[str, str]:
@@ -87,7 +98,7 @@ def options_of_table(given: Mapping[str, str], schema: StructType, source: str) 
     if not given:
         raise WrongUse(
             f"Spark passed no options to the {source} format: repeat them, spark.read.option(…).table(…). "
-            "It keeps them only for tables that were created with quiver.spark.create_table, or with "
+            "It keeps them only for tables that were created with quiver.spark.save_as_table or create_table, or with "
             f"CREATE TABLE … USING {source} OPTIONS (…) and no list of columns"
         )
     return dict(given)
@@ -139,6 +150,34 @@ def create_table(
     if schema is None:
         schema = spark.read.format(source).options(**options).load().schema
     spark.catalog.createTable(name, source=source, schema=_noted(schema, source, options), **options)
+
+
+def save_as_table(
+    frame: DataFrame, name: str, options: Mapping[str, str], *, source: str = "quiver", mode: str = "error"
+) -> None:
+    """
+    Write *frame* to a log and create the catalog table *name* over it. On return `spark.table` and SQL read it.
+
+    It is ``frame.write.format(source).options(**options).mode(mode).saveAsTable(name)``, after which Spark would not
+    know the options of the table any more. The table has the columns of *frame*.
+
+    Args:
+        frame: the rows, in a session in which the formats are registered.
+        name: the table, as in SQL.
+        options: the options of the format, `path` among them.
+        source: ``quiver``, ``quiver-topic`` or ``quiver-aof``.
+        mode: ``error`` where the table exists, ``append`` or ``ignore``; a log is never overwritten.
+
+    Raises:
+        WrongUse: there is no `path`, or *frame* has no column.
+    """
+    if "path" not in {key.lower() for key in options}:
+        raise WrongUse("save_as_table needs the directory of the log: {'path': 'buffer/', …}")
+    if not frame.schema.fields:
+        raise WrongUse("save_as_table needs a frame with a column")
+    first = frame.schema.fields[0]
+    noted = frame.withMetadata(first.name, _with_note(first, source, options))
+    noted.write.format(source).options(**options).mode(mode).saveAsTable(name)
 
 
 def _is_sparks_own(key: str) -> bool:
