@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import traceback
 
@@ -279,6 +280,27 @@ def test_certificate_files_are_looked_at_when_it_is_opened(tmp_path):
     for path, says in ((tmp_path / "none", "cannot read"), (tmp_path / "text", "holds no certificates")):
         with pytest.raises(SettingsInvalid, match=f"metadata: ca_file: .*{says}|metadata: ca_file: {says}"):
             open_metadata({"endpoint": "etcds://h:1", "ca_file": str(path)})
+
+
+def test_a_certificate_file_that_is_none_is_named(tmp_path):
+    """A pipe was waited for, a device would have been read for ever; a link to a file is followed."""
+    pytest.importorskip("httpx")
+    authority = Authority(tmp_path, "ca")
+    cert, key = authority.issue("client", subject="/O=quiver")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "link").symlink_to(authority.cert)
+    (tmp_path / "link2").symlink_to("link")
+    options = {"endpoint": "etcds://h:1", "ca_file": str(tmp_path / "link2")}
+    open_metadata({**options, "cert_file": str(cert), "key_file": str(key)}).close()
+    for changed, says in (
+        ({"ca_file": str(tmp_path / "pipe")}, "ca_file: cannot read .*/pipe: not a regular file"),
+        ({"ca_file": str(tmp_path / "zero")}, "ca_file: cannot read .*/zero: not a regular file"),
+        ({"cert_file": str(tmp_path / "pipe"), "key_file": str(key)}, "cert_file: cannot read .*/pipe: not a regular"),
+        ({"cert_file": str(key), "key_file": str(key)}, "unencrypted key: one is not PEM, or is encrypted"),
+    ):
+        with pytest.raises(SettingsInvalid, match=f"metadata: .*{says}"):
+            open_metadata({**options, **changed})
 
 
 def test_a_location_travels_and_shows_no_secret():

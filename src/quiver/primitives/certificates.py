@@ -4,12 +4,16 @@ Certificate files of a client: read, checked, and put into an SSL context.
 
 from __future__ import annotations
 
+import os.path
 import ssl
-from pathlib import Path
 
 from quiver.errors import SettingsInvalid
+from quiver.primitives.real_files import REAL_FILES
 
 __all__ = ["pem_bytes", "show_certificate", "trust_only"]
+
+_FILE_BYTES_MAX = 16 * 1024 * 1024
+"""Thousands of authorities."""
 
 
 def pem_bytes(what: str, path: str) -> bytes:
@@ -20,7 +24,8 @@ def pem_bytes(what: str, path: str) -> bytes:
         SettingsInvalid: it cannot be read; *what* names the setting.
     """
     try:
-        return Path(path).read_bytes()
+        # Certificates often are symbolic links, to be renewed at once, and may lead through several.
+        return REAL_FILES.read_all(os.path.realpath(path), size_max=_FILE_BYTES_MAX)
     except OSError as error:
         raise SettingsInvalid(f"{what}: cannot read {path}: {error.strerror}") from error
 
@@ -53,6 +58,8 @@ def show_certificate(context: ssl.SSLContext, cert_file: str, key_file: str, *, 
         # Without a password at hand OpenSSL would ask for one on the terminal.
         context.load_cert_chain(cert_file, key_file, password=lambda: "")
     except (ssl.SSLError, OSError) as error:
-        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        reason = (
+            error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        ) or "one is not PEM, or is encrypted"
         what = f"{where}cert_file, {where}key_file: {cert_file} and {key_file}"
         raise SettingsInvalid(f"{what} are no certificate and its unencrypted key: {reason}") from error
