@@ -343,6 +343,35 @@ def test_who_comes_back_takes_over_wherever_the_broken_connection_is(store, begu
     assert values_of(store) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_connection_that_ends_while_it_stores_stores_nothing_unnoticed(store, before, restarts):
+    """As when a receiver stops. What is being stored is recognised later, and the rest is left to the client."""
+    messages = [message(number) for number in range(4)]
+    gated = Gated(store)
+    with taking(gated) as intake:
+        one = intake.open()
+        gated.gate.set()
+        one.take(messages[:before])
+        gated.gate.clear()
+        gated.entered.clear()
+        worker = threading.Thread(target=one.take, args=(messages[before:],))
+        worker.start()
+        assert gated.entered.wait(30)
+        one.silence()
+        one.close()
+        gated.gate.set()
+        worker.join()
+        assert one.take(messages).outcome == "unavailable"
+        if not restarts:
+            two = intake.open()
+            assert two.take(messages).done == 4
+    if restarts:
+        with taking(store) as intake:
+            assert intake.open().take(messages).done == 4
+    assert values_of(store) == [0, 1, 2, 3]
+
+
 def test_a_connection_that_may_be_broken_is_asked_first(store):
     """The later one waits; then the answer shows two clients, or the end of the other one shows one."""
     with taking(store) as intake:

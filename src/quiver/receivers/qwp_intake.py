@@ -43,6 +43,7 @@ _ARRAY_BYTES = 48
 _PING = struct.Struct("<Q")
 _PINGS_MAX = 1024
 _PROOF_WAIT_S = 0.02
+_ENDED = "the connection has ended"
 
 
 class QwpStore(IntakeStore, Protocol):
@@ -113,6 +114,12 @@ class _Opened:
     batches: list[tuple[str, pa.RecordBatch]]
     stored: int = 0
     digest: bytes | None = None
+
+
+class _Ended(Exception):
+    """
+    The connection was closed while its tables were being stored.
+    """
 
 
 class QwpIntake:
@@ -268,6 +275,9 @@ class QwpClient:
         self._dictionary = SymbolDictionary()
         self._dictionary_bytes = 0
         self._waiting: _Opened | None = None
+        self._guard = threading.Lock()  # of the next two
+        self._is_taking = False
+        self._is_closed = False
         self._replay = intake.replay
         self._life = None if self._replay is None else self._replay.open(sender)
         self._replaying = self._life is not None
@@ -289,12 +299,20 @@ class QwpClient:
     def close(self, *, in_order: bool = False) -> None:
         """
         End it. With *in_order* the client said goodbye, and everything that it sent was handled. Idempotent.
+
+        While another thread is in `take`, that ends first, after the table at hand: what is stored must be noted.
         """
+        with self._guard:
+            was_closed, self._is_closed = self._is_closed, True
+            if was_closed or self._is_taking:
+                return
+        self._end(in_order=in_order)
+
+    def _end(self, *, in_order: bool) -> None:
         self._intake.grow(-self._dictionary_bytes)
         self._dictionary_bytes = 0
-        replay, self._replay = self._replay, None
-        if replay is not None and self._life is not None:
-            replay.close(self._life, in_order=in_order)
+        if self._replay is not None and self._life is not None:
+            self._replay.close(self._life, in_order=in_order)
 
     def silence(self) -> None:
         """
@@ -367,8 +385,28 @@ class QwpClient:
         Store *messages*, the next ones of the connection, in order, as far as possible. Never raises for what they or
         the store are like.
         """
+        with self._guard:
+            if self._is_closed:
+                return Progress(outcome="unavailable", message=_ENDED)
+            self._is_taking = True
+        try:
+            return self._take_all(messages)
+        finally:
+            self._taken()
+
+    def _taken(self) -> None:
+        with self._guard:
+            self._is_taking = False
+            is_closed = self._is_closed
+        if is_closed:
+            self._end(in_order=False)
+
+    def _take_all(self, messages: Sequence[bytes]) -> Progress:
         progress = Progress()
         for data in messages:
+            if self._is_closed:
+                progress.outcome, progress.message = "unavailable", _ENDED
+                break
             self._take(data, progress)
             if progress.outcome != "going":
                 break
@@ -400,6 +438,8 @@ class QwpClient:
             self._waiting = opened
             progress.outcome, progress.asked, progress.retry_after_s = "unproven", unproven.lives, _PROOF_WAIT_S
             return
+        except _Ended:
+            progress.outcome, progress.message = "unavailable", _ENDED
         except Replaced:
             progress.outcome, progress.message = "replaced", "the client has come back on another connection"
         except BundleInvalid as invalid:
@@ -467,6 +507,8 @@ class QwpClient:
     def _keep(self, opened: _Opened, progress: Progress) -> None:
         intake = self._intake
         for name, batch in opened.batches[opened.stored :]:
+            if self._is_closed:
+                raise _Ended
             sequence = self._once(opened, batch)
             progress.tables[name] = max(sequence, progress.tables.get(name, sequence))
             self._sequence = max(sequence, self._sequence)
