@@ -11,6 +11,7 @@ from aof_as_log import ROOT, SEGMENTS, open_manager, tail_of, tiny
 from quiver.aof import Reader, TierConfig
 from quiver.aof.check import check_log_directory
 from quiver.aof.files import LogFiles
+from quiver.aof.format.record import encode_record
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.errors import DataLoss
 from quiver.testing.crashfs import CrashFileSystem
@@ -104,6 +105,23 @@ def test_what_is_intact_behind_damage_is_read(changes, lost):
             assert not any(first <= one < behind for first, behind in reader.lost for one in found)
     assert new not in written
     assert check_log_directory(files, "orders", LOG, read_records=True).damaged
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_what_came_behind_the_durable_end_is_kept_too(number):
+    """A process that was killed loses nothing of what was written, whatever else is damaged; a torn record is cut."""
+    files, _ = closed()
+    path, end = tail_of(files)
+    new = [b"written", b"not synced"]
+    data = b"".join(encode_record(one, timestamp=1_700_000_000_000_000_000) for one in new)
+    overwrite(files, path, data + b"\x05\0\0\0torn", end)
+    overwrite(files, path, b"x", HEADER_BYTES + number * RECORD_BYTES + 30)
+    with open_manager(files) as manager:
+        log = manager.log("orders")
+        found = [record.payload for record in log.open_reader(on_lost="skip")]
+        assert found == RECORDS[:3] + [one for one in RECORDS if one != RECORDS[number]] + new
+        assert log.snapshot().record_count == 3 + 6 + 2
+        assert log.append_record(b"more") >> 32 == 2
 
 
 @pytest.mark.parametrize("left", [HEADER_BYTES + 2 * RECORD_BYTES + 10, HEADER_BYTES + 3 * RECORD_BYTES, 70])

@@ -89,11 +89,15 @@ def scan_past_damage(view: memoryview, found: RecordScan, header: SegmentHeader,
     source = Source(header.segment_index, "", view, end, True, TIME_UNKNOWN, extent, header.base_timestamp)
     kept = RecordScan(found.end, found.last_offset, found.record_count, found.last_timestamp, found.crc64)
     while kept.end < end:
-        offset = resume_after(source, kept.end).offset
-        limit = source.limit if offset < end else min(len(view), header.max_size - FOOTER_BYTES)
-        part = scan_records(view, offset, limit)
-        kept.record_count += 1 + part.record_count
-        kept.end = part.end
-        if part.record_count:
-            kept.last_offset, kept.last_timestamp = part.last_offset, part.last_timestamp
+        part = scan_records(view, resume_after(source, kept.end).offset, source.limit)
+        kept.record_count += 1
+        _add(kept, part)
+    _add(kept, scan_records(view, end, min(len(view), header.max_size - FOOTER_BYTES)))
     return kept
+
+
+def _add(kept: RecordScan, part: RecordScan) -> None:
+    kept.end = part.end
+    kept.record_count += part.record_count
+    if part.record_count:
+        kept.last_offset, kept.last_timestamp = part.last_offset, part.last_timestamp
