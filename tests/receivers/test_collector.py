@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from collector_process import CHILD, COLLECTOR, collector_to, free_port
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -17,7 +18,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import quiver
-from quiver.bundle import OTLP_SLOTS
+from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS
+from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.otlp_http import OtlpHttpSender
 from quiver.exporters.settings import ExporterSettings
@@ -134,3 +136,43 @@ def test_kill_9_of_the_receiver_under_its_load_loses_nothing(tmp_path, handling)
     found = counts(store)
     assert all(count % ROWS == 0 for count in found.values()), "half a request"
     assert number > KILLS * 40
+
+
+def six_megabytes() -> bytes:
+    """More than a gRPC server takes unless it is told otherwise."""
+    made = ExportLogsServiceRequest()
+    scope = made.resource_logs.add().scope_logs.add()
+    for number in range(20_000):
+        scope.log_records.add(severity_text=str(number)).body.string_value = f"{number} ".ljust(310, "x")
+    return made.SerializeToString()
+
+
+def test_it_gets_all_of_a_request_above_its_default_limit(tmp_path):
+    """Divided between records: nothing is given up, nothing comes twice, each part keeps its order."""
+    request = six_megabytes()
+    assert len(request) > 6.2 * 1024 * 1024
+    bundle = quiver.Bundle({60: pa.record_batch([pa.array([request], pa.binary())], schema=OTLP_SCHEMA)})
+    with (
+        quiver.open(str(tmp_path / "store")) as store,
+        OtlpGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0")) as receiver,
+        collector_to(receiver.port, tmp_path) as ports,
+        quiver.open(str(tmp_path / "before")) as before,
+    ):
+        subscriber = before.register("out", start="earliest")
+        before.ingest(bundle)
+        before.flush()
+        sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{ports.grpc}", compression_method="gzip"))
+        with BundleForwarder(subscriber, sender) as forwarder:
+            assert forwarder.drained(60.0)
+            assert (forwarder.state().confirmed, forwarder.state().refused) == (2, 0)
+        until(lambda: sum(counts(tmp_path / "store").values()) >= 20_000)
+        parts = [
+            [
+                int(record.severity_text)
+                for items in kept_logs.resource_logs
+                for record in items.scope_logs[0].log_records
+            ]
+            for _, one in quiver.read(str(tmp_path / "store")).bundles()
+            if (kept_logs := ExportLogsServiceRequest.FromString(to_otlp(one, "logs")))
+        ]
+    assert [number for part in sorted(parts) for number in part] == list(range(20_000))

@@ -268,3 +268,11 @@ def test_what_is_staged_is_verified_and_counted(tmp_path):
         path.unlink()
         store.maintain()
         assert not check_store(REAL_FILES, str(tmp_path)).damaged, "a part that is gone was taken over"
+
+
+def test_a_batch_above_the_cap_says_what_helps():
+    """Room may come for anything smaller; for this there is none however long one waits."""
+    rig = Rig()
+    with pytest.raises(AtCapacity, match=f"its cap is {CAP} bytes, so limit the batches of the query at their source"):
+        rig.write(2 * CAP, timeout_s=1.0)
+    assert rig.store.stats()["staged_bytes"] < KIB

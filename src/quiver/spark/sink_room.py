@@ -67,6 +67,8 @@ class SinkRoom:
         if not wait_until(lambda: self._has(nbytes), self.timeout_s, self.clock):
             found = find_room(self.files, self.root)
             how = "" if found is None else f": {found.used_bytes} of {found.cap_bytes} bytes are used"
+            if found is not None and nbytes > found.cap_bytes:
+                how = f": its cap is {found.cap_bytes} bytes, so limit the batches of the query at their source"
             raise AtCapacity(f"the store {self.root} has no room for {nbytes} bytes more{how}")
 
     def _has(self, nbytes: int) -> bool:
