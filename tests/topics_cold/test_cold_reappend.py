@@ -4,6 +4,7 @@ Messages that another owner's have replaced come back into their topic: each of 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from quiver.errors import ObjectsUnavailable, WrongUse
 from quiver.metadata.memory import MemoryMetadata
 from quiver.objects.memory import MemoryObjects
 from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics.check import check_topic_directory
 from quiver.topics.reappend import REAPPENDED_ATTRIBUTE
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -166,6 +168,27 @@ def test_of_two_machines_that_replaced_each_other_every_message_comes_back(uploa
     machines["three"] = Rig(memory=memory, facts=facts, owner="three", chosen=settings())
     with machines["three"].opened() as log, log.reader(0, follow=False, on_lost="skip") as reader:
         assert sorted(one.payload for one in reader) == sorted(said)
+
+
+def test_what_came_back_is_no_damage():
+    """Its offsets stay empty, and `verify` names them; what nobody has is damage all the same."""
+    rig = forked(30, 6)
+    with rig.opened() as log:
+        rig.store.maintain()
+        rig.store.reappend(TOPIC)
+        rig.store.maintain()
+        spans = [(one.start_offset, one.end_offset + 1) for one in rig.tier.catalogue(TOPIC).descriptors()]
+        holes = [(before[1], after[0]) for before, after in itertools.pairwise(spans) if before[1] < after[0]]
+        ((first, behind),) = holes
+        found = check_topic_directory(rig.disk, f"/topics/{TOPIC}", objects=spans)
+        told = [one.reason for one in found.findings if one.kind == "quarantined" and one.path.endswith(".log")]
+        assert told == [f"messages {first} to {behind - 1}: another owner replaced messages before them"]
+        assert found.sound
+        gone = log.wal.files()[1]
+        rig.disk.remove(gone.path)
+        lost = check_topic_directory(rig.disk, f"/topics/{TOPIC}").findings
+        told = f"messages {gone.first_offset} to 9 are in no file"  # the next ones are in the quarantine
+        assert [one.reason for one in lost if one.damaged] == [told]
 
 
 def test_what_its_producer_sent_again_is_not_appended_twice():

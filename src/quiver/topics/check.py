@@ -4,8 +4,9 @@ A topic's directory told to people: what is in it, and what is wrong with it. Re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from quiver.errors import Damaged
@@ -13,9 +14,15 @@ from quiver.primitives.copying import damaged_copy
 from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import Finding
 from quiver.topics.dispatch.saved import SubscriptionFiles
-from quiver.topics.format.names import ACTIVE_FILE, QUARANTINE_DIR, REAPPENDED_SUFFIX, REPLACED_SUFFIX
+from quiver.topics.format.names import (
+    ACTIVE_FILE,
+    QUARANTINE_DIR,
+    REAPPENDED_SUFFIX,
+    REPLACED_SUFFIX,
+    parse_replaced_name,
+)
 from quiver.topics.format.subscription import SavedSubscription
-from quiver.topics.recovery import LocalFile, base_name_of, load_checkpoint, local_files
+from quiver.topics.recovery import LocalFile, base_name_of, first_offset_of, load_checkpoint, local_files
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost
 
 __all__ = ["CheckedFile", "CheckedTopic", "check_topic_directory", "saved_subscriptions"]
@@ -147,21 +154,23 @@ def check_topic_directory(
     file_name = (None if checkpoint is None else base_name_of(checkpoint)) or ACTIVE_FILE
     found = local_files(files, directory, file_name=file_name, checkpoint=checkpoint)
     cold = sorted(objects)
+    aside = cache(lambda: _replaced(files, directory))
     checked: list[CheckedFile] = []
     for at, file in enumerate(found):
         one = _check_file(files, file, is_last=at + 1 == len(found), findings=findings)
         checked.append(one)
         above = next((each.first_offset for each in found[at + 1 :] if each.first_offset is not None), None)
         if one.next_offset is not None and above is not None:
-            findings += _not_here(one.next_offset, above, cold, one.path, one.size_bytes)
+            findings += _not_here(one.next_offset, above, cold, aside, one.path, one.size_bytes)
     ends = [file.next_offset for file in checked if file.next_offset is not None]
     starts = [file.first_offset for file in checked if file.first_offset is not None]
     tip = max(ends, default=0)
     synced = None if checkpoint is None else checkpoint.last_offset + 1
     if synced is not None and found:
-        findings += _not_here(tip, synced, cold, found[-1].path, found[-1].size_bytes, "although they were synced")
+        why = "although they were synced"
+        findings += _not_here(tip, synced, cold, aside, found[-1].path, found[-1].size_bytes, why)
     if starts and cold:
-        findings += [one for one in _not_here(cold[0][0], starts[0], cold, directory, 0) if one.damaged]
+        findings += [one for one in _not_here(cold[0][0], starts[0], cold, aside, directory, 0) if one.damaged]
     subscriptions, problems = saved_subscriptions(files, directory)
     findings += problems
     findings += _kept_aside(files, directory)
@@ -177,21 +186,59 @@ def check_topic_directory(
     )
 
 
+_Ranges = Sequence[tuple[int, int]]
+
+
 def _not_here(
-    first: int, behind: int, objects: Sequence[tuple[int, int]], path: str, position: int, why: str = ""
+    first: int, behind: int, objects: _Ranges, aside: Callable[[], _Ranges], path: str, position: int, why: str = ""
 ) -> Iterator[Finding]:
     """
-    Say of messages that no file has which of them are in objects, and which nobody has.
+    Say of messages that no file has which of them are in objects, which *aside*, and which nobody has.
+    """
+    nowhere = f"are in no file{' and in no object' if objects else ''} {why}".rstrip()
+    for begin, end, is_there in _parted(first, behind, objects):
+        if is_there:
+            yield Finding(path, position, "in objects", f"messages {begin} to {end - 1} are there only")
+            continue
+        for start, stop, is_kept in _parted(begin, end, aside()):
+            told = f"messages {start} to {stop - 1}"
+            if is_kept:
+                yield Finding(path, position, "quarantined", f"{told}: another owner replaced messages before them")
+            else:
+                yield Finding(path, position, "damaged", f"{told} {nowhere}")
+
+
+def _parted(first: int, behind: int, ranges: _Ranges) -> Iterator[tuple[int, int, bool]]:
+    """
+    Yield the parts of the offsets from *first* to below *behind* that are in *ranges*, and that are not.
     """
     at = first
-    for begin, end in [*objects, (behind, behind)]:
+    for begin, end in [*ranges, (behind, behind)]:
         if at < min(begin, behind):
-            lost = f"messages {at} to {min(begin, behind) - 1} are in no file{' and in no object' if objects else ''}"
-            yield Finding(path, position, "damaged", f"{lost} {why}".rstrip())
+            yield at, min(begin, behind), False
         at = max(at, min(begin, behind))
         if at < min(end, behind):
-            yield Finding(path, position, "in objects", f"messages {at} to {min(end, behind) - 1} are there only")
+            yield at, min(end, behind), True
         at = max(at, min(end, behind))
+
+
+def _replaced(files: FileSystem, directory: str) -> list[tuple[int, int]]:
+    """
+    Return which offsets the messages had that are in the quarantine since another owner's have replaced them.
+    """
+    found = []
+    for one in _kept_aside(files, directory):
+        start = parse_replaced_name(one.path.rpartition("/")[2].replace(REAPPENDED_SUFFIX, REPLACED_SUFFIX))
+        if start is None:
+            continue
+        first = first_offset_of(files, one.path, files.stat(one.path).size_bytes, known=None, above=0)
+        if first is None:
+            continue
+        with FrameScanner(files, one.path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
+            while scanner.step() is not None:
+                pass
+            found.append((start, scanner.expected))
+    return sorted(found)
 
 
 def _check_file(files: FileSystem, file: LocalFile, *, is_last: bool, findings: list[Finding]) -> CheckedFile:
