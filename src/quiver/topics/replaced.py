@@ -44,7 +44,7 @@ def set_replaced_aside(
         OSError: the disk failed.
     """
     oldest = cold.next_offset(0)
-    if oldest is None or not files.exists(directory):
+    if start >= end or oldest is None or not files.exists(directory):
         return []
     start = max(start, oldest)  # what is below went by retention, and was in objects before
     checkpoint = load_checkpoint(files, directory)
