@@ -54,6 +54,14 @@ def test_nothing_is_written_that_did_not_change(tmp_path):
     assert not (tmp_path / SPARK_COUNTS).exists()
 
 
+def test_a_counter_of_nothing_begins(tmp_path):
+    """So that a rate sees its first event."""
+    told = InMemoryObserver()
+    given_up(CountsWritten(tmp_path, 1), 0)
+    CountsRead(tmp_path, told).look()
+    assert dict(told.counts) == {(NAME, (("exporter", "lake"), ("how", "drop"))): 0}
+
+
 @pytest.mark.parametrize(
     "said", ["", "{", "[]", "{}", '{"pid": 1, "counts": [[1]]}', '{"pid": 1, "counts": [["a", 1, 1]]}']
 )

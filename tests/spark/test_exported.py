@@ -127,16 +127,30 @@ def test_a_server_has_what_was_counted(spark, store, tmp_path):
 
 
 def test_any_column_has_a_size(spark):
-    """Of numbers the width, of texts and bytes the length, of what is nested that of its text; null is nothing."""
-    frame = spark.createDataFrame(
-        pa.table(
-            {"i": [1, 2], "s": ["äö", None], "b": [b"abc", None], "l": [["x"], None], "n.m": [1.5, None], "d": [1, 2]}
-        )
-    ).selectExpr("*", "cast(d as decimal(10, 2)) as dec")
+    """Of numbers the width, of texts and bytes the length, of what is nested that of all in it; null is nothing."""
+    frame = spark.range(1).selectExpr(
+        "1 AS i",
+        "'äö' AS s",
+        "cast('abc' AS binary) AS b",
+        "array('x', null) AS l",
+        "1.5D AS `n.m`",
+        "cast(1 AS decimal(9, 2)) AS d",
+        "map('k', named_struct('t', 'vv', 'n', cast(null AS bigint)), 'e', null) AS m",
+        "cast(null AS array<string>) AS z",
+    )
     observed = Observed(frame)
+    assert observed.frame.columns == frame.columns
     observed.frame.write.format("noop").mode("overwrite").save()
-    nested = len("[x]") + 2 * len("1.00")
-    assert observed.exported() == Exported(2, 2 * 8 + 4 + 3 + 2 * 8 + 2 * 8 + nested)
+    assert observed.exported() == Exported(1, 4 + 4 + 3 + 1 + 8 + 8 + (1 + 2 + 1))
+
+
+def test_bytes_are_estimated_from_some_rows(spark):
+    """Of each partition, the first among them; the rows are counted one by one."""
+    observed = Observed(spark.range(0, 1000, 1, 3).selectExpr("cast(id AS string) AS s", "'abcd' AS t"))
+    observed.frame.write.format("noop").mode("overwrite").save()
+    found = observed.exported()
+    assert found.rows == 1000
+    assert found.size_bytes == pytest.approx(1000 * 4 + 10 + 2 * 90 + 3 * 900, rel=0.05)
 
 
 def test_a_frame_without_rows_or_columns_is_nothing(spark):
