@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import quiver
-from quiver.errors import QuiverError
+from quiver.errors import Damaged, QuiverError
 from quiver.primitives.real_files import RealFile
 
 NAMES = [
@@ -81,6 +81,25 @@ def test_a_file_of_another_program_is_not_read(store_dir, call, monkeypatch):
     monkeypatch.setattr(RealFile, "pread", bounded_pread)
     assert call("inspect", store_dir).exit_code == 0
     assert "is no file of a store or a slot" in call("inspect", store_dir / "video").output
+
+
+@pytest.mark.parametrize("reason", KINDS)
+def test_the_claim_of_a_core_is_such_a_file(tmp_path, call, reason):
+    """It keeps the core from being opened, so `verify` reports it."""
+    root = tmp_path / "cores"
+    quiver.open(root, cores=2, background=False).close()
+    path = root / "core_1" / "quiver.core"
+    path.unlink()
+    make, remove = KINDS[reason]
+    make(path)
+    verified = call("verify", root, "--json")
+    assert verified.exit_code == 1
+    assert str(path) in verified.output
+    with pytest.raises(Damaged, match=reason):
+        quiver.open(root, cores=2, background=False)
+    remove(path)
+    assert call("verify", root).exit_code == 0
+    quiver.open(root, cores=2, background=False).close()
 
 
 @pytest.mark.parametrize("reason", KINDS)

@@ -93,6 +93,21 @@ def test_a_copy_restored_twice_uses_other_numbers(tmp_path):
     assert len(query.run()) == 2
 
 
+def test_a_clock_that_was_set_back_is_noticed(tmp_path):
+    """The second store's numbers are below those of the first: the query fails instead of skipping bundles."""
+    root, copy, query = lost(tmp_path)
+    clock = ManualClock(now_ns=NOW_NS)
+    restore(REAL_FILES, str(copy), str(root), identity=None, clock=clock)
+    fill(root, 100, 6)
+    assert len(query.run()) == 6
+    shutil.rmtree(root)
+    clock.set_wall_ns(NOW_NS - 86_400 * 10**9)
+    restore(REAL_FILES, str(copy), str(root), identity=None, clock=clock)
+    fill(root, 100, 2)
+    with pytest.raises(DataLoss, match="ahead of the store"):
+        query.run()
+
+
 def test_a_clock_that_was_never_set_moves_on_all_the_same(tmp_path):
     """Far beyond what the copy had."""
     root, copy, query = lost(tmp_path)

@@ -21,7 +21,7 @@ from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.cold_files import ColdFiles, ColdListing, object_problem, read_cold_list
 from quiver.store.cold_location import object_key
 from quiver.store.format.cold_list import ColdSegment, decode_cold_list
-from quiver.store.format.cores import EVICTED
+from quiver.store.format.cores import CORE_CLAIM, EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
 from quiver.store.format.floor import decode_floor
@@ -179,6 +179,7 @@ def check_store(
     _check_small(fs, report, f"{root}/{STORE_ID}", decode_identity)
     for name in (DROP_LEDGER, EVICTED):
         _check_small(fs, report, f"{root}/{name}", decode_drop_ledger)
+    _check_claim(fs, report)
     for name in _names(fs, root):
         # A backup is a progress file too; the next writer of its subscriber may remove it meanwhile.
         if parse_progress_name(name.removesuffix(_BACKUP_SUFFIX)) is not None:
@@ -235,6 +236,22 @@ def _check_cold_list(fs: FileSystem, report: StoreReport) -> None:
     if not fs.exists(path) and fs.exists(f"{report.root}/{COLD_MARK}") and not fs.exists(path):
         reason = "the list is gone: which segments the object tier has is not known"
         report.findings.append(Finding(path, 0, "damaged", reason))
+
+
+def _check_claim(fs: FileSystem, report: StoreReport) -> None:
+    """
+    Report only what keeps a core from being opened: its owner writes the claim in place.
+    """
+    path = f"{report.root}/{CORE_CLAIM}"
+    try:
+        fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        pass
+    except NO_FILE_ERRORS as error:
+        report.findings.append(Finding(path, 0, "damaged", no_file_reason(error)))
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
 
 
 def _check_small(

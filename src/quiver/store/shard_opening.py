@@ -10,9 +10,10 @@ from typing import overload
 
 from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import Damaged, SettingsInvalid, WrongUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.files import FileSystem, directory_name
+from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
@@ -198,8 +199,10 @@ class _Place:
             capacity.attach(store.claimed_bytes)
             if self.share is not None:
                 self.share.attach(store)
-        except BaseException:
+        except BaseException as error:
             store.close()
+            if isinstance(error, NO_FILE_ERRORS):
+                raise Damaged(error.filename or store.path, 0, no_file_reason(error)) from error
             raise
         return Shard(core, store, capacity, evictor)
 
