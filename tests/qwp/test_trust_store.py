@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import ssl
 import struct
@@ -154,11 +155,19 @@ def test_what_is_no_trust_store_is_refused(tmp_path):
         SenderSettings.from_conf("wss::addr=h:1;tls_roots_password=x;")
 
 
-@pytest.mark.parametrize("content", [None, "no certificate"])
-def test_roots_that_are_none_are_named(tmp_path, content):
-    """The system's own error does not say which file it means."""
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("what", ["nothing", "text", "pipe", "directory"])
+def test_roots_that_are_none_are_named(tmp_path, what):
+    """The system's own error does not say which file it means, and it waits for a pipe."""
     roots = tmp_path / "roots.pem"
-    if content is not None:
-        roots.write_text(content)
-    with pytest.raises(SettingsInvalid, match=f"tls_roots: {re.escape(str(roots))} holds no certificates"):
+    if what == "text":
+        roots.write_text("no certificate")
+    elif what == "pipe":
+        os.mkfifo(roots)
+    elif what == "directory":
+        roots.mkdir()
+    words = (
+        f"{re.escape(str(roots))} holds no certificates" if what == "text" else f"cannot read {re.escape(str(roots))}"
+    )
+    with pytest.raises(SettingsInvalid, match=f"tls_roots: {words}"):
         Sender.from_conf(f"wss::addr=127.0.0.1:1;tls_roots={roots};")

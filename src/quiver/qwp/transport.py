@@ -26,6 +26,7 @@ from websockets.uri import parse_uri
 
 from quiver.clock import Clock
 from quiver.errors import QuiverError, SettingsInvalid
+from quiver.primitives.certificates import pem_bytes
 from quiver.primitives.files import Buffer
 from quiver.qwp.conf import Address
 from quiver.qwp.session import WRITE_PATH, Accepted, Refused, judge_answer
@@ -120,6 +121,8 @@ def tls_context(*, verify: bool, roots: str | None, roots_password: str | None =
     if roots is not None and roots_password is not None:
         context = ssl.create_default_context(cadata=trusted_certificates(roots, roots_password))
     else:
+        if roots is not None:
+            pem_bytes("tls_roots", roots)  # OpenSSL would wait for a pipe
         try:
             context = ssl.create_default_context(cafile=roots)
         except OSError as error:  # which does not say of which file
