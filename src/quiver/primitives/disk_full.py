@@ -66,4 +66,5 @@ def require_room(fs: FileSystem, directory: str, size: int, *, room_left: int = 
     """
     free = fs.free_bytes(directory)
     if 0 < free < size + room_left:
-        raise OSError(errno.ENOSPC, f"{free} bytes are left, too few for {size} bytes beside small files", directory)
+        reason = f"{free} bytes are left, too few for {size} bytes and {room_left} that stay free"
+        raise OSError(errno.ENOSPC, reason, directory)

@@ -1,0 +1,35 @@
+"""
+What is refused before a disk is full, and what the error says.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from quiver.primitives.disk_full import SMALL_FILES_BYTES, require_room
+from quiver.testing.crashfs import CrashFileSystem
+
+
+class Disk(CrashFileSystem):
+    """One with so much room."""
+
+    free = 0
+
+    def free_bytes(self, path):
+        return self.free
+
+
+def test_the_error_says_what_has_to_stay_free():
+    """It named the room that was asked for alone: 12 MB were left, and that was too few for 64 KiB."""
+    disk = Disk()
+    disk.free = 12 << 20
+    with pytest.raises(
+        OSError, match="12582912 bytes are left, too few for 65536 bytes and 16777216 that stay free"
+    ) as full:
+        require_room(disk, "/", 65_536, room_left=16 << 20)
+    assert full.value.errno == errno.ENOSPC
+    require_room(disk, "/", (12 << 20) - SMALL_FILES_BYTES)
+    disk.free = 0  # it does not say
+    require_room(disk, "/", 1 << 40)
