@@ -7,6 +7,7 @@ the log it points into, because the log only grows.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ from quiver.primitives.files import FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_reason
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.cold_files import ColdFiles, ColdListing, object_problem, read_cold_list
-from quiver.store.cold_location import object_key
-from quiver.store.format.cold_list import ColdSegment, decode_cold_list
+from quiver.store.cold_location import folder_of, object_key
+from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list, parse_object_name
 from quiver.store.format.cores import CORE_CLAIM, EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
@@ -176,7 +177,9 @@ def check_store(
         _check_positions(report, spans, max(_cursor_now(fs, cursor_path), segments_end))
     _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
     _check_cold_list(fs, report)
-    _check_small(fs, report, f"{root}/{STORE_ID}", decode_identity)
+    identity = _check_small(fs, report, f"{root}/{STORE_ID}", decode_identity)
+    if objects is not None and identity is not None:
+        _check_unlisted(fs, report, folder_of(identity), objects)
     for name in (DROP_LEDGER, EVICTED):
         _check_small(fs, report, f"{root}/{name}", decode_drop_ledger)
     _check_claim(fs, report)
@@ -499,6 +502,40 @@ def _check_objects(fs: FileSystem, report: StoreReport, listing: ColdListing, ob
             continue
         if problem is not None and _listed_now(fs, report.root, seq) == entry:
             report.findings.append(Finding(key, 0, "damaged", problem))
+
+
+def _check_unlisted(fs: FileSystem, report: StoreReport, folder: str, objects: ObjectTier) -> None:
+    """
+    Report segments of this store that only the object tier has, and that its list does not name: nobody reads them.
+    """
+    try:
+        found = _segments_there(objects, folder) - _known_segments(fs, report.root)
+        if found:  # or they are finished, and went meanwhile
+            found &= _segments_there(objects, folder) - _known_segments(fs, report.root)
+    except (ObjectsUnavailable, AccessRefused) as error:
+        report.findings.append(
+            Finding(f"{folder}/segments", 0, "not reached", f"the object tier does not answer: {error}")
+        )
+        return
+    if found:
+        which = f"{len(found)} segments that are there, from {min(found)} to {max(found)}"
+        reason = f"the list of the store does not name {which}: quiver restore --cold makes a store of them"
+        report.findings.append(Finding(f"{folder}/segments", 0, "damaged", reason))
+
+
+def _segments_there(objects: ObjectTier, folder: str) -> set[int]:
+    names = (parse_object_name(one.key.rpartition("/")[2]) for one in objects.list_below(f"{folder}/segments/"))
+    return {name[0] for name in names if name is not None}
+
+
+def _known_segments(fs: FileSystem, root: str) -> set[int]:
+    directory = f"{root}/{SEGMENTS_DIR}"
+    here = {seq for name in _names(fs, directory) if (seq := parse_segment_name(name)) is not None}
+    with contextlib.suppress(FileNotFoundError, *NO_FILE_ERRORS):
+        answer = decode_cold_list(memoryview(fs.read_all(f"{directory}/{COLD_LIST}", size_max=COLD_LIST_BYTES_MAX)))
+        if isinstance(answer, Frame):
+            here |= {entry.seq for entry in answer.value.entries}
+    return here
 
 
 def _listed_now(fs: FileSystem, root: str, seq: int) -> ColdSegment | None:

@@ -110,6 +110,29 @@ def test_verify_reads_every_object_when_it_is_told_where(tmp_path: Path) -> None
     assert json.loads(run("verify", root, "--objects", where, "--json", code=3))["unread"] == 3
 
 
+@pytest.mark.parametrize("how", ["lost", "older"])
+def test_segments_that_no_list_names_are_reported(tmp_path: Path, how: str) -> None:
+    """The store was called sound: its list was lost with its mark, or is that of a backup, and nobody reads them."""
+    root, where = tmp_path / "buffer", tmp_path / "cold"
+    settings = settings_with(ObjectLocation.from_url(str(where)))
+    kept = root / "segments" / "quiver.cold"
+    with quiver.open(root, settings, background=False) as store:
+        store.register("one", start="earliest")
+        fill(store, 0, 2)
+        older = kept.read_bytes()
+        fill(store, 6, 2)
+    assert "nothing is damaged" in run("verify", root, "--objects", where)
+    if how == "lost":
+        kept.unlink()
+        (root / "quiver.tier").unlink()
+    else:
+        kept.write_bytes(older)
+    found = json.loads(run("verify", root, "--objects", where, "--json", code=1))
+    (finding,) = found["findings"]
+    count, first = (4, 0) if how == "lost" else (2, 2)
+    assert f"does not name {count} segments that are there, from {first} to 3" in finding["reason"]
+
+
 def test_stats_count_what_is_only_there(cold: Path, tmp_path: Path) -> None:
     """From the list: the tier is not asked."""
     (tmp_path / "cold").rename(tmp_path / "away")
