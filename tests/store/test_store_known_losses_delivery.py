@@ -456,7 +456,7 @@ def test_an_entry_that_is_accepted_and_cut_off_at_restart(files: CrashFileSystem
     )], names=["b"])})  # fmt: skip
     assert huge.nbytes > ENTRY_BYTES_MAX
     with opened(files, wal_bytes_max=1 << 30, segment_bytes_max=1 << 29) as store:
-        with pytest.raises(BundleInvalid, match="smaller"):
+        with pytest.raises(BundleInvalid, match="too large"):
             store.ingest(huge)
         fill(store, range(2))
         store.flush()

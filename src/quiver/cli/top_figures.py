@@ -248,7 +248,7 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
         "; ".join(problems),
         waiting,
         reports,
-        letters,
+        dict(letters),  # `asdict` cannot copy a Counter
     )
 
 
