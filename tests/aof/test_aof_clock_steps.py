@@ -20,10 +20,6 @@ COLD = "/cold"
 HOUR = Retention("time", ttl_s=3600, action="expire")
 
 
-def step(clock: ManualClock, seconds: int) -> None:
-    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
-
-
 def opened(files: CrashFileSystem, clock: ManualClock, **config: object) -> AofManager:
     return AofManager.open(ROOT, tiny(**config), files=files, clock=clock, background=False)
 
@@ -47,7 +43,7 @@ def test_age(step_s: int, tiers: TierConfig | None) -> None:
         log = manager.log("orders")
         for payload in (b"a", b"b"):
             seal(manager, clock, payload)
-        step(clock, step_s)
+        clock.step_wall(step_s)
         seal(manager, clock, b"c")
         clock.advance(3500)
         manager.maintain()
@@ -64,7 +60,7 @@ def test_a_restart_after_a_step_back() -> None:
     files = CrashFileSystem(clock=clock)
     with opened(files, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
         seal(manager, clock, b"a")
-    step(clock, -DAYS_S)
+    clock.step_wall(-DAYS_S)
     with opened(files, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
         manager.maintain()
         seal(manager, clock, b"b")
@@ -84,7 +80,7 @@ def test_the_segment_that_takes_records(step_s: int) -> None:
         log = manager.log("orders")
         log.append_record(b"a")
         manager.maintain()
-        step(clock, step_s)
+        clock.step_wall(step_s)
         clock.advance(61)
         manager._workers.run_pending()
         assert [one.state for one in log.segment_snapshot()] == ["sealed"]
@@ -100,7 +96,7 @@ def test_times_of_records(step_s: int) -> None:
     files = CrashFileSystem(clock=clock)
     with opened(files, clock) as manager:
         manager.log("orders").append_record(b"a")
-    step(clock, step_s)
+    clock.step_wall(step_s)
     with opened(files, clock) as manager:
         log = manager.log("orders")
         log.append_record(b"b")

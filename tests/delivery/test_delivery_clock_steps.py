@@ -32,16 +32,12 @@ def disk(clock: ManualClock) -> CrashFileSystem:
     return disk
 
 
-def step(clock: ManualClock, seconds: int) -> None:
-    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
-
-
 @STEPS_S
 def test_a_retry_is_due_when_it_was_due(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
     """Neither days later nor at once; and `max_elapsed` counts what has really passed."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=10.0, reason="down")
-        step(clock, step_s)
+        clock.step_wall(step_s)
         clock.advance(4.0)
         assert retries.due() == []
         assert retries.wait_s(A) == pytest.approx(6.0)
@@ -55,7 +51,7 @@ def test_a_restart_after_the_step(disk: CrashFileSystem, clock: ManualClock, ste
     """What was saved since bears the time of the new wall clock."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=10.0, reason="down")
-        step(clock, step_s)
+        clock.step_wall(step_s)
         retries.save()
     (saved,) = load_retry_set(disk, ROOT, "out")
     assert saved.next_try_at_ns == clock.now_ns() + 10 * 10**9
@@ -70,7 +66,7 @@ def test_a_step_while_nothing_runs(disk: CrashFileSystem, clock: ManualClock, st
     """Set forward looks like time that passed; set back, the bundle is tried at once. It is never stuck."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=10.0, reason="down")
-    step(clock, step_s)
+    clock.step_wall(step_s)
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         assert [entry.ref for entry in retries.due()] == [A]
 
@@ -81,7 +77,7 @@ def test_no_letter_expires_early_or_stays_for_ever(disk: CrashFileSystem, clock:
     settings = LetterPolicy(max_age_s=100.0).settings()
     letters = DeadLetters(ROOT, "out", files=disk, clock=clock, background=False, settings=settings)
     letters.add(A, bundle_of(1), reason="no")
-    step(clock, step_s)
+    clock.step_wall(step_s)
     with letters.opened_for_dropping():
         pass
     clock.advance(99)

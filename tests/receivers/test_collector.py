@@ -166,13 +166,12 @@ def test_it_gets_all_of_a_request_above_its_default_limit(tmp_path):
             assert forwarder.drained(60.0)
             assert (forwarder.state().confirmed, forwarder.state().refused) == (2, 0)
         until(lambda: sum(counts(tmp_path / "store").values()) >= 20_000)
-        parts = [
-            [
-                int(record.severity_text)
-                for items in kept_logs.resource_logs
-                for record in items.scope_logs[0].log_records
-            ]
+        requests = [
+            ExportLogsServiceRequest.FromString(to_otlp(one, "logs"))
             for _, one in quiver.read(str(tmp_path / "store")).bundles()
-            if (kept_logs := ExportLogsServiceRequest.FromString(to_otlp(one, "logs")))
+        ]
+        parts = [
+            [int(record.severity_text) for items in one.resource_logs for record in items.scope_logs[0].log_records]
+            for one in requests
         ]
     assert [number for part in sorted(parts) for number in part] == list(range(20_000))

@@ -29,10 +29,6 @@ SETTINGS = OtlpSettings(dedupe_window_s=600)
 DIGEST = b"a" * 16
 
 
-def step(clock: ManualClock, seconds: int) -> None:
-    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
-
-
 @contextlib.contextmanager
 def window(store: Any, directory: Path, clock: ManualClock, **how: Any) -> Iterator[RequestWindow]:
     given = {"needs_durable": True, "entries_max": 1000, "observer": InMemoryObserver(), "clock": clock, **how}
@@ -49,7 +45,7 @@ def test_while_it_is_open(tmp_path: Path, step_s: int) -> None:
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store, window(store, tmp_path, clock) as known:
         known.remember(DIGEST, durable=True)
-        step(clock, step_s)
+        clock.step_wall(step_s)
         clock.advance(599)
         assert known.knows(DIGEST)
         clock.advance(2)
@@ -63,7 +59,7 @@ def test_over_a_restart_of_the_process(tmp_path: Path, step_s: int) -> None:
     with quiver.open(tmp_path, background=False) as store:
         with window(store, tmp_path, clock) as known:
             known.remember(DIGEST, durable=True)
-        step(clock, step_s)
+        clock.step_wall(step_s)
         clock.advance(599)
         with window(store, tmp_path, clock) as known:
             assert known.knows(DIGEST)
@@ -77,7 +73,7 @@ def test_between_cores(tmp_path: Path, step_s: int) -> None:
     clock = ManualClock()
     with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path, clock) as first:
         first.remember(DIGEST, durable=True)
-        step(clock, step_s)
+        clock.step_wall(step_s)
         with window(store.core(1), tmp_path, clock) as second:
             assert not second.begin(DIGEST)
             second.remember(b"b" * 16, durable=True)
@@ -91,7 +87,7 @@ def test_a_boot_after_a_step_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(request_window, "boot_name", lambda _: "one")
         with window(store, tmp_path, clock) as known:
             known.remember(DIGEST, durable=True)
-        step(clock, -DAYS_S)
+        clock.step_wall(-DAYS_S)
         monkeypatch.setattr(request_window, "boot_name", lambda _: "two")
         with window(store, tmp_path, clock) as known:
             assert known.knows(DIGEST)
@@ -114,7 +110,7 @@ def test_what_a_crash_left_unsettled(
         intake = OtlpIntake(store, SETTINGS, clock=clock)
         intake.window.finish = lambda *_, **__: None  # type: ignore[method-assign, union-attr]  # it dies before
         assert intake.accept("logs", stored[0]).outcome == "stored"
-        step(clock, step_s)
+        clock.step_wall(step_s)
         clock.advance(1)
         assert intake.accept("logs", stored[1]).outcome == "stored"
         intake.window.close()  # type: ignore[union-attr]
@@ -136,7 +132,7 @@ def test_what_a_qwp_client_sends_again(tmp_path: Path, step_s: int) -> None:
                 one.take([message(int(within))])
                 one.silence()
                 one.close()
-                step(clock, step_s)
+                clock.step_wall(step_s)
                 clock.advance(599 if within else 601)
                 intake.open().take([message(int(within))])
             assert len(values_of(store)) == expected

@@ -31,10 +31,6 @@ def files(clock: ManualClock) -> CrashFileSystem:
     return CrashFileSystem(clock=clock)
 
 
-def step(clock: ManualClock, seconds: int) -> None:
-    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
-
-
 def opened(
     files: CrashFileSystem, clock: ManualClock, observer: InMemoryObserver | None = None, **settings: object
 ) -> Store:
@@ -66,7 +62,7 @@ def test_claims_and_deferrals(files: CrashFileSystem, clock: ManualClock, step_s
         store.flush()
         claimed, deferred = subscriber.next_bundle(timeout=0), subscriber.next_bundle(timeout=0)
         deferred.defer(10)
-        step(clock, step_s)
+        clock.step_wall(step_s)
         assert numbers(subscriber) == [2]
         clock.advance(10)
         assert numbers(subscriber) == [1]
@@ -82,7 +78,7 @@ def test_sealing_by_age(files: CrashFileSystem, clock: ManualClock, step_s: int)
     """The open segment is sealed after `segment.max_open_duration`: not at the step, and not days later."""
     with opened(files, clock, segment_open_s_max=60.0) as store:
         store.ingest(numbered(0))
-        step(clock, step_s)
+        clock.step_wall(step_s)
         store.maintain()
         assert len(store.catalog) == 0
         clock.advance(60)
@@ -98,12 +94,12 @@ def test_restarts_without_a_limit_of_age(files: CrashFileSystem, clock: ManualCl
         store.ingest(numbered(0))
         store.flush()
         store.ingest(numbered(1))
-    step(clock, step_s)
+    clock.step_wall(step_s)
     with opened(files, clock) as store:
         store.ingest(numbered(2))
         store.flush()
         store.maintain()
-    step(clock, -2 * step_s)
+    clock.step_wall(-2 * step_s)
     with opened(files, clock) as store:
         assert numbers(store.register("s")) == [0, 1, 2]
         store.maintain()
@@ -116,7 +112,7 @@ def test_a_restart_after_a_step_back(files: CrashFileSystem, clock: ManualClock)
         store.register("s", start="earliest")
         store.ingest(numbered(0))
         store.flush()
-    step(clock, -DAYS_S)
+    clock.step_wall(-DAYS_S)
     with opened(files, clock, max_age_s=3600.0) as store:
         clock.advance(3500)
         store.maintain()
@@ -133,7 +129,7 @@ def test_a_restart_after_a_step_forward(files: CrashFileSystem, clock: ManualClo
         store.register("s", start="earliest")
         store.ingest(numbered(0))
         store.flush()
-    step(clock, DAYS_S)
+    clock.step_wall(DAYS_S)
     with opened(files, clock, observer, max_age_s=3600.0) as store:
         store.maintain()
         assert len(store.catalog) == 0

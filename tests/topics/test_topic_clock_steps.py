@@ -19,10 +19,6 @@ STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
 HOUR = {"deleter": {"retention_time_minutes": 60, "check_interval_minutes": 1}}
 
 
-def step(clock: ManualClock, seconds: int) -> None:
-    clock.set_wall_ns(clock.now_ns() + seconds * 10**9)
-
-
 def opened(clock: ManualClock, files: CrashFileSystem, chosen: dict[str, object]) -> TopicStore:
     settings = TopicSettings.from_mapping(chosen)
     return TopicStore.open(ROOT, settings=settings, files=files, clock=clock, background=False)
@@ -39,7 +35,7 @@ def test_age(step_s: int, looks: bool) -> None:
         log.wal.rotate()
         if looks:
             store.maintain()
-        step(clock, step_s)
+        clock.step_wall(step_s)
         clock.advance(30 * 60)
         store.maintain()
         assert offsets(log) == [0]
@@ -59,7 +55,7 @@ def test_a_restart_after_a_step_back() -> None:
         store.topic(TOPIC).append(b"0")
         store.topic(TOPIC).wal.rotate()
         store.topic(TOPIC).append(b"1")
-    step(clock, -DAYS_S)
+    clock.step_wall(-DAYS_S)
     with opened(clock, files, HOUR) as store:
         log = store.topic(TOPIC)
         store.maintain()
@@ -80,7 +76,7 @@ def test_a_restart_after_a_step_forward() -> None:
             store.topic(TOPIC).append(b"%d" % number)
             store.topic(TOPIC).wal.rotate()
         store.subscribe(TOPIC, "billing", start=0)
-    step(clock, DAYS_S)
+    clock.step_wall(DAYS_S)
     with opened(clock, files, kept) as store:
         store.maintain()
         assert offsets(store.topic(TOPIC)) == [0, 1]
@@ -102,7 +98,7 @@ def test_deliveries_and_refusals(step_s: int) -> None:
         with store.subscribe(TOPIC, "billing", start=0).consumer("c") as consumer:
             slow, refused = consumer.receive(0), consumer.receive(0)
             refused.nack()
-            step(clock, step_s)
+            clock.step_wall(step_s)
             assert consumer.receive(0) is None
             clock.advance(5)
             again = consumer.receive(0)
@@ -124,7 +120,7 @@ def test_positions_by_time(step_s: int) -> None:
     with opened(clock, CrashFileSystem(clock=clock), {}) as store:
         log = store.topic(TOPIC)
         log.append(b"0")
-        step(clock, step_s)
+        clock.step_wall(step_s)
         log.append(b"1")
         assert offsets(log) == [0, 1]
         assert log.append(b"2") == 2

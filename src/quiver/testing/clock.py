@@ -67,6 +67,12 @@ class ManualClock:
                 # It counts as stopped again when it waits again, so `wait_for_waiters` may follow at once.
                 self._waiting.pop(ticket, None)
 
+    def step_wall(self, seconds: float) -> None:
+        """
+        Set the wall clock forward by *seconds*, or back when they are below 0. The monotonic clock does not change.
+        """
+        self.set_wall_ns(self.now_ns() + round(seconds * _NS))
+
     def set_wall_ns(self, now_ns: int) -> None:
         """
         Step the wall clock, back or forward, as an administrator would. `monotonic` does not notice.
