@@ -29,7 +29,7 @@ from time import perf_counter, process_time
 import pyarrow as pa
 
 import quiver
-from quiver.primitives.real_files import RealFile, RealFileSystem
+from quiver.primitives.disk.real_files import RealFile, RealFileSystem
 from quiver.store.format.names import CURSOR_NAME
 from quiver.store.opening import open_store
 from report import bench_parser, machine, write_section

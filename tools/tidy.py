@@ -46,9 +46,9 @@ IMPURE_MODULES = frozenset({
     "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid",
 })  # fmt: skip
 IMPURE_PARTS = (
-    "quiver.clock", "quiver.observe", "quiver.primitives.atomic", "quiver.primitives.budget",
-    "quiver.primitives.lock", "quiver.primitives.mapping", "quiver.primitives.platform_files",
-    "quiver.primitives.prealloc", "quiver.primitives.real_files",
+    "quiver.clock", "quiver.observe", "quiver.primitives.disk.atomic", "quiver.primitives.budget",
+    "quiver.primitives.disk.lock", "quiver.primitives.disk.mapping", "quiver.primitives.disk.platform_files",
+    "quiver.primitives.disk.prealloc", "quiver.primitives.disk.real_files",
 )  # fmt: skip
 
 STORES = ("store", "topics", "aof", "qwp")

@@ -15,7 +15,7 @@ from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.log import Aof
 from quiver.aof.manager import AofManager
 from quiver.errors import AtCapacity, RolloverFailed, WouldBlock
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 
 ROOT = "/aof"

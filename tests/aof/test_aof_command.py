@@ -20,7 +20,7 @@ from quiver.cli.main import build_app
 from quiver.clock import SYSTEM_CLOCK
 from quiver.objects.directory import DirectoryObjects
 from quiver.primitives.batch_notes import begun_name, commit_name, part_directory
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.faultobjects import FaultObjects
 
 

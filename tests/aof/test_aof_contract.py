@@ -8,7 +8,7 @@ import pytest
 from aof_as_log import AofAsLog, tail_of, tiny
 
 from quiver.aof import TierConfig
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.log_contract import AppendLogContract
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -27,7 +27,7 @@ from quiver.aof.tiers.packed import PackedSegment
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import WouldBlock
 from quiver.objects.directory import DirectoryObjects
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 assert pa.Codec.is_available("zstd")  # loaded before any fork: that takes longer than most children live
 

@@ -23,7 +23,7 @@ from quiver.aof.reader import Reader
 from quiver.errors import Damaged, DataLoss, RecordUnknown, StoreFailed, WouldBlock, WrongUse
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

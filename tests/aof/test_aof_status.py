@@ -19,8 +19,8 @@ from quiver.aof.format.status import STATUS_BYTES_MAX, decode_status
 from quiver.aof.status import read_status
 from quiver.cli.main import build_app
 from quiver.errors import WouldBlock
-from quiver.primitives.lock import hold
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.lock import hold
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 import quiver
-from quiver.primitives.real_files import RealFileSystem
+from quiver.primitives.disk.real_files import RealFileSystem
 
 COMMANDS = {
     "inspect": lambda path, _to: ["inspect", path],

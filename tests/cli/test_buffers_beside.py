@@ -13,7 +13,7 @@ from quiver.delivery.dead_letters import DeadLetters
 from quiver.delivery.retry_set import RetrySet
 from quiver.pipeline.beside import stores_beside
 from quiver.pipeline.graph import load_pipeline
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 PIPELINE = """\
 nodes:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.check import check_store
 
 RUNNER = CliRunner()

@@ -9,7 +9,7 @@ import pytest
 
 import quiver
 from quiver.errors import Damaged, QuiverError
-from quiver.primitives.real_files import RealFile
+from quiver.primitives.disk.real_files import RealFile
 
 NAMES = [
     *("wal/quiver.wal.cursor", "wal/quiver.wal", "wal/quiver.wal.3", "segments/0000000000000000.qseg"),

@@ -9,7 +9,7 @@ import pytest
 
 from quiver.cli.reports import LastError, Reported, reported
 from quiver.delivery.exporter_stats import ExporterStats
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import report_name
 from quiver.testing.clock import ManualClock
 

@@ -13,7 +13,7 @@ from quiver.cli.measure import MODES, measure
 from quiver.cli.progress import QUIET_S, Progress
 from quiver.cli.stats import watch
 from quiver.errors import WrongUse
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.doctor import diagnose
 from quiver.testing.clock import ManualClock

@@ -12,7 +12,7 @@ import pytest
 
 import quiver
 from quiver.delivery.retry_set import load_retry_set
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format import names
 from quiver.store.format.names import retry_set_name
 from quiver.store.instances import instance_roots

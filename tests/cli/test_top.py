@@ -14,7 +14,7 @@ from quiver.cli.top_figures import Look, Sample, fetch_samples, parse_samples, s
 from quiver.delivery.retry_set import RetrySet
 from quiver.errors import RetryLater
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 
 @pytest.fixture

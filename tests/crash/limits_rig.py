@@ -16,7 +16,7 @@ from quiver import AtCapacity, Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.names import DROP_LEDGER

@@ -15,7 +15,7 @@ from quiver import AtCapacity, Bundle, BundleInvalid, QuiverError, Settings, Sto
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import OPERATIONS, FaultFileSystem

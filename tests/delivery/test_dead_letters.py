@@ -18,7 +18,7 @@ from quiver.delivery.dead_letters import (
 )
 from quiver.delivery.policy import Delivered, Permanent, Transient
 from quiver.errors import BundleUnavailable, WrongUse
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import parse_segment_name
 from quiver.store.opening import open_store
 from quiver.testing.clock import ManualClock

@@ -17,7 +17,7 @@ from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
 from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
-from quiver.primitives.atomic import replace_file
+from quiver.primitives.disk.atomic import replace_file
 from quiver.settings import Settings
 from quiver.spark.options import parse_options
 from quiver.spark.segments import SegmentList

@@ -13,7 +13,7 @@ import pytest
 from quiver.delivery.exporter_stats import SAVE_EVERY_S, ExporterStats, load_report
 from quiver.errors import Damaged
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
 from quiver.store.format import exporter_report
 from quiver.store.format.describe import describe

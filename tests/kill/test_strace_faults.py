@@ -38,8 +38,8 @@ from strace_faults import (
 from clean_process import in_a_clean_process
 from quiver import Settings, StoreFailed
 from quiver import open as open_store
-from quiver.primitives.platform_files import PLATFORM
-from quiver.primitives.real_files import RealFileSystem
+from quiver.primitives.disk.platform_files import PLATFORM
+from quiver.primitives.disk.real_files import RealFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

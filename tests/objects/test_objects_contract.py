@@ -13,7 +13,7 @@ from quiver.objects.memory import MemoryObjects
 from quiver.objects.remote import RemoteObjects
 from quiver.objects.retrying import RetryingObjects
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultobjects import FaultObjects
 from quiver.testing.objects_contract import ObjectTierContract

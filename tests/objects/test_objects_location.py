@@ -18,7 +18,7 @@ from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import masked
 from quiver.objects.opening import prove
 from quiver.objects.remote import connect
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.clock import ManualClock
 from quiver.testing.faultobjects import FaultObjects
 from quiver.topics import TopicSettings, TopicStore

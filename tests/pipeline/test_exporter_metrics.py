@@ -22,7 +22,7 @@ from quiver.pipeline.exporter_figures import ExporterFigures
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.plugins import PLUGINS
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.exporter_report import FAILURE_TYPES
 from quiver.store.format.names import report_name, retry_set_name
 from quiver.store.opening import open_store

@@ -35,7 +35,7 @@ from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.plugins import OtlpExporterConfig
 from quiver.primitives.backoff import Backoff
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 

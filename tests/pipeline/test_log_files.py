@@ -13,7 +13,7 @@ from quiver.pipeline import supervise
 from quiver.pipeline.log_files import keep_short
 from quiver.pipeline.supervise import ChildSpec, Supervisor
 from quiver.primitives.backoff import Backoff
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 

@@ -13,8 +13,8 @@ from quiver.observe import InMemoryObserver
 from quiver.pipeline import ingest
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import load_pipeline
-from quiver.primitives.lock import is_held
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.lock import is_held
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import subscriber_lock_name
 
 PIPELINE = """\

@@ -28,7 +28,7 @@ from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.lifeline import Lifeline
 from quiver.pipeline.queries import RunningQuery
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp_http import OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 from quiver.spark.sink_options import SinkOptions

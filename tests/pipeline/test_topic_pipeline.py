@@ -21,7 +21,7 @@ from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.pipeline.topic_receiver import TopicReceiver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.topics import TopicStore
 from quiver.topics.dispatch.saved import SubscriptionFiles
 

@@ -8,8 +8,8 @@ import errno
 
 import pytest
 
-from quiver.primitives.atomic import remove_durably, replace_advisory_file, replace_file
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.atomic import remove_durably, replace_advisory_file, replace_file
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 

@@ -10,17 +10,17 @@ import textwrap
 
 import pytest
 
-from quiver.primitives import descriptors
-from quiver.primitives.descriptors import DescriptorReserve, descriptor_limit, raise_descriptor_limit
-from quiver.primitives.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk import descriptors
+from quiver.primitives.disk.descriptors import DescriptorReserve, descriptor_limit, raise_descriptor_limit
+from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
+from quiver.primitives.disk.real_files import REAL_FILES
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits of descriptors are those of Unix")
 
 EXHAUSTED = """
 import errno, os, resource
-from quiver.primitives.descriptors import RESERVE
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.descriptors import RESERVE
+from quiver.primitives.disk.real_files import REAL_FILES
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 taken = []
@@ -114,7 +114,7 @@ def test_a_reserve_that_is_spent_passes_the_error_on_and_no_other_error_spends_i
 def test_the_limit_is_raised_to_what_may_be_had():
     program = """
         import resource
-        from quiver.primitives.descriptors import descriptor_limit, raise_descriptor_limit
+        from quiver.primitives.disk.descriptors import descriptor_limit, raise_descriptor_limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
         print(descriptor_limit(), raise_descriptor_limit(), raise_descriptor_limit())
     """

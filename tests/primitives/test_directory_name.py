@@ -7,7 +7,7 @@ import pytest
 import quiver
 from quiver.aof import AofManager
 from quiver.errors import WrongUse
-from quiver.primitives.files import directory_name
+from quiver.primitives.disk.file_system import directory_name
 from quiver.topics import TopicStore
 
 

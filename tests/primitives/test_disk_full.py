@@ -8,7 +8,7 @@ import errno
 
 import pytest
 
-from quiver.primitives.disk_full import SMALL_FILES_BYTES, require_room
+from quiver.primitives.disk.disk_full import SMALL_FILES_BYTES, require_room
 from quiver.testing.crashfs import CrashFileSystem
 
 

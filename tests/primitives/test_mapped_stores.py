@@ -8,9 +8,9 @@ import mmap
 import pytest
 
 from quiver.errors import StoreClosed
-from quiver.primitives.mapping import MappedForWriting
-from quiver.primitives.prealloc import reserve_blocks
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.mapping import MappedForWriting
+from quiver.primitives.disk.prealloc import reserve_blocks
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.crashfs import CrashFileSystem
 
 SIZE = 256 * 1024

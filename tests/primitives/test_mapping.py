@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from quiver.errors import StoreClosed
-from quiver.primitives.mapping import let_pages_go, map_descriptor
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.mapping import let_pages_go, map_descriptor
+from quiver.primitives.disk.real_files import REAL_FILES
 
 DATA = bytes(range(256)) * 100
 

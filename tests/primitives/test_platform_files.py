@@ -12,8 +12,8 @@ import types
 
 import pytest
 
-from quiver.primitives import platform_files
-from quiver.primitives.platform_files import LinuxFiles, MacFiles, WindowsFiles, choose_platform
+from quiver.primitives.disk import platform_files
+from quiver.primitives.disk.platform_files import LinuxFiles, MacFiles, WindowsFiles, choose_platform
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from quiver.primitives.platform_files import PLATFORM, LinuxFiles
-from quiver.primitives.prealloc import reserve_blocks, zero_fill
-from quiver.primitives.real_files import REAL_FILES, RealFileSystem
+from quiver.primitives.disk.platform_files import PLATFORM, LinuxFiles
+from quiver.primitives.disk.prealloc import reserve_blocks, zero_fill
+from quiver.primitives.disk.real_files import REAL_FILES, RealFileSystem
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 

@@ -17,11 +17,11 @@ import pytest
 
 from clean_process import in_a_clean_process
 from quiver.errors import DirectoryInUse
-from quiver.primitives import lock as lock_file
-from quiver.primitives import real_files
-from quiver.primitives.files import NotRegularFile
-from quiver.primitives.platform_files import PLATFORM, LinuxFiles
-from quiver.primitives.real_files import REAL_FILES, RealFileSystem
+from quiver.primitives.disk import lock as lock_file
+from quiver.primitives.disk import real_files
+from quiver.primitives.disk.file_system import NotRegularFile
+from quiver.primitives.disk.platform_files import PLATFORM, LinuxFiles
+from quiver.primitives.disk.real_files import REAL_FILES, RealFileSystem
 
 
 def open_descriptors():
@@ -140,7 +140,7 @@ def test_a_file_size_limit_leaves_the_prefix_and_raises(tmp_path):
     """
     script = """
 import resource, signal, sys
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 file = REAL_FILES.create(sys.argv[1])
@@ -361,8 +361,8 @@ def test_two_may_make_one_directory(tmp_path, monkeypatch):
 
 HOLD = """
 import sys
-from quiver.primitives.lock import hold
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.lock import hold
+from quiver.primitives.disk.real_files import REAL_FILES
 lock = hold(REAL_FILES, sys.argv[1], owner="quiver run")
 print("held", flush=True)
 sys.stdin.read()

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from quiver.primitives.atomic import remove_files_below, remove_if_empty
+from quiver.primitives.disk.atomic import remove_files_below, remove_if_empty
 from quiver.testing.crashfs import CrashFileSystem
 
 

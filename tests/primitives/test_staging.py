@@ -19,9 +19,9 @@ from quiver.primitives.batch_notes import (
     part_directory,
 )
 from quiver.primitives.checksum import crc32
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.primitives.disk.staging import last_batch, names_in, remove_staged, remove_taken
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.primitives.staging import last_batch, names_in, remove_staged, remove_taken
 
 NOTE = encode_note({"batch": 3})
 

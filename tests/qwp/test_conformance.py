@@ -21,8 +21,8 @@ from qwp_server import Close, QwpServer, confirm
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import AtCapacity, Damaged, DirectoryInUse, SenderHalted, SettingsInvalid
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Category, DrainerEvent, Policy, Sender, SenderError, SenderSettings
 from quiver.qwp.dead_letters import read_dead_letters
 from quiver.qwp.failover import Backoff, HostState, HostTracker

@@ -15,7 +15,7 @@ from qwp_server import QwpServer
 
 from quiver.errors import DirectoryInUse, SenderHalted, WrongUse
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.groups import GROUP_NAME, Group, send_group
 from quiver.qwp.rows import RowTable
 from quiver.qwp.settings import SenderSettings

@@ -13,7 +13,7 @@ from vector_values import GROUPS, frame
 
 from quiver.errors import WrongUse
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
 from quiver.qwp import Category, Policy, Sender, SenderError
 from quiver.qwp.dead_letters import read_dead_letters

@@ -16,7 +16,7 @@ import pytest
 from qwp_server import QwpServer, confirm
 
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender
 from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from quiver.cli.main import build_app
 from quiver.errors import RetryLater, SettingsInvalid
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender, SenderSettings
 from quiver.qwp.dead_letters import (
     DeadLetterFiles,

@@ -17,8 +17,8 @@ from qwp_server import Close, QwpServer
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, Damaged, PartlyKept, SenderHalted, StoreFailed, WrongUse
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES as REAL
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES as REAL
 from quiver.primitives.scan import Damage
 from quiver.qwp import DrainerEvent, Sender, SenderError
 from quiver.qwp.conf import Address as _Address

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from qwp_server import Close, QwpServer
 
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 from quiver.qwp import Sender
 from quiver.qwp.recovery import read_watermark, scan_slot

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import NotRegularFile
-from quiver.primitives.real_files import REAL_FILES, RealFile
+from quiver.primitives.disk.file_system import NotRegularFile
+from quiver.primitives.disk.real_files import REAL_FILES, RealFile
 from quiver.qwp import Char, Geohash, Long256, Sender
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.inspection import look_at_slot

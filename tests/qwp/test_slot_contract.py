@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.qwp.recovery import scan_slot
 from quiver.qwp.ring import Durability, RingSettings
 from quiver.qwp.slot import Slot, open_slot

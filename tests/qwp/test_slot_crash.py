@@ -15,8 +15,8 @@ from vector_values import VECTORS
 
 from quiver.errors import AtCapacity, Damaged, DirectoryInUse, FormatUnsupported, StoreClosed, StoreFailed, WrongUse
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.dead_letters import read_dead_letters
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.format.newer import NEWER_RECORD

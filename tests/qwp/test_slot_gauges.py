@@ -15,7 +15,7 @@ from qwp_server import Close, QwpServer
 
 from quiver.metrics import observe_senders
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender, SenderSettings
 from quiver.qwp.append_times import AppendTimes
 from quiver.qwp.failover import HostTracker

@@ -5,7 +5,7 @@ Looking at a slot while its sender goes on: what is said is what was there, and 
 import pytest
 
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.inspection import frames_of_slot, look_at_slot, slots_below
 from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.errors import StoreFailed
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.qwp.format.names import is_segment_name, is_unfinished_name, segment_name, shorter_name
 from quiver.qwp.format.segment import scan_segment

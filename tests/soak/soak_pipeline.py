@@ -26,7 +26,7 @@ from quiver.delivery.dead_letters import read_letters
 from quiver.delivery.retry_set import load_retry_set
 from quiver.pipeline.child import INGEST_READY, SPARK_READY
 from quiver.pipeline.run import read_state
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import parse_segment_name
 from quiver.store.roster import standings
 

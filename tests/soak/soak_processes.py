@@ -29,7 +29,7 @@ import pyarrow as pa
 from quiver import AtCapacity, Bundle, BundleUnavailable, DirectoryInUse, QuiverError, Settings
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver, Observer, Value
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.options import parse_options
 from quiver.spark.read_partition import open_checked
 from quiver.spark.segments import SegmentList

@@ -38,7 +38,7 @@ from soak_processes import (
 
 from clean_process import in_a_clean_process
 from quiver import Settings
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import decode_drop_ledger

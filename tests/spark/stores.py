@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from quiver.bundle import OTLP_SCHEMA
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.encode import SlotEncoder
 from quiver.store.segment.accumulator import OpenSegment
 from quiver.store.segment.compression import Compression

@@ -10,8 +10,8 @@ import pytest
 import quiver
 from quiver.errors import AtCapacity, Damaged, DirectoryInUse
 from quiver.primitives.batch_notes import commit_name, part_directory
-from quiver.primitives.lock import hold
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.lock import hold
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.settings import Settings
 from quiver.spark.sink_options import SinkOptions

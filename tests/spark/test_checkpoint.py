@@ -5,7 +5,7 @@ A checkpoint on a local disk: synced before what it says is acknowledged, and re
 import pytest
 
 from quiver.errors import WrongUse
-from quiver.primitives.real_files import REAL_FILES, RealFileSystem
+from quiver.primitives.disk.real_files import REAL_FILES, RealFileSystem
 from quiver.spark.checkpoint import Checkpoint, is_local, repair_checkpoint
 from quiver.spark.options import parse_options
 from quiver.spark.segments import SegmentList

@@ -16,7 +16,7 @@ from quiver.pipeline import export
 from quiver.pipeline.child import read_pipeline
 from quiver.pipeline.counts import CountsRead, CountsWritten
 from quiver.pipeline.queries import plan_queries
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.qwp import QwpReceiver
 from quiver.receivers.qwp_settings import QwpSettings
 from quiver.spark import exporters

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.errors import PipelineInvalid, SettingsInvalid
 from quiver.pipeline.graph import load_pipeline
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporter_parquet import ParquetExporter, PartWriter
 from quiver.spark.exporter_settings import FileSettings
 from quiver.spark.exporters import _FileTask

@@ -14,7 +14,7 @@ from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
 from quiver.delivery.retry_set import load_retry_set
 from quiver.errors import AtCapacity, DeliveryHalted, DirectoryInUse
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.held import BundleExport, HeldExports, names_apart, told
 from quiver.spark.poison import PoisonSieve
 from quiver.testing.clock import ManualClock

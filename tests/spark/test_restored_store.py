@@ -9,7 +9,7 @@ import pytest
 
 import quiver
 from quiver.errors import DataLoss
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.options import parse_options
 from quiver.spark.segments import SegmentList
 from quiver.spark.subscription import Subscription

@@ -12,7 +12,7 @@ import quiver
 from quiver.cli.main import build_app
 from quiver.cli.store_stats import collect_stats
 from quiver.errors import AtCapacity
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import KIB, Settings
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_room import SinkRoom

@@ -18,7 +18,7 @@ from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
 from quiver.delivery.retry_set import load_retry_set
 from quiver.errors import DeliveryHalted
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.delivery import BundleDelivery, start_delivery
 from quiver.spark.export_query import start_export
 from quiver.spark.exporter_parquet import run_exporter

@@ -17,7 +17,7 @@ from quiver.observe import InMemoryObserver
 from quiver.pipeline.child import read_pipeline
 from quiver.pipeline.queries import plan_queries
 from quiver.pipeline.replay import QueryReplay
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

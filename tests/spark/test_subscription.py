@@ -9,7 +9,7 @@ import pytest
 from stores import StoreMaker
 
 from quiver.errors import Damaged, DataLoss, DirectoryInUse, WrongUse
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.offsets import Position, StreamOffset
 from quiver.spark.options import parse_options
 from quiver.spark.segments import SegmentList

@@ -8,7 +8,7 @@ import pytest
 
 from quiver.errors import DataLoss
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.offsets import Position, StreamOffset
 from quiver.spark.options import parse_options
 from quiver.spark.segments import SegmentList

@@ -7,7 +7,7 @@ import pytest
 from quiver.bundle import BundleRef
 from quiver.delivery.retry_set import RetrySet
 from quiver.errors import Damaged, DataLoss
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.offsets import Position, StreamOffset
 from quiver.spark.options import parse_options
 from quiver.spark.segments import SegmentList

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from quiver.clock import SystemClock
 from quiver.errors import DataLoss, DirectoryInUse, WrongUse
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.topic_options import TopicPlace, parse_topic_options
 from quiver.spark.topic_progress import TopicProgress
 from quiver.spark.topic_reading import LostRange, Piece, TopicView

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFile, FaultFileSystem
 

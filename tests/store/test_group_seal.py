@@ -18,7 +18,7 @@ from quiver import open as open_store
 from quiver.errors import AtCapacity, NotYetDurable, PipelineInvalid
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.settings import OtlpSettings
 from quiver.store.group_seal import INTERVAL_S

@@ -12,7 +12,7 @@ import pytest
 from quiver import AtCapacity, Bundle, Settings, Store, StoreFailed
 from quiver import open as open_store
 from quiver.bundle import BundleRef
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.store import REREAD_BYTES_MIN
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

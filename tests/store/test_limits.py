@@ -12,7 +12,7 @@ import pytest
 from quiver import AtCapacity, Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.drops import DropLedger
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import DROP_LEDGER, RESERVE

@@ -15,7 +15,7 @@ from limits_disk import SmallDisk
 from quiver import AtCapacity, Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import RESERVE
 from quiver.testing.clock import ManualClock
 from small_settings import small_settings

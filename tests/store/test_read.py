@@ -9,7 +9,7 @@ import pytest
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.errors import BundleInvalid, Damaged, WrongUse
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.opening import open_store
 from quiver.store.read import read

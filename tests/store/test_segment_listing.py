@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import segment_name
 from quiver.store.segment.listing import list_segments

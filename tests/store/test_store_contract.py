@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.bundle import OTLP_SCHEMA, Bundle
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.opening import open_store
 from quiver.store.read import read

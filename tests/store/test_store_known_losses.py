@@ -19,7 +19,7 @@ from quiver import open as open_store
 from quiver.bundle import OTAP
 from quiver.observe import InMemoryObserver
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.wal_entry import WalEntry, WalSlot, encode_entry
 from quiver.store.format.wal_file import encode_wal_header
 from quiver.testing.clock import ManualClock

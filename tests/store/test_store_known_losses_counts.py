@@ -17,7 +17,7 @@ from quiver import Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.metrics import OpenTelemetryObserver, observe_store
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileStat, FileSystem
+from quiver.primitives.disk.file_system import FileStat, FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -29,7 +29,7 @@ from quiver import open as open_store
 from quiver.bundle import OTAP, Adapter, BundleRef
 from quiver.errors import FormatUnsupported
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.progress import Progress, decode_progress, encode_progress
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX

@@ -15,7 +15,7 @@ import pytest
 from quiver import AtCapacity, Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

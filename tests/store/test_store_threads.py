@@ -26,7 +26,7 @@ from quiver import (
     read,
 )
 from quiver import open as open_store
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.subscribers.progress_store import SubscriberFile
 from quiver.store.subscribers.state import SegmentRef
 from small_settings import small_settings

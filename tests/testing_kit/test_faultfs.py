@@ -154,7 +154,7 @@ def test_a_file_without_a_crash_model_just_fails(tmp_path):
     """
     Over the real disk a failed sync is an error and no more.
     """
-    from quiver.primitives.real_files import REAL_FILES
+    from quiver.primitives.disk.real_files import REAL_FILES
 
     file = FaultFileSystem(REAL_FILES, {"sync": 1}).create(str(tmp_path / "f"))
     file.pwrite(b"x", 0)

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from quiver.primitives.platform_files import WindowsFiles
-from quiver.primitives.real_files import RealFileSystem
+from quiver.primitives.disk.platform_files import WindowsFiles
+from quiver.primitives.disk.real_files import RealFileSystem
 from quiver.testing.contracts import FileSystemContract
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

@@ -28,7 +28,7 @@ from quiver.pipeline.store_config import StoreReceiverConfig
 from quiver.pipeline.store_receiver import StoreReceiver
 from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.pipeline.topic_receiver import TopicReceiver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender
 from quiver.qwp.ring import RingSettings
 from quiver.qwp.slot import open_slot

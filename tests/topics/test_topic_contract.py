@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from topic_disks import DIRECTORY, TOPIC, open_topics, payloads
 
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.log_contract import AppendLogContract
 from quiver.topics.format.frame import take_frames

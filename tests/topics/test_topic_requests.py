@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
 from quiver.errors import DirectoryInUse, QuiverError, RetryLater, StoreClosed, WrongUse
-from quiver.primitives.lock import hold
+from quiver.primitives.disk.lock import hold
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.format.names import LOCK_NAME

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.topics.store import TopicStore, topics_below
 
 

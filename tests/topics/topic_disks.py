@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from quiver.clock import Clock
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.topics.settings import TopicSettings, WalSettings
 from quiver.topics.store import TopicStore

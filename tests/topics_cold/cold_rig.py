@@ -13,7 +13,7 @@ from typing import Any
 from quiver.metadata.memory import MemoryMetadata
 from quiver.objects.memory import MemoryObjects
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultmetadata import FaultMetadata

@@ -23,7 +23,7 @@ from quiver.errors import (
 )
 from quiver.objects import ObjectLocation, open_objects
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.catalogue import ObjectCatalogue

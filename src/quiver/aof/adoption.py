@@ -41,7 +41,6 @@ from quiver.aof.format.sink_batch import (
 from quiver.aof.tail import Tail
 from quiver.errors import Damaged, QuiverError, RecordInvalid, StoreClosed
 from quiver.observe import Observer
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.batch_notes import (
     NOTE_BYTES_MAX,
     ONCE_PREFIX,
@@ -50,9 +49,10 @@ from quiver.primitives.batch_notes import (
     done_name,
     parse_note_name,
 )
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import File, FileSystem
+from quiver.primitives.disk.staging import names_in, remove_taken
 from quiver.primitives.scan import Answer, Frame
-from quiver.primitives.staging import names_in, remove_taken
 
 __all__ = ["SinkAdoption", "load_commit"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quiver.aof.format.segment_file import FOOTER_BYTES, SegmentFooter, SegmentHeader
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["Catalog", "SealedSegment"]
 

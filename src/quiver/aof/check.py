@@ -35,9 +35,9 @@ from quiver.aof.tiers.state import ALL_SEGMENTS, TierState
 from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable
 from quiver.objects import ObjectTier
 from quiver.primitives.batch_notes import parse_note_name
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.staging import names_in
 from quiver.primitives.findings import Finding
-from quiver.primitives.staging import names_in
 
 __all__ = ["CheckedLog", "CheckedSegment", "check_log_directory"]
 

@@ -47,9 +47,9 @@ from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.state import TierState
 from quiver.errors import Damaged, WrongUse
 from quiver.objects import ObjectLocation, open_objects
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
-from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 
 __all__ = ["LogFiles", "SegmentFile", "is_log_directory", "logs_below"]

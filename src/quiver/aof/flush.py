@@ -25,7 +25,7 @@ from quiver.clock import Clock
 from quiver.errors import Damaged, NotYetDurable, StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["FlushMetrics", "Flusher"]
 

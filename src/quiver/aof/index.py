@@ -25,8 +25,8 @@ from quiver.aof.format.sparse_index import (
     mark_records,
 )
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 
 __all__ = ["SparseIndexes", "before_number", "before_time", "load_index"]

@@ -46,7 +46,7 @@ from quiver.clock import Clock
 from quiver.errors import StoreClosed, StoreFailed, WrongUse
 from quiver.objects import ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["Aof"]
 

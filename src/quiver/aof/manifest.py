@@ -30,10 +30,10 @@ from quiver.aof.format.names import chunk_name, parse_chunk_name, stream_folder
 from quiver.aof.tiers.state import TierState
 from quiver.clock import Clock
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.checksum import crc64_nvme
-from quiver.primitives.disk_full import is_full_disk, require_room
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.disk.disk_full import is_full_disk, require_room
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Frame
 
 __all__ = ["CHUNK_BYTES", "ManifestLog", "Replayed", "replay_manifest"]

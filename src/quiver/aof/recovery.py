@@ -60,11 +60,11 @@ from quiver.aof.recovered import Recovered
 from quiver.aof.segment import Segment
 from quiver.clock import Clock
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
-from quiver.primitives.copying import copy_file
-from quiver.primitives.disk_full import is_full_disk
-from quiver.primitives.files import File, FileSystem
-from quiver.primitives.prealloc import reserve_blocks
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.disk.copying import copy_file
+from quiver.primitives.disk.disk_full import is_full_disk
+from quiver.primitives.disk.file_system import File, FileSystem
+from quiver.primitives.disk.prealloc import reserve_blocks
 from quiver.primitives.scan import Frame, is_zero
 
 __all__ = ["recover"]

@@ -54,9 +54,9 @@ from quiver.clock import Clock
 from quiver.errors import Damaged, WrongUse
 from quiver.objects import ObjectLocation, ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem, directory_name
-from quiver.primitives.lock import hold
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem, directory_name
+from quiver.primitives.disk.lock import hold
 
 __all__ = ["RestoredLog", "restore_log", "streams_of", "take_over_objects"]
 

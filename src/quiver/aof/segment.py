@@ -26,8 +26,8 @@ from quiver.aof.format.segment_file import (
 )
 from quiver.errors import Damaged
 from quiver.primitives.checksum import crc64_nvme, fold64to32
-from quiver.primitives.files import Buffer, File, FileSystem
-from quiver.primitives.prealloc import reserve_blocks
+from quiver.primitives.disk.file_system import Buffer, File, FileSystem
+from quiver.primitives.disk.prealloc import reserve_blocks
 
 __all__ = ["AHEAD_BYTES", "Segment", "allocate"]
 

@@ -19,9 +19,9 @@ from quiver.aof.format.status import STATUS_BYTES_MAX, WriterState, WriterStatus
 from quiver.aof.snapshots import LogSnapshot
 from quiver.clock import Clock
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, replace_advisory_file
-from quiver.primitives.files import FileSystem
-from quiver.primitives.lock import holder_of, is_held
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, replace_advisory_file
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import holder_of, is_held
 from quiver.primitives.scan import Damage, Frame
 
 __all__ = ["STATUS_AFTER_S", "StatusFile", "StatusRead", "read_status"]

@@ -24,7 +24,7 @@ from quiver.aof.segment_queue import NEVER, OVERHEAD_BYTES, SegmentQueue
 from quiver.clock import Clock
 from quiver.errors import QuiverError, RecordInvalid, WouldBlock
 from quiver.primitives.checksum import crc64_nvme, crc64_nvme_function
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["Tail"]
 

@@ -42,9 +42,9 @@ from quiver.aof.tiers.copies import Copies
 from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.disk_full import SMALL_FILES_BYTES, is_full_disk, passes, require_room, what_is_short
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.disk_full import SMALL_FILES_BYTES, is_full_disk, passes, require_room, what_is_short
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["NOTE_AFTER_S", "Upkeep"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from quiver.aof.log import Aof
 from quiver.errors import WrongUse
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["replay_upstream"]
 

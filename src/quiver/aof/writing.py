@@ -13,7 +13,7 @@ from quiver.aof.reservation import Reservation
 from quiver.aof.tail import Tail
 from quiver.aof.waiting import Waiting
 from quiver.errors import RolloverFailed, WouldBlock
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["LogWriting"]
 

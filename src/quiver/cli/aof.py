@@ -58,7 +58,7 @@ def dump(
     """
     from quiver.aof.status import read_status  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if (logs is None) == (root is None):
         raise WrongUse("say once which logs: quiver aof dump aof/, or quiver aof dump --root aof/")

@@ -239,7 +239,7 @@ def _manifest_row(name: str, directory: str) -> dict[str, Any]:
     from quiver.aof.format.names import WARM  # noqa: PLC0415
     from quiver.aof.manifest import replay_manifest  # noqa: PLC0415
     from quiver.aof.tiers.copies import Copies  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     stream_id = LogFiles(directory).stream_id()
     replayed = replay_manifest(REAL_FILES, directory, stream_id or 0)

@@ -29,7 +29,7 @@ def logs_of(root: Path, log: str | None) -> dict[str, str]:
         WrongUse: there is none, or none of that name.
     """
     from quiver.aof.files import logs_below  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     found = logs_below(REAL_FILES, str(root))
     if log is None:
@@ -65,7 +65,7 @@ def checked_logs(
     from quiver.aof.check import check_log_directory  # noqa: PLC0415
     from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.objects import open_objects  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     logs = logs_of(root, log)
     tier = None if objects is None else open_objects(objects, writable=False)

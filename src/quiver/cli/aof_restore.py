@@ -81,7 +81,7 @@ def _restored(
     from quiver.aof.restore import restore_log, streams_of, take_over_objects  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if name is not None and not is_stream_name(name):
         raise WrongUse(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")

@@ -46,7 +46,7 @@ def bench(
     from quiver.cli.measure import MODES, Mode, measure  # noqa: PLC0415 - keeps `--help` quick
     from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if not directory.is_dir():
         raise WrongUse(f"{directory}: there is no such directory")

@@ -43,7 +43,7 @@ def restore_cold(
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cold_restore import restore_from_tier, stores_in_tier  # noqa: PLC0415
 
     location = object_location(url, option) or ObjectLocation.from_url(url)

@@ -121,7 +121,7 @@ def _ref_of(text: str) -> BundleRef:
 def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
     from quiver.delivery.dead_letters import exporters_with_letters, letters_root, read_letters  # noqa: PLC0415
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import QUARANTINE_DIR, check_subscriber_id  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
 
@@ -248,7 +248,7 @@ def _grouped(found: _Found) -> dict[tuple[str, str], list[DeadLetter]]:
 
 def _drop(found: _Found, *, as_json: bool) -> None:
     from quiver.delivery.dead_letters import open_letters  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     dropped = 0
     for (root, name), letters in _grouped(found).items():
@@ -321,7 +321,7 @@ def _replay_of(root: str, name: str, letters: list[DeadLetter], deliver: _Delive
     from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.delivery.dead_letters import open_letters, replay_letters  # noqa: PLC0415
     from quiver.delivery.policy import Delivered  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     with open_letters(REAL_FILES, root, name) as box, Progress("replaying") as progress:
         for one in () if box is None else replay_letters(box, letters, partial(deliver, root)):

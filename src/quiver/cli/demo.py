@@ -95,8 +95,8 @@ def _prepare(directory: Path) -> Path:
 
 def _require_idle(run_dir: Path) -> None:
     from quiver.pipeline.run import RUN_LOCK  # noqa: PLC0415
-    from quiver.primitives.lock import hold  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.lock import hold  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if (run_dir / RUN_LOCK).exists():
         # Raises when the earlier demo still runs: its files are not ours to remove.

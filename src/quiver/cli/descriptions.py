@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from quiver.primitives.files import File
+from quiver.primitives.disk.file_system import File
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import Description, Problem
-from quiver.primitives.real_files import REAL_FILES
 
 __all__ = ["describe_file"]
 

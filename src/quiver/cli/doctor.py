@@ -30,7 +30,7 @@ def doctor(
     """
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.doctor import diagnose  # noqa: PLC0415
 
     with Progress("measuring") as progress:

@@ -52,7 +52,7 @@ def export(
     """
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.export import export as write  # noqa: PLC0415
     from quiver.store.export import format_of  # noqa: PLC0415
     from quiver.store.read import read  # noqa: PLC0415

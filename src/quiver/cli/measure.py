@@ -23,7 +23,7 @@ from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import InMemoryObserver
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.worker import Worker, WorkerDied
 from quiver.settings import Settings
 from quiver.store.opening import open_store

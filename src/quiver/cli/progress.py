@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.primitives.files import File, FileSystem, Mapping
+from quiver.primitives.disk.file_system import File, FileSystem, Mapping
 
 __all__ = ["QUIET_S", "Progress"]
 

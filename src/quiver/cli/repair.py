@@ -30,7 +30,7 @@ def repair(
     """
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import nested_stores, refuse_snapshot  # noqa: PLC0415
     from quiver.store.closed import require_closed  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415

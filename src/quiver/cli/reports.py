@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from quiver.cli.output import human_age
 from quiver.delivery.exporter_stats import load_report
 from quiver.errors import Damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.exporter_report import ExporterReport
 
 __all__ = ["LastError", "Reported", "reported", "since_success"]

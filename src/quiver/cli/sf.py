@@ -106,7 +106,7 @@ def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:
     """
     Show a slot: its segments, and which tables wait in it. Exits with 1 when it cannot be read.
     """
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.inspection import frames_of_slot, rows_by_table  # noqa: PLC0415
 
     (name,) = names_of_slots(root, [slot])
@@ -154,7 +154,7 @@ def drain(
 def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> list[DrainerEvent]:
     from random import Random  # noqa: PLC0415 - keeps `--help` quick
 
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.qwp.drainers import Drainers  # noqa: PLC0415
     from quiver.qwp.environment import conf_from_env  # noqa: PLC0415
     from quiver.qwp.failover import HostTracker  # noqa: PLC0415
@@ -181,8 +181,8 @@ def clear_failed(root: Root, slots: Slots = None, as_json: JsonFlag = False) -> 
     """
     Take the mark from slots that nobody adopts any more. Their senders and drainers try again.
     """
-    from quiver.primitives.atomic import remove_durably  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.atomic import remove_durably  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.qwp.format.names import FAILED_NAME  # noqa: PLC0415
 
     cleared = [
@@ -207,7 +207,7 @@ def tail(
     """
     from collections import deque  # noqa: PLC0415 - keeps `--help` quick
 
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.qwp.inspection import frames_of_slot, rows_of  # noqa: PLC0415
 
     (name,) = names_of_slots(root, [slot])

@@ -87,7 +87,7 @@ _Found = list[tuple["StoredLetter", tuple["Table", ...]]]
 
 
 def _find(directory: str, wanted: list[str], table: str | None) -> tuple[_Found, list[object]]:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.scan import Frame  # noqa: PLC0415
     from quiver.qwp.dead_letters import StoredLetter, dead_letters_of  # noqa: PLC0415
     from quiver.qwp.wire.decoder import decode_message  # noqa: PLC0415
@@ -151,7 +151,7 @@ def _list(directory: str, found: _Found, *, as_json: bool) -> None:
 
 
 def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> None:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.dead_letters import remove_dead_letters  # noqa: PLC0415
 
     removed = remove_dead_letters(REAL_FILES, directory, None if is_all else {one.id for one, _ in found})
@@ -201,7 +201,7 @@ class _Group:
 def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, as_json: bool) -> None:
     import pyarrow as pa  # noqa: PLC0415 - keeps `--help` quick
 
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.export import export  # noqa: PLC0415
     from quiver.store.segment.conform import conform  # noqa: PLC0415
 

@@ -50,7 +50,7 @@ def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
     Raises:
         WrongUse: one is not there.
     """
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.inspection import slots_below  # noqa: PLC0415
 
     found = slots_below(REAL_FILES, str(root))
@@ -64,7 +64,7 @@ def look(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotRepo
     """
     Return what is in the slot *name*. *known* is kept from one look to the next.
     """
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.inspection import look_at_slot  # noqa: PLC0415
 
     return look_at_slot(REAL_FILES, str(root), name, known)

@@ -49,7 +49,7 @@ def snapshot(
     """
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
     from quiver.store.snapshot import check_snapshot  # noqa: PLC0415
     from quiver.store.snapshot import snapshot as take  # noqa: PLC0415
@@ -79,7 +79,7 @@ def _others(directory: Path) -> tuple[dict[str, str], str | None]:
     are not known.
     """
     from quiver.pipeline.beside import beside, stores_beside  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     try:
         found = stores_beside(REAL_FILES, directory)
@@ -137,7 +137,7 @@ def restore(
     import uuid  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.cli.progress import Progress  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.snapshot import restore as make  # noqa: PLC0415
 
     identity = str(uuid.uuid4())  # noqa: TID251 - made once, for the new store

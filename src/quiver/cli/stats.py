@@ -63,7 +63,7 @@ def watch(directory: Path, clock: Clock, *, every_s: float, looks: int | None, a
 def _look(directory: Path, clock: Clock, *, as_json: bool, in_a_line: bool) -> bool:
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.cli.store_stats import collect_stats  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     with Progress("reading", clock=clock) as progress:
         found = collect_stats(REAL_FILES, str(directory), now_ns=clock.now_ns(), on_progress=progress)

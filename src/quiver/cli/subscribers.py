@@ -41,7 +41,7 @@ def subscribers(
     that is skipped for good, and recorded in quiver.drops.ID.
     """
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import refuse_snapshot  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
 
@@ -74,7 +74,7 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     from quiver.cli.paths import place_of  # noqa: PLC0415
     from quiver.cli.reports import reported, since_success  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.roster import standings  # noqa: PLC0415
 
     now_ns = SYSTEM_CLOCK.now_ns()
@@ -143,7 +143,7 @@ def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
 
     from quiver.cli.waiting import waiting_of  # noqa: PLC0415
     from quiver.delivery.dead_letters import count_letters  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     waiting = waiting_of(REAL_FILES, (root,), subscriber, now_ns=now_ns)
     return asdict(waiting) | {"dead_letters": count_letters(REAL_FILES, root, subscriber)}
@@ -162,7 +162,7 @@ def _retry_row(one: Standing, retries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.roster import drop  # noqa: PLC0415
 
     done: list[dict[str, Any]] = []
@@ -177,7 +177,7 @@ def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
 def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, Any]]:
     from quiver.cli.instants import parse_start  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import skip_ledger_name  # noqa: PLC0415
     from quiver.store.roster import rewind  # noqa: PLC0415
 
@@ -216,7 +216,7 @@ def _forget_retries(root: str, subscriber: str, rewound: Rewound) -> None:
     """
     from quiver.bundle import BundleRef  # noqa: PLC0415
     from quiver.delivery.retry_set import RetrySet  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import retry_set_name  # noqa: PLC0415
 
     if not REAL_FILES.exists(f"{root}/{retry_set_name(subscriber)}"):
@@ -234,7 +234,7 @@ def _those_with(roots: Sequence[str], others: Sequence[str], subscriber: str) ->
     a processor has the same name in both, and where it was is what wants to be dropped. One root is asked to say itself
     that it knows none.
     """
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import check_subscriber_id  # noqa: PLC0415
     from quiver.store.subscribers.progress_store import find_subscribers, lock_subscriber  # noqa: PLC0415
 

@@ -20,7 +20,7 @@ from quiver.cli.waiting import Waiting, waiting_of
 from quiver.delivery.dead_letters import count_letters
 from quiver.errors import RetryLater, WrongUse
 from quiver.pipeline.beside import stores_beside
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["Flow", "Look", "Node", "Sample", "Showing", "fetch_samples", "parse_samples", "showing", "take_look"]
 

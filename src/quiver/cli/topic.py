@@ -31,7 +31,7 @@ from quiver.cli.topic_opening import FileName, MetadataUrl, Root, Topic, Wait, o
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
-    from quiver.primitives.files import FileSystem
+    from quiver.primitives.disk.file_system import FileSystem
     from quiver.topics.catalogue import ObjectCatalogue
     from quiver.topics.check import CheckedTopic
     from quiver.topics.format.message import Message
@@ -324,7 +324,7 @@ def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
 
 
 def _topics(root: Path) -> list[str]:
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.format.names import ACTIVE_FILE  # noqa: PLC0415
     from quiver.topics.store import topics_below  # noqa: PLC0415
 
@@ -337,7 +337,7 @@ def _check(root: Path, topic: str) -> CheckedTopic:
 
 def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bool = False) -> dict[str, CheckedTopic]:
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 

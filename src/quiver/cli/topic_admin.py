@@ -226,7 +226,7 @@ def _administer(access: _Access, command: str, **arguments: Any) -> Mapping[str,
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.errors import WrongUse  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.format.request import Request  # noqa: PLC0415
     from quiver.topics.requests import ask, perform  # noqa: PLC0415
 

@@ -142,8 +142,8 @@ def check_objects(
         ObjectsUnavailable, MetadataUnavailable, AccessRefused: they cannot be read.
     """
     from quiver.objects import open_objects  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.primitives.findings import Finding  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.object_opening import tier_signs  # noqa: PLC0415
 
     if catalogue is None:

@@ -48,7 +48,7 @@ def verify(
     """
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.objects import open_objects  # noqa: PLC0415
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import check_store  # noqa: PLC0415
 
     roots, others = _to_read(source, assignments, run_dir)
@@ -78,7 +78,7 @@ def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) 
     Return the directories of the stores to read, and what there is to say of anything else.
     """
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
     from quiver.store.instances import instance_roots  # noqa: PLC0415
     from quiver.store.snapshot import snapshot_roots  # noqa: PLC0415
@@ -104,7 +104,7 @@ def _against_list(directory: Path) -> list[str]:
     Return what is not as the list of a snapshot says; nothing where *directory* is none.
     """
     from quiver.errors import Damaged  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.primitives.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
     from quiver.store.snapshot import check_snapshot  # noqa: PLC0415
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from quiver.cli.output import human_age
 from quiver.delivery.retry_set import load_retry_set
 from quiver.errors import Damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.retry_set import RetryEntry
 
 __all__ = ["Waiting", "waiting_of", "when"]

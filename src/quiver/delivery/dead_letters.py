@@ -29,8 +29,8 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Delivered, Outcome
 from quiver.errors import AtCapacity, BundleInvalid, BundleUnavailable, Damaged, DirectoryInUse
 from quiver.observe import Observer, Value
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.capacity import AloneCapacity, OwnCap
 from quiver.store.disk_budget import DiskShare

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.atomic import replace_advisory_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_advisory_file
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
-from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.scan import Frame, NeedMore
 from quiver.store.format.exporter_report import (
     FAILURE_TYPES,

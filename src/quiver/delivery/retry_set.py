@@ -24,10 +24,10 @@ from typing import Self
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
 from quiver.errors import AtCapacity, Damaged
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.copying import keep_damaged
-from quiver.primitives.files import FileSystem, Lock
-from quiver.primitives.lock import hold
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.copying import keep_damaged
+from quiver.primitives.disk.file_system import FileSystem, Lock
+from quiver.primitives.disk.lock import hold
 from quiver.primitives.scan import Frame, NeedMore
 from quiver.store.format.names import QUARANTINE_DIR, retry_lock_name, retry_set_name
 from quiver.store.format.retry_set import (

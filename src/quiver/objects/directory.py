@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import ObjectExists, ObjectMissing, WrongUse
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
-from quiver.primitives.atomic import remove_durably
-from quiver.primitives.files import Buffer, File, FileSystem
+from quiver.primitives.disk.atomic import remove_durably
+from quiver.primitives.disk.file_system import Buffer, File, FileSystem
 
 __all__ = ["DirectoryObjects"]
 

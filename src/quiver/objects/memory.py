@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import ObjectExists, ObjectMissing, WrongUse
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["MemoryObjects"]
 

@@ -16,8 +16,8 @@ from quiver.objects.port import ObjectTier
 from quiver.objects.remote import connect
 from quiver.objects.retrying import RetryingObjects
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["PROBE_FOLDER", "open_objects", "prove"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["KEY_CHARS_MAX", "ObjectInfo", "ObjectTier", "Parts", "check_key", "check_prefix", "check_range"]
 

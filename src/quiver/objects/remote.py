@@ -25,7 +25,7 @@ from quiver.errors import (
 )
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.masking import masked
 
 __all__ = ["RemoteObjects", "connect"]

@@ -17,7 +17,7 @@ from quiver.errors import ObjectExists, ObjectsUnavailable
 from quiver.objects.port import ObjectInfo, ObjectTier, Parts
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["RetryingObjects"]
 

@@ -12,8 +12,8 @@ import threading
 
 from quiver.errors import WrongUse
 from quiver.observe import InMemoryObserver, Value
-from quiver.primitives.files import directory_name
-from quiver.primitives.platform_files import call_at_fork
+from quiver.primitives.disk.file_system import directory_name
+from quiver.primitives.disk.platform_files import call_at_fork
 from quiver.settings import GIB, MIB, Settings
 from quiver.store.opening import open_store
 from quiver.store.store import Store

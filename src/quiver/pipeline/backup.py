@@ -14,7 +14,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import WrongUse
 from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.queries import plan_queries
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import Finding
 from quiver.spark.checkpoints import check_checkpoint, copy_checkpoint, restore_checkpoint
 from quiver.store.format.snapshot_list import is_listable

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.instances import instance_roots
 
 __all__ = ["beside", "stores_beside"]

@@ -20,9 +20,9 @@ from quiver.pipeline.extras import missing_extra
 from quiver.pipeline.graph import Pipeline, load_pipeline
 from quiver.pipeline.lifeline import EXIT_WRONG_USE, Lifeline
 from quiver.pipeline.parse import DOCUMENT_BYTES_MAX
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.descriptors import raise_descriptor_limit
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.descriptors import raise_descriptor_limit
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = [
     "DRAIN_S",

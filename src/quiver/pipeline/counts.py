@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["SPARK_COUNTS", "CountsRead", "CountsWritten"]
 

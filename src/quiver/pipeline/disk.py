@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from quiver.clock import SYSTEM_CLOCK
 from quiver.pipeline.config_values import Config, Size
 from quiver.pipeline.words import size_words
-from quiver.primitives.files import directory_name
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import directory_name
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.disk_budget import DiskBudget, DiskShare, working_bytes
 
 if TYPE_CHECKING:

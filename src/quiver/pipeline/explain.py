@@ -14,7 +14,7 @@ from quiver.pipeline.port_limits import too_many_connections
 from quiver.pipeline.processor_config import UserProcessorConfig
 from quiver.pipeline.receiver_config import ReceiverConfig
 from quiver.pipeline.words import duration_words, size_words
-from quiver.primitives.descriptors import descriptor_limit
+from quiver.primitives.disk.descriptors import descriptor_limit
 from quiver.receivers.security import is_loopback
 from quiver.receivers.settings import split_address
 from quiver.settings import Settings

@@ -27,7 +27,7 @@ from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_
 from quiver.pipeline.counts import CountsWritten
 from quiver.pipeline.queries import QueryPlan, RunningQuery, plan_queries, spark_settings, start_query
 from quiver.pipeline.replay import QueryReplay
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

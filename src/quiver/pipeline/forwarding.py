@@ -28,7 +28,7 @@ from quiver.observe import Observer
 from quiver.pipeline.child import DRAIN_S
 from quiver.pipeline.graph import Pipeline
 from quiver.pipeline.plugins import OtapExporterConfig, OtlpExporterConfig
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 from quiver.primitives.worker import Worker
 from quiver.store.disk_budget import DiskShare

@@ -31,7 +31,7 @@ from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.port_limits import KEPT_FOR_LOGS, connection_share, too_many_connections
 from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
-from quiver.primitives.descriptors import RESERVE, descriptor_limit
+from quiver.primitives.disk.descriptors import RESERVE, descriptor_limit
 from quiver.receivers.settings import split_address
 from quiver.store.disk_budget import DiskBudget, DiskShare
 from quiver.store.shard_opening import open_path

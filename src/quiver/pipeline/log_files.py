@@ -10,7 +10,7 @@ holds is copied aside, and the file is emptied::
 
 from __future__ import annotations
 
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.settings import MIB
 
 __all__ = ["LOGS_KEPT", "LOG_BYTES_MAX", "keep_short"]

@@ -15,7 +15,7 @@ from quiver.pipeline.disk import budget_of, buffer_share, letters_share
 from quiver.pipeline.exporter_config import ParquetExporterConfig, QueryExporterConfig
 from quiver.pipeline.graph import Buffer, Pipeline, Route, memory_directory
 from quiver.pipeline.processor_config import UserProcessorConfig
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import MIB
 from quiver.spark.exporter_settings import directory_mode
 from quiver.store.format.cores import core_directory

@@ -29,7 +29,7 @@ from quiver.delivery.policy import Delivered, Outcome, Permanent, Transient
 from quiver.errors import QuiverError, WrongUse
 from quiver.pipeline.graph import Pipeline
 from quiver.pipeline.queries import QueryPlan, export_of, plan_queries, spark_settings
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker
 from quiver.store.opening import open_store
 from quiver.store.roster import find_segments

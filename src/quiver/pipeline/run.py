@@ -41,10 +41,10 @@ from quiver.pipeline.reload import changed_queries, needs_restart, told
 from quiver.pipeline.scratch import scratch_of
 from quiver.pipeline.sd_notify import notify
 from quiver.pipeline.supervise import ChildSpec, Supervisor
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.backoff import Backoff
-from quiver.primitives.lock import hold
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.lock import hold
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.instances import instance_roots
 from quiver.store.log_tail import sealed_and_logged
 from quiver.store.roster import standings

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["NOTE_NAME", "scratch_of"]
 

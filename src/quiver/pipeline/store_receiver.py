@@ -20,8 +20,8 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, Damaged, QuiverError
 from quiver.observe import Observer
 from quiver.pipeline.store_config import StoreReceiverSettings
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker
 from quiver.spark.cores import CoresSubscription
 from quiver.spark.options import SourceOptions, parse_options

@@ -26,7 +26,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.pipeline.lifeline import EXIT_WRONG_USE
 from quiver.pipeline.log_files import LOG_BYTES_MAX, keep_short
 from quiver.primitives.backoff import Backoff
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["Child", "ChildSpec", "Supervisor"]
 

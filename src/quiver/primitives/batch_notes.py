@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [

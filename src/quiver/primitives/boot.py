@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["boot_name"]
 

@@ -8,7 +8,7 @@ import os.path
 import ssl
 
 from quiver.errors import SettingsInvalid
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["pem_bytes", "show_certificate", "trust_only"]
 

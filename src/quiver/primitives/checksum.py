@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["crc32", "crc32_combine", "crc32c", "crc64_nvme", "crc64_nvme_function", "fold64to32"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quiver.primitives.files import NotRegularFile
+from quiver.primitives.disk.file_system import NotRegularFile
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [

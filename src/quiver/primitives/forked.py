@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quiver.errors import OpenedBeforeFork
-from quiver.primitives.platform_files import call_at_fork
+from quiver.primitives.disk.platform_files import call_at_fork
 
 __all__ = ["refuse_in_children"]
 

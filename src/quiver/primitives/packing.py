@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any
 
 from quiver.errors import QuiverError
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["Cursor", "Shortage", "align_up", "padding"]
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import RetryLater
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Frame
 from quiver.qwp.format.dead_letters import (
     DEAD_LETTER_HEAD_BYTES,

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse, SettingsInvalid, StoreFailed
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.qwp.failover import HostTracker
 from quiver.qwp.session import SenderError

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Frame
 from quiver.qwp.wire.pieces import Piece, as_group, split_message
 

@@ -25,9 +25,9 @@ from blake3 import blake3
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse, SenderHalted, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.drainers import Drainers
 from quiver.qwp.failover import HostTracker
 from quiver.qwp.session import SenderError

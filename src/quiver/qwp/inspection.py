@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from quiver.errors import Damaged
-from quiver.primitives.files import FileStat, FileSystem
+from quiver.primitives.disk.file_system import FileStat, FileSystem
+from quiver.primitives.disk.lock import is_held
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
-from quiver.primitives.lock import is_held
 from quiver.primitives.scan import Frame
 from quiver.qwp.dead_letters import count_dead_letters
 from quiver.qwp.format.names import FAILED_NAME, LOCK_NAME, SYMBOLS_NAME, is_segment_name, is_sender_id

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 from quiver.errors import Damaged, FormatUnsupported
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.copying import keep_damaged
-from quiver.primitives.files import FileSystem
-from quiver.primitives.prealloc import zero_fill
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.copying import keep_damaged
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.prealloc import zero_fill
 from quiver.primitives.scan import Damage, Frame, NeedMore, is_zero
 from quiver.qwp.format.names import (
     MANIFEST_NAME,

@@ -17,8 +17,8 @@ from random import Random
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.dead_letters import DeadLetterFiles, StoredLetter, remove_dead_letters
 from quiver.qwp.failover import HostTracker
 from quiver.qwp.format.dead_letters import DeadLetter

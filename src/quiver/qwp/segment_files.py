@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from quiver.primitives.files import Buffer, File, FileSystem
-from quiver.primitives.prealloc import reserve_blocks, zero_fill
+from quiver.primitives.disk.file_system import Buffer, File, FileSystem
+from quiver.primitives.disk.prealloc import reserve_blocks, zero_fill
 from quiver.qwp.format.names import segment_name, shorter_name
 from quiver.qwp.format.segment import FRAME_HEAD, SEGMENT_HEADER, SegmentHeader, encode_segment_header
 

@@ -26,9 +26,9 @@ from typing import Any, Self
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, PartlyKept, SenderHalted, StoreClosed, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import Buffer, FileSystem
+from quiver.primitives.disk.file_system import Buffer, FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.forked import refuse_in_children
-from quiver.primitives.real_files import REAL_FILES
 from quiver.qwp.drainers import DrainerListener, Drainers
 from quiver.qwp.environment import conf_from_env
 from quiver.qwp.failover import HostTracker

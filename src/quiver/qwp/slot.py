@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SettingsInvalid
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.files import File, FileSystem, Lock
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.file_system import File, FileSystem, Lock
 from quiver.qwp.dead_letters import DEAD_LETTERS_BYTES_MAX, DeadLetterFiles
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.format.names import (

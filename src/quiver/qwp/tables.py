@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.rows import check_name
 from quiver.qwp.wire.arrow_columns import columns_of_batch
 from quiver.qwp.wire.message import (

@@ -27,7 +27,7 @@ from websockets.uri import parse_uri
 from quiver.clock import Clock
 from quiver.errors import QuiverError, SettingsInvalid
 from quiver.primitives.certificates import pem_bytes
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.conf import Address
 from quiver.qwp.session import WRITE_PATH, Accepted, Refused, judge_answer
 from quiver.qwp.trust_store import trusted_certificates

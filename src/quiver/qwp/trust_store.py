@@ -10,8 +10,8 @@ import importlib
 from typing import Any
 
 from quiver.errors import SettingsInvalid
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
 from quiver.qwp.java_keystore import JAVA_KEYSTORE_MAGIC, decode_java_keystore
 

@@ -22,7 +22,7 @@ from typing import Any
 from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Frame
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.qwp.conf import Address

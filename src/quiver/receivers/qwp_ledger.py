@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quiver.observe import Observer
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["LEDGER_NAME", "Found", "ReplayLedger", "Stored"]
 

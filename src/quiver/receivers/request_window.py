@@ -32,9 +32,9 @@ from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
 from quiver.errors import AtCapacity, Damaged, DirectoryInUse, FormatUnsupported
 from quiver.observe import Observer
 from quiver.primitives.boot import boot_name
-from quiver.primitives.files import Lock
-from quiver.primitives.lock import hold, holder_of, is_held
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import Lock
+from quiver.primitives.disk.lock import hold, holder_of, is_held
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.dedupe import digests_of_batches, digests_of_entry
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.recent import recent_data, sync_log

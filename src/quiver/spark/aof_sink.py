@@ -21,12 +21,12 @@ from quiver.aof.format.sink_batch import PART_NAME, BatchCommit, StagedPart, enc
 from quiver.aof.manager import AofManager
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse, WrongUse
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.batch_notes import commit_name, part_directory
-from quiver.primitives.files import FileSystem
-from quiver.primitives.lock import hold
-from quiver.primitives.real_files import REAL_FILES
-from quiver.primitives.staging import last_batch, remove_staged
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import hold
+from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.primitives.disk.staging import last_batch, remove_staged
 from quiver.spark.aof_sink_options import AofSinkOptions
 from quiver.spark.sink_stage import task_place
 

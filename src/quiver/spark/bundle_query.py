@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.checkpoint import is_local, repair_checkpoint
 from quiver.spark.formats import register
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 
-from quiver.primitives.atomic import remove_durably
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["Checkpoint", "is_local", "local_checkpoint", "repair_checkpoint"]
 

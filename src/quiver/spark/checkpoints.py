@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quiver.errors import Damaged, DataLoss, WrongUse
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import Finding
 from quiver.spark.offsets import CoresOffset, StreamOffset
 from quiver.spark.segments import SegmentList, store_identity, store_roots

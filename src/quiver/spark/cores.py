@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quiver.errors import DataLoss
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.spark.offsets import STORE_UNKNOWN, CoresOffset, StreamOffset
 from quiver.spark.options import SourceOptions
 from quiver.spark.partitions import Span, pack

@@ -27,7 +27,7 @@ from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import DeliveryHalted, ObjectsUnavailable, StoreFailed
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.spark.bundle_query import start_bundle_query
 from quiver.spark.held import LettersOf, unresolved_bundles

@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.exporter_settings import SparkExporterSettings
 from quiver.spark.exporters import BatchOf, ParquetTables, TableExporter, exporter_of

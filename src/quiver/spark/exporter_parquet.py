@@ -29,7 +29,7 @@ from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, batch_bytes, schema_
 from quiver.errors import Damaged, WrongUse
 from quiver.otap import VIEWS, decode_groups, view_schema
 from quiver.otap.stored import split_stored
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema

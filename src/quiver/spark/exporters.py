@@ -30,7 +30,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exported import Exported, Observed, exported_parts
 from quiver.spark.exporter_settings import (
     ConsoleSettings,

@@ -32,7 +32,7 @@ from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHal
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap import VIEWS, decode_groups
 from quiver.otap.stored import stored_requests
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.spark.exported import failure_type
 from quiver.spark.parquet_commit import apart_id

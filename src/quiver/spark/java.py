@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 
 from quiver.errors import QuiverError
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["JAVA_MAJOR_MIN", "find_java_home"]
 

@@ -4,7 +4,7 @@ A file that a task writes for others to read: who may read it, and when its byte
 
 from __future__ import annotations
 
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["begin_file", "synced_bytes"]
 

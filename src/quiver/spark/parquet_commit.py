@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quiver.errors import Damaged
-from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 
 __all__ = [

@@ -27,7 +27,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
 from quiver.errors import DeliveryHalted, RetryLater, StoreFailed
 from quiver.observe import Observer
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.held import BundleExport, HeldExports, LettersOf, blames_nobody, names_apart, told, undecodable
 from quiver.spark.isolate import isolate

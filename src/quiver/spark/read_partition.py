@@ -19,7 +19,7 @@ from quiver.bundle import BundleRef
 from quiver.errors import Damaged, DataLoss
 from quiver.otap import decode_groups, slots_of_view, view_schema
 from quiver.otap.stored import StoredTables, stored_requests
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.spark.options import METADATA_COLUMNS, Mode
 from quiver.spark.partitions import Span

@@ -16,7 +16,7 @@ import pyarrow as pa
 from quiver.bundle import schema_fingerprint
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, DataLoss, WrongUse
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.partitions import SegmentSummary
 from quiver.store.cold_files import COLD_INODE

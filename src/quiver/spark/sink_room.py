@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.room_notes import ask_for_room, find_room
 
 __all__ = ["RETRY_S", "SinkRoom", "wait_until"]

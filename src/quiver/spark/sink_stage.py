@@ -20,12 +20,12 @@ from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, DirectoryInUse, WrongUse
 from quiver.otap import VIEW_SLOTS
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.batch_notes import commit_name, parse_part_directory, part_directory
-from quiver.primitives.files import FileSystem
-from quiver.primitives.lock import hold
-from quiver.primitives.real_files import REAL_FILES
-from quiver.primitives.staging import names_in, remove_staged
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import hold
+from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.primitives.disk.staging import names_in, remove_staged
 from quiver.settings import MIB
 from quiver.spark.bundles import unpacked
 from quiver.spark.cast import spark_schema

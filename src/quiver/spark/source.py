@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
 from quiver.otap import slots_of_view, view_schema
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.cast import spark_schema
 from quiver.spark.cores import CoresSubscription
 from quiver.spark.offsets import IngestedAt, Position, StartingOffsets

@@ -31,7 +31,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.retry_set import HeldBundles, before_held
 from quiver.errors import Damaged, DataLoss, DirectoryInUse, SubscriberUnknown, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.spark.checkpoint import Checkpoint
 from quiver.spark.offsets import Position, StreamOffset

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import WrongUse
 from quiver.otap import VIEW_SLOTS
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exported import Exported
 from quiver.spark.otlp_rows import is_view
 from quiver.spark.sink_options import SinkOptions

@@ -8,7 +8,7 @@ lock beside it keeps a second query out. Progress only moves forward, and is on 
 from __future__ import annotations
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.subscription import SavedSubscription
 

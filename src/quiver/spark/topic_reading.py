@@ -17,8 +17,8 @@ from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.metadata.opening import open_metadata
 from quiver.objects.opening import open_objects
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.spark.topic_options import TopicPlace
 from quiver.spark.topic_ranges import Stretch

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from quiver.errors import AtCapacity, BundleTooLarge, StoreClosed
-from quiver.primitives.disk_full import is_full_disk, is_out_of_descriptors
+from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors
 from quiver.store.capacity import BUDGET_CAP, Capacity, DiskRoom
 from quiver.store.cleanup import Cleanup
 from quiver.store.parts import Parts

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from quiver.errors import Damaged
-from quiver.primitives.atomic import remove_durably, remove_if_empty
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX, ONCE_PREFIX, commit_name, parse_part_directory
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably, remove_if_empty
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.staging import remove_staged
 from quiver.primitives.scan import Answer, Frame, NeedMore
-from quiver.primitives.staging import remove_staged
 from quiver.store.cleanup import Cleanup
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.floor import decode_floor

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.disk.file_system import FileSystem, Lock
 
 __all__ = ["BUDGET_CAP", "AloneCapacity", "Capacity", "DeletionPause", "DiskRoom", "OwnCap", "Share"]
 

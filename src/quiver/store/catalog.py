@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailable, Damaged
-from quiver.primitives.atomic import remove_durably
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.floor_file import raise_floor
 from quiver.store.format.cores import EVICTED
 from quiver.store.segment.info import SegmentInfo

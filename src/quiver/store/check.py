@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
 from quiver.objects.port import ObjectTier
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_reason
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.cold_files import ColdFiles, ColdListing, object_problem, read_cold_list

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from quiver.errors import Damaged
-from quiver.primitives.disk_full import is_full_disk, passes
+from quiver.primitives.disk.disk_full import is_full_disk, passes
 from quiver.store import recovery
 from quiver.store.cold_window import ColdWindow
 from quiver.store.drops import DropLedger

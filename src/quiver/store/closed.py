@@ -12,8 +12,8 @@ from typing import Any
 
 from quiver.clock import Clock
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
-from quiver.primitives.lock import hold
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import hold
 from quiver.settings import Settings
 from quiver.store.format.cores import EVICT_LOCK, parse_core_directory
 from quiver.store.format.names import STORE_LOCK

@@ -20,10 +20,10 @@ from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import Buffer, File, FileStat, FileSystem, WriteMapping
-from quiver.primitives.files import Mapping as FileMapping
+from quiver.primitives.disk.file_system import Buffer, File, FileStat, FileSystem, WriteMapping
+from quiver.primitives.disk.file_system import Mapping as FileMapping
+from quiver.primitives.disk.mapping import ReadMapping
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
-from quiver.primitives.mapping import ReadMapping
 from quiver.primitives.scan import Damage, Frame
 from quiver.store.cold_location import location_from_list, mark_path, object_key
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list

@@ -14,7 +14,7 @@ from quiver.objects.location import Backend, ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.cold_list import ColdSegment, object_name
 from quiver.store.format.names import COLD_MARK
 

@@ -15,7 +15,7 @@ from quiver.errors import Damaged, WrongUse
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.catalog import Catalog
 from quiver.store.cold_files import ColdFiles, ColdListing

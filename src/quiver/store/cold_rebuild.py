@@ -15,8 +15,8 @@ from typing import Any
 
 from quiver.errors import Damaged
 from quiver.objects.port import ObjectTier
-from quiver.primitives.copying import keep_damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.copying import keep_damaged
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold_files import ColdFiles, ColdListing, object_problem
 from quiver.store.cold_location import location_from_list, object_key
 from quiver.store.cold_register import ColdRegister, cold_segment

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quiver.errors import Damaged, SettingsInvalid
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
 from quiver.store.cold_location import location_from_list, mark_path
 from quiver.store.format.cold_list import (

@@ -20,8 +20,8 @@ from quiver.clock import Clock
 from quiver.errors import WrongUse
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectTier
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.cold_location import folder_of, location_to_list, object_key
 from quiver.store.cold_rebuild import list_tier

@@ -26,7 +26,7 @@ from quiver.errors import Damaged, ObjectMissing, ObjectsUnavailable, QuiverErro
 from quiver.objects.port import ObjectTier
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import File
+from quiver.primitives.disk.file_system import File
 from quiver.primitives.worker import Worker, WorkerDied
 from quiver.store.cold_files import require_place
 from quiver.store.cold_location import location_from_list, object_key, quarantine_key

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.store.parts import Parts
 from quiver.store.retention import Retention
 from quiver.store.segment.info import SegmentInfo

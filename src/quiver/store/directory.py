@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from quiver.errors import Damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.cold_files import ColdFiles, OpenTier
 from quiver.store.format.cursor import decode_cursor

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quiver.clock import Clock
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.format.cores import core_directory
 from quiver.store.format.names import DEAD_LETTER_DIR

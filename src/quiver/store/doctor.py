@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from quiver.clock import Clock
 from quiver.errors import WrongUse
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 
 __all__ = ["Diagnosis", "Latency", "Remark", "diagnose"]

@@ -19,9 +19,9 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.copying import keep_damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.copying import keep_damaged
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.drop_ledger import (
     DROP_ENTRIES_MAX,

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from quiver.bundle import batch_bytes
 from quiver.errors import WrongUse
-from quiver.primitives.atomic import TEMPORARY_SUFFIX
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
+from quiver.primitives.disk.file_system import File, FileSystem
 
 __all__ = ["ExportFormat", "Exported", "export", "format_of", "plain_schema"]
 

@@ -5,8 +5,8 @@ The file that says which segment numbers were given out: read and raised, never 
 from __future__ import annotations
 
 from quiver.clock import Clock
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.floor import Floor, decode_floor_file, encode_floor
 from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR

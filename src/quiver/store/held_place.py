@@ -9,7 +9,7 @@ import logging
 
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import STORE_LOCK
 from quiver.store.wal.moved import DirectoryMoved
 from quiver.store.wal.writer import WalWriter

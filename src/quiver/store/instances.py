@@ -5,7 +5,7 @@ Which directories below a path are stores: the path itself, or one for each core
 from __future__ import annotations
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import SEGMENTS_DIR, STORE_LOCK, WAL_DIR
 

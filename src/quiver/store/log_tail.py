@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from quiver.errors import Damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import WAL_ACTIVE, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE

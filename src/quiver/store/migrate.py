@@ -28,9 +28,9 @@ import pyarrow as pa
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH, Adapter
 from quiver.clock import Clock
 from quiver.errors import Damaged, StoreFailed, WrongUse
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
 from quiver.settings import Profile
 from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store

@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Iterable, Iterator
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["begin_directory", "finish_directory"]
 

@@ -12,12 +12,12 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged
 from quiver.objects.port import ObjectTier
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem, directory_name
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem, directory_name
+from quiver.primitives.disk.lock import hold
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.forked import refuse_in_children
-from quiver.primitives.lock import hold
-from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.capacity import Capacity
 from quiver.store.check import refuse_snapshot

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quiver.clock import Clock
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.catalog import Catalog
 from quiver.store.cold_register import ColdRegister

@@ -30,8 +30,8 @@ from quiver.errors import Damaged, WrongUse
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
-from quiver.primitives.files import FileSystem, directory_name
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem, directory_name
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cold_files import OpenTier
 from quiver.store.digests import SegmentDigests
 from quiver.store.directory import StoreDirectory

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from quiver.errors import Damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import WAL_ACTIVE, WAL_DIR
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry

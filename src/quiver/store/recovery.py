@@ -36,10 +36,10 @@ from quiver.bundle import OTAP_CONFIG_HASH, Adapter
 from quiver.clock import Clock
 from quiver.errors import Damaged, FormatUnsupported
 from quiver.observe import Observer, Value
-from quiver.primitives.atomic import remove_durably, replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.copying import checksum_of, keep_as, keep_damaged
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.copying import checksum_of, keep_as, keep_damaged
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.catalog import Catalog
 from quiver.store.format.cursor import decode_cursor

@@ -23,11 +23,11 @@ from typing import Any
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH, BundleRef
 from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, WrongUse
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
-from quiver.primitives.copying import damaged_copy, keep_damaged, link_or_copy
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.disk.copying import damaged_copy, keep_damaged, link_or_copy
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import hold
 from quiver.primitives.findings import NO_FILE_REASONS, Finding
-from quiver.primitives.lock import hold
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, nested_stores, refuse_snapshot, require_store
 from quiver.store.closed import drain, held_closed

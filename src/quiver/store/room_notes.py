@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Answer, Frame
 from quiver.store.format.names import DEAD_LETTER_DIR
 from quiver.store.format.room import (

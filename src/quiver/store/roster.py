@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, SettingsInvalid, SubscriberUnknown
-from quiver.primitives.files import FileSystem
-from quiver.primitives.lock import holder_of, is_held
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import holder_of, is_held
 from quiver.settings import Profile
 from quiver.store.cold_files import read_cold_list
 from quiver.store.cold_register import info_of

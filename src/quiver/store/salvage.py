@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from quiver.errors import BundleInvalid, Damaged
-from quiver.primitives.copying import keep_as
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.copying import keep_as
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Profile
 from quiver.store.encode import SlotEncoder, write_slots
 from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, WAL_DIR, segment_name

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable
 
 from quiver.errors import AtCapacity, StoreFailed
-from quiver.primitives.atomic import remove_durably
-from quiver.primitives.disk_full import is_full_disk, what_is_short
+from quiver.primitives.disk.atomic import remove_durably
+from quiver.primitives.disk.disk_full import is_full_disk, what_is_short
 from quiver.store.adoption import OpenAdoption
 from quiver.store.cleanup import Cleanup
 from quiver.store.parts import Parts

@@ -16,8 +16,8 @@ from quiver.clock import Clock
 from quiver.errors import StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.arena import Arena, BlockPool
-from quiver.primitives.disk_full import passes
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.disk_full import passes
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.encode import EncodedBundle
 from quiver.store.segment.accumulator import OpenSegment, SealedSegment

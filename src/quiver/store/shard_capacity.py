@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from quiver.clock import Clock
 from quiver.errors import DirectoryInUse
-from quiver.primitives.files import File, FileSystem, Lock
-from quiver.primitives.lock import holder_of
+from quiver.primitives.disk.file_system import File, FileSystem, Lock
+from quiver.primitives.disk.lock import holder_of
 from quiver.primitives.scan import Frame
 from quiver.store.capacity import OwnCap
 from quiver.store.format.cores import (

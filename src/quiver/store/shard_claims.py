@@ -34,9 +34,9 @@ from quiver.bundle import BundleRef
 from quiver.clock import Clock
 from quiver.errors import Damaged, SettingsInvalid
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.copying import keep_damaged
-from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.copying import keep_damaged
+from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.primitives.scan import Frame
 from quiver.store.cold_files import read_cold_list
 from quiver.store.format.cold_list import ColdSegment

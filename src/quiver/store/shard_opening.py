@@ -12,10 +12,10 @@ from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, SettingsInvalid, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem, directory_name
+from quiver.primitives.disk.file_system import FileSystem, directory_name
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.forked import refuse_in_children
-from quiver.primitives.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.capacity import AloneCapacity, OwnCap
 from quiver.store.check import refuse_snapshot

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 
 from quiver.errors import DirectoryInUse, QuiverError
-from quiver.primitives.atomic import remove_durably
-from quiver.primitives.files import FileSystem
-from quiver.primitives.lock import hold
+from quiver.primitives.disk.atomic import remove_durably
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import hold
 from quiver.store.format.names import (
     COLD_LIST,
     COLD_MARK,

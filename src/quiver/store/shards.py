@@ -22,7 +22,7 @@ from quiver.bundle import Adapter, Bundle
 from quiver.clock import Clock
 from quiver.errors import AtCapacity, DirectoryInUse, QuiverError, StoreClosed, SubscriberUnknown, WrongUse
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import WorkerDied
 from quiver.settings import Settings
 from quiver.store.background import Background

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from quiver.clock import Clock
 from quiver.observe import Observer
-from quiver.primitives.atomic import remove_durably
-from quiver.primitives.disk_full import is_full_disk
-from quiver.primitives.files import FileSystem
-from quiver.primitives.prealloc import reserve_blocks
+from quiver.primitives.disk.atomic import remove_durably
+from quiver.primitives.disk.disk_full import is_full_disk
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.prealloc import reserve_blocks
 from quiver.store.format.names import (
     COLD_LIST,
     CURSOR_NAME,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quiver.errors import Damaged
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.drop_ledger import (
     DROP_ENTRIES_MAX,

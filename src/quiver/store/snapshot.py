@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, WrongUse
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.copying import checksum_of, copy_file, link_or_copy
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.copying import checksum_of, copy_file, link_or_copy
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.check import check_store
 from quiver.store.floor_file import number_beyond, read_floor, skip_numbers

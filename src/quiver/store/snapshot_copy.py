@@ -30,11 +30,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quiver.errors import Damaged
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX, commit_name
 from quiver.primitives.checksum import crc32
-from quiver.primitives.copying import checksum_of, link_or_copy
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.copying import checksum_of, link_or_copy
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.settings import Profile
 from quiver.store.adoption import writer_commits

@@ -21,7 +21,7 @@ from quiver.clock import Clock
 from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreFailed
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.primitives.worker import WorkerDied
 from quiver.settings import Settings
 from quiver.store import recovery

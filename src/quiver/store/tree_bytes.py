@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection
 
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["file_bytes", "tree_bytes"]
 

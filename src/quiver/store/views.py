@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quiver.errors import StoreClosed, StoreFailed
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import RealFileSystem
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import RealFileSystem
 from quiver.store.admission import Admission
 from quiver.store.cleanup import Cleanup
 from quiver.store.cold_tier import ColdTier

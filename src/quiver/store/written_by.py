@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH, Adapter
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Profile
 from quiver.store.format.names import WAL_DIR
 from quiver.store.subscribers.progress_store import profile_in_use

@@ -5,7 +5,7 @@ Contract suites: inherit one, give it fixtures, and an implementation is held to
 
     class TestMyFiles(FileSystemContract):
         @pytest.fixture
-        def files(self): ...           # a quiver.primitives.files.FileSystem
+        def files(self): ...           # a quiver.primitives.disk.file_system.FileSystem
         @pytest.fixture
         def root(self): ...            # an existing, empty directory of it, without a slash at the end
 
@@ -19,8 +19,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from quiver.primitives.files import File, FileSystem
-from quiver.primitives.prealloc import reserve_blocks, zero_fill
+from quiver.primitives.disk.file_system import File, FileSystem
+from quiver.primitives.disk.prealloc import reserve_blocks, zero_fill
 
 __all__ = ["FileSystemContract"]
 

@@ -1,7 +1,7 @@
 """
 A file system in memory that can crash.
 
-It keeps the promises of `quiver.primitives.files` and no more: writes are visible at once and durable after a sync of
+It keeps the promises of `quiver.primitives.disk.file_system` and no more: writes are visible at once and durable after a sync of
 the file, names are visible at once and durable after a sync of their directory, and syncing one does nothing for the
 other. `clone_after_crash` gives the disk that a power cut leaves: everything synced, and of the rest a seeded choice,
 per 4 KiB block, per length, per name. `clone_after_kill` gives what a killed process leaves: everything visible.
@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import StoreClosed
-from quiver.primitives.files import Buffer, FileStat
-from quiver.primitives.mapping import ReadMapping
+from quiver.primitives.disk.file_system import Buffer, FileStat
+from quiver.primitives.disk.mapping import ReadMapping
 from quiver.testing.crash_nodes import Chance, CrashDirectory, CrashInode, CrashTree, Node
 
 __all__ = ["CrashFile", "CrashFileSystem", "CrashLock", "CrashWriteMapping"]

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from quiver.errors import WrongUse
-from quiver.primitives import files
-from quiver.primitives.files import Buffer, File, FileStat, FileSystem, Lock
-from quiver.primitives.prealloc import reserve_blocks
+from quiver.primitives.disk import file_system as files
+from quiver.primitives.disk.file_system import Buffer, File, FileStat, FileSystem, Lock
+from quiver.primitives.disk.prealloc import reserve_blocks
 
 __all__ = ["OPERATIONS", "FaultFile", "FaultFileSystem", "FaultWriteMapping"]
 

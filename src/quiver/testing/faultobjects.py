@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from quiver.clock import Clock
 from quiver.errors import ObjectsUnavailable, WrongUse
 from quiver.objects.port import ObjectInfo, ObjectTier, Parts
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["OBJECT_OPERATIONS", "FaultObjects", "ObjectFault"]
 

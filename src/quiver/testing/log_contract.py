@@ -23,7 +23,7 @@ from itertools import product
 from typing import Protocol
 
 from quiver.errors import AtCapacity, QuiverError, StoreClosed, StoreFailed
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 

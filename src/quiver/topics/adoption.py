@@ -24,7 +24,6 @@ from typing import TypeVar
 
 from quiver.errors import Damaged, QuiverError
 from quiver.observe import Observer
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.batch_notes import (
     NOTE_BYTES_MAX,
     ONCE_PREFIX,
@@ -33,9 +32,10 @@ from quiver.primitives.batch_notes import (
     done_name,
     parse_note_name,
 )
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.staging import names_in, remove_taken
 from quiver.primitives.scan import Answer, Damage, Frame
-from quiver.primitives.staging import names_in, remove_taken
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.sink_batch import (
     INCOMING_DIR,

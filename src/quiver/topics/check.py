@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 from quiver.errors import Damaged
-from quiver.primitives.copying import damaged_copy
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.copying import damaged_copy
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import Finding
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.names import (

@@ -19,7 +19,7 @@ from quiver.clock import Ages, Clock
 from quiver.errors import ObjectMissing
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.format.descriptor import object_key
 from quiver.topics.format.names import objects_prefix

@@ -7,8 +7,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from quiver.primitives.atomic import remove_durably
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.format.checkpoint import WalCheckpoint
 from quiver.topics.format.names import wal_file_name
 from quiver.topics.wal_files import FileMarks, WalFile

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from quiver.clock import Clock
 from quiver.errors import NotYetDurable, QuiverError, StoreClosed, WrongUse
 from quiver.observe import Observer
-from quiver.primitives.files import Buffer, FileSystem
+from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.cache import MessageCache
 from quiver.topics.cold import ColdReader

@@ -11,7 +11,7 @@ import struct
 from typing import Any
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 from quiver.topics.format.descriptor import ObjectCompression
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX

@@ -16,8 +16,8 @@ from quiver.metadata.opening import open_metadata
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.observe import Observer
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.format.names import METADATA_FILE, UPLOADER_CHECKPOINT, is_namespace
 from quiver.topics.format.watch import WATCH_FILE
 from quiver.topics.object_tier import ObjectColdTier

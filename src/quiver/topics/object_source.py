@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.format.descriptor import INDEX_EVERY_MESSAGES, ObjectCompression
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, FramePlace, encode_frame
 from quiver.topics.object_blocks import BLOCK_BYTES, pack_block

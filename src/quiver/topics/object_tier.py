@@ -32,7 +32,7 @@ from quiver.metadata.port import MetadataStore
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import Worker, WorkerDied
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.cold import ColdReader

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quiver.errors import Damaged, DataLoss, WrongUse
-from quiver.primitives.files import FileSystem
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import Message, MessageCodec

@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 
 from quiver.errors import DataLoss, StoreClosed
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.cache import MessageCache
 from quiver.topics.cold import ColdLost, ColdReader

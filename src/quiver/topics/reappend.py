@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from quiver.errors import ObjectsUnavailable, WrongUse
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import ATTRIBUTES_MAX, NS_PER_MS, Message, MessageCodec, decode_message

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 from quiver.errors import Damaged, SettingsInvalid
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
-from quiver.primitives.copying import keep_damaged
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably
+from quiver.primitives.disk.copying import keep_damaged
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Frame, is_zero
 from quiver.topics.format.checkpoint import CHECKPOINT_BYTES_MAX, WalCheckpoint, decode_wal_checkpoint
 from quiver.topics.format.frame import FRAME_HEADER, FRAME_HEADER_BYTES, take_frames

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from quiver.primitives.atomic import remove_files_below
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_files_below
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.format.names import QUARANTINE_DIR, SUBSCRIPTIONS_DIR, is_namespace
 
 __all__ = ["remove_deleted", "remove_topic_directory"]

@@ -21,7 +21,7 @@ import logging
 
 from quiver.errors import Damaged
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.cold import ColdLost, ColdPiece, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.names import QUARANTINE_DIR, REAPPENDED_SUFFIX, REPLACED_SUFFIX, replaced_name

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 import quiver.errors
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse, QuiverError, RetryLater, WrongUse
-from quiver.primitives.atomic import replace_advisory_file
-from quiver.primitives.files import FileSystem
-from quiver.primitives.lock import is_held
+from quiver.primitives.disk.atomic import replace_advisory_file
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import is_held
 from quiver.primitives.scan import Frame
 from quiver.topics.format.names import LOCK_NAME
 from quiver.topics.format.request import (

@@ -17,10 +17,10 @@ from quiver.errors import Fenced, QuiverError, StoreClosed, StoreFailed, WrongUs
 from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem, Lock, directory_name
+from quiver.primitives.disk.file_system import FileSystem, Lock, directory_name
+from quiver.primitives.disk.lock import hold
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.forked import refuse_in_children
-from quiver.primitives.lock import hold
-from quiver.primitives.real_files import REAL_FILES
 from quiver.primitives.worker import Worker, WorkerDied
 from quiver.topics.administration import TopicAdministration
 from quiver.topics.adoption import SinkAdoption

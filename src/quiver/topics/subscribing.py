@@ -11,7 +11,7 @@ from typing import get_args
 from quiver.clock import Clock
 from quiver.errors import WrongUse
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.forked import refuse_in_children
 from quiver.topics.cold import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles

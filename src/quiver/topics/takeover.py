@@ -26,10 +26,10 @@ from quiver.errors import DirectoryInUse, MetadataUnavailable, WrongUse
 from quiver.metadata.ownership import Watch
 from quiver.metadata.port import MetadataStore
 from quiver.observe import Observer
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX
 from quiver.primitives.boot import boot_name
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.topics.format.descriptor import owner_key, topics_prefix
 from quiver.topics.format.watch import SeenRecord, decode_watch, encode_watch

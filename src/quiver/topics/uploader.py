@@ -27,9 +27,9 @@ from quiver.clock import Clock
 from quiver.errors import Damaged, ObjectExists, ObjectsUnavailable, QuiverError
 from quiver.objects.port import ObjectInfo, ObjectTier
 from quiver.observe import Observer
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.topics.catalogue import ObjectCatalogue
 from quiver.topics.format.checkpoint import (

@@ -19,10 +19,10 @@ from dataclasses import replace
 from quiver.clock import Clock
 from quiver.errors import AtCapacity, StoreClosed, StoreFailed
 from quiver.observe import Observer
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.worker import WorkerDied
 from quiver.topics.arrivals import Arrivals
 from quiver.topics.cache import MessageCache

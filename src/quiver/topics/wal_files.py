@@ -12,8 +12,8 @@ from typing import Self
 
 from quiver.errors import Damaged
 from quiver.observe import Observer
-from quiver.primitives.copying import damaged_copy, keep_damaged
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.copying import damaged_copy, keep_damaged
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import NeedMore
 from quiver.topics.format.frame import FramePlace, take_frames
 from quiver.topics.format.names import QUARANTINE_DIR

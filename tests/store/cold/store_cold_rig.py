@@ -12,7 +12,7 @@ from quiver.bundle import Bundle
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.settings import Settings
 from quiver.store.format.cold_list import ColdList, decode_cold_list

@@ -16,7 +16,7 @@ from test_cold_tools import fill, run, settings_with
 import quiver
 from quiver.errors import ObjectsUnavailable, WrongUse
 from quiver.objects.location import ObjectLocation
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.check import check_store
 from quiver.store.cold_restore import restore_from_tier, stores_in_tier
 from quiver.store.floor_file import read_floor

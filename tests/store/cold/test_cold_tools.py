@@ -16,7 +16,7 @@ import quiver
 from quiver.cli.main import build_app
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.check import check_store
 from quiver.store.store import Store

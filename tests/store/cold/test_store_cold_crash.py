@@ -13,7 +13,7 @@ from store_cold_rig import COLD, LIST, ROOT, Rig, bundle_of, drain, listed, seen
 from quiver.errors import ObjectsUnavailable
 from quiver.objects.directory import DirectoryObjects
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.store import Store
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

@@ -9,7 +9,7 @@ import random
 import pyarrow as pa
 from arrow_batches import assert_same, random_batch
 
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Profile
 from quiver.store.segment.accumulator import (
     EncodedSlot,

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from segment_samples import LOGS, WORDS, assert_holds, opened, sample_bundles, sealed
 
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.segment.accumulator import self_contained
 from quiver.store.segment.compression import Compression, compressed
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs

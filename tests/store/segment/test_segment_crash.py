@@ -9,7 +9,7 @@ import errno
 import pytest
 from segment_samples import assert_holds, sample_bundles, sealed
 
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import parse_segment_name, segment_name
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.writer import write_segment

@@ -12,7 +12,7 @@ import pytest
 import quiver
 from quiver.bundle import OTAP, Bundle
 from quiver.errors import Damaged
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.format.describe import describe
 from quiver.store.segment import reader as reader_module

@@ -28,7 +28,7 @@ from segment_samples import (
 )
 
 from quiver.errors import BundleUnavailable, Damaged, FormatUnsupported, StoreClosed
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Profile
 from quiver.store.segment.accumulator import EncodedSlot, OpenSegment
 from quiver.store.segment.reader import SegmentReader

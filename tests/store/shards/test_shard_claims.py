@@ -12,7 +12,7 @@ from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_o
 
 from quiver import AtCapacity, DirectoryInUse
 from quiver.observe import InMemoryObserver, Value
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store import recovery
 from quiver.store.format.cores import EVICT_LOCK, EVICTED

@@ -10,7 +10,7 @@ import pytest
 import quiver
 from quiver.clock import SYSTEM_CLOCK
 from quiver.observe import InMemoryObserver
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.check import check_store
 from quiver.store.repair import repair
 from quiver.store.snapshot import restore, snapshot

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from quiver.errors import Damaged, DirectoryInUse, SubscriberUnknown, WrongUse
-from quiver.primitives.real_files import REAL_FILES
+from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress
 from quiver.store.subscribers import progress_store
 from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, load_progress, save_progress

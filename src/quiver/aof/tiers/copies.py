@@ -14,10 +14,10 @@ from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
 from quiver.aof.tiers.packed import PackedSegment, ReadAt, pack
 from quiver.errors import Damaged, ObjectMissing, QuiverError, WrongUse
 from quiver.objects import ObjectInfo, ObjectTier
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.checksum import crc64_nvme
-from quiver.primitives.disk_full import require_room
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably
+from quiver.primitives.disk.disk_full import require_room
+from quiver.primitives.disk.file_system import File, FileSystem
 
 __all__ = ["Copies"]
 

@@ -30,9 +30,9 @@ from quiver.errors import (
     WouldBlock,
 )
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX
-from quiver.primitives.disk_full import passes
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
+from quiver.primitives.disk.disk_full import passes
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["Hydration"]
 

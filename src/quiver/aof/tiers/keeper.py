@@ -57,9 +57,9 @@ from quiver.errors import (
 )
 from quiver.objects import ObjectTier
 from quiver.observe import Observer, Value
-from quiver.primitives.atomic import remove_durably
-from quiver.primitives.disk_full import is_full_disk
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import remove_durably
+from quiver.primitives.disk.disk_full import is_full_disk
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["Tiers", "has_tiers"]
 

@@ -32,8 +32,8 @@ from quiver.aof.format.warm_file import (
 )
 from quiver.errors import Damaged, QuiverError
 from quiver.primitives.checksum import crc64_nvme
-from quiver.primitives.disk_full import require_room
-from quiver.primitives.files import Buffer, FileSystem
+from quiver.primitives.disk.disk_full import require_room
+from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.scan import Frame
 
 __all__ = ["PackedSegment", "ReadAt", "pack", "records_problem", "unpack_to"]

@@ -25,8 +25,8 @@ from quiver.aof.tiers.state import ALL_SEGMENTS, entry_record, key_record
 from quiver.clock import Clock
 from quiver.errors import Damaged
 from quiver.observe import Observer
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["Placement"]
 

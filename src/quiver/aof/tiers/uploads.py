@@ -26,7 +26,7 @@ from quiver.aof.tiers.snapshot import TierCounts
 from quiver.aof.tiers.state import key_record
 from quiver.errors import Damaged, QuiverError
 from quiver.observe import Observer, Value
-from quiver.primitives.disk_full import is_full_disk
+from quiver.primitives.disk.disk_full import is_full_disk
 
 __all__ = ["Uploads", "tell_move"]
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quiver.primitives.checksum import crc32c
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore, is_zero
 
 __all__ = [

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, FIXED_BYTES, SENTINELS, ColumnType
 from quiver.qwp.wire.varint import encode_varint, encode_varints
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.wire.columns import ColumnData, symbol_ids
 from quiver.qwp.wire.varint import encode_varint
 

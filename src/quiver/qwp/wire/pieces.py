@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Frame
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, ColumnType
 from quiver.qwp.wire.columns import ColumnData, array_column, symbol_column

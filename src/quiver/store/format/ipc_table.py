@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Damage
 
 __all__ = ["column_of", "decode_table", "decode_table_head", "encode_table", "fixed_width", "view_of"]

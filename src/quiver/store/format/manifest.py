@@ -35,7 +35,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from quiver.errors import BundleUnavailable, WrongUse
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Damage
 from quiver.store.format.event_times import (
     EVENT_TIMES_KEY,

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 from quiver.store.format.ipc_table import column_of, decode_table, encode_table, fixed_width
 from quiver.store.format.wal_entry import FINGERPRINT_BYTES, SLOTS_MAX

@@ -4,7 +4,7 @@ Which segments a directory has, seen beside a live writer.
 
 from __future__ import annotations
 
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import parse_segment_name
 
 __all__ = ["list_segments"]

@@ -23,8 +23,8 @@ import pyarrow as pa
 from quiver.bundle import schema_fingerprint
 from quiver.errors import Damaged, FormatUnsupported, StoreClosed
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import FileSystem
-from quiver.primitives.mapping import let_pages_go
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.mapping import let_pages_go
 from quiver.primitives.scan import Damage, NeedMore
 from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.format.names import parse_segment_name

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from quiver.errors import Damaged
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Damage, Frame
 from quiver.store.format.event_times import EventColumn
 from quiver.store.format.manifest import ManifestSummary, decode_manifest_summary

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from quiver.bundle import Adapter
-from quiver.primitives.atomic import TEMPORARY_SUFFIX
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.settings import Profile
 from quiver.store.format.names import segment_name
 from quiver.store.format.segment_file import (

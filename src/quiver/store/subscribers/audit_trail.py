@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from quiver.clock import Clock
 from quiver.observe import Observer
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.store.format.audit import (
     AUDIT_RANGES_MAX,
     AuditRecord,

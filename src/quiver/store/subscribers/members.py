@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from quiver.errors import DirectoryInUse, StoreClosed, SubscriberUnknown, WrongUse
-from quiver.primitives.lock import is_held
+from quiver.primitives.disk.lock import is_held
 from quiver.store.format.names import check_subscriber_id, subscriber_lock_name
 from quiver.store.subscribers import progress_store
 from quiver.store.subscribers.delivery import Order, check_order

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse
 from quiver.observe import Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import DamagePolicy, Profile
 from quiver.store.format.progress import Progress
 from quiver.store.subscribers import progress_store

@@ -23,10 +23,10 @@ from typing import Self
 
 from quiver.bundle import BundleRef
 from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SubscriberUnknown, WrongUse
-from quiver.primitives.atomic import remove_durably, replace_file
-from quiver.primitives.copying import keep_damaged
-from quiver.primitives.files import FileSystem, Lock
-from quiver.primitives.lock import hold
+from quiver.primitives.disk.atomic import remove_durably, replace_file
+from quiver.primitives.disk.copying import keep_damaged
+from quiver.primitives.disk.file_system import FileSystem, Lock
+from quiver.primitives.disk.lock import hold
 from quiver.primitives.scan import Frame, NeedMore
 from quiver.settings import DamagePolicy, Profile
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason

@@ -18,9 +18,9 @@ from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.disk.lock import holder_of
 from quiver.primitives.forked import refuse_in_children
-from quiver.primitives.lock import holder_of
 from quiver.settings import DamagePolicy, Profile
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import subscriber_lock_name

@@ -14,7 +14,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from quiver.errors import Damaged
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.names import WAL_ACTIVE, parse_wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, WalEntry

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import File, FileSystem
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.store.format.wal_entry import CRC
 
 __all__ = ["LogReader", "LogSpan"]

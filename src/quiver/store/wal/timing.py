@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from quiver.clock import Clock
 from quiver.observe import Observer
-from quiver.primitives.files import File
+from quiver.primitives.disk.file_system import File
 
 __all__ = ["timed_sync"]
 

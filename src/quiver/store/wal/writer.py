@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from quiver.errors import AtCapacity, StoreFailed
-from quiver.primitives.atomic import replace_file
-from quiver.primitives.disk_full import is_full_disk, passes, what_is_short
-from quiver.primitives.files import Buffer, File, FileSystem
-from quiver.primitives.prealloc import zero_fill
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.disk_full import is_full_disk, passes, what_is_short
+from quiver.primitives.disk.file_system import Buffer, File, FileSystem
+from quiver.primitives.disk.prealloc import zero_fill
 from quiver.primitives.worker import WorkerDied
 from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, WAL_NEXT, wal_rotated_name

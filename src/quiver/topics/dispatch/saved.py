@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from quiver.clock import Clock
 from quiver.errors import Damaged, DirectoryInUse
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
-from quiver.primitives.files import FileSystem, Lock
-from quiver.primitives.lock import hold
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
+from quiver.primitives.disk.file_system import FileSystem, Lock
+from quiver.primitives.disk.lock import hold
 from quiver.primitives.scan import Frame
 from quiver.topics.format.names import SUBSCRIPTIONS_DIR, parse_subscription_file, subscription_file
 from quiver.topics.format.subscription import (

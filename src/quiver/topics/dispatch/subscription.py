@@ -29,7 +29,7 @@ from quiver.clock import Clock
 from quiver.errors import DirectoryInUse, QuiverError, StoreClosed, WrongUse
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import Lock
+from quiver.primitives.disk.file_system import Lock
 from quiver.topics.dispatch.consumer import Consumer, Delivery
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.state import Confirmed

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.packing import Cursor, Shortage
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from quiver.errors import WrongUse
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.topics.format.names import check_subscription
 from quiver.topics.format.subscription import SavedSubscription, decode_subscription, encode_subscription

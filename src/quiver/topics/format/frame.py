@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterator
 
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from quiver.primitives.batch_notes import decode_note, encode_note
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame
 
 __all__ = [

@@ -4,7 +4,7 @@ Going on behind damage: where the next message stands that can be trusted.
 
 from __future__ import annotations
 
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Damage
 from quiver.topics.format.frame import FRAME_HEADER, FRAME_HEADER_BYTES, FramePlace, find_frames, take_frames
 from quiver.topics.format.message import decode_message

@@ -39,7 +39,7 @@ from quiver.primitives.batch_notes import (
     is_writer,
     parse_part_directory,
 )
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.topics.format.frame import encode_frame
 from quiver.topics.format.names import check_topic

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from quiver.primitives.batch_notes import decode_note, encode_note, is_count
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame
 
 __all__ = ["WATCH_FILE", "SeenRecord", "decode_watch", "encode_watch"]

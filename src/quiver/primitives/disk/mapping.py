@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 
 from quiver.errors import StoreClosed
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["MappedForWriting", "ReadMapping", "let_pages_go", "map_descriptor", "map_descriptor_for_writing"]
 

@@ -19,7 +19,7 @@ import errno
 import os.path
 from collections.abc import Iterable
 
-from quiver.primitives.files import Buffer, FileSystem
+from quiver.primitives.disk.file_system import Buffer, FileSystem
 
 __all__ = [
     "TEMPORARY_SUFFIX",

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from quiver.primitives.disk_full import is_out_of_descriptors
-from quiver.primitives.platform_files import call_at_fork
+from quiver.primitives.disk.disk_full import is_out_of_descriptors
+from quiver.primitives.disk.platform_files import call_at_fork
 
 __all__ = ["KEPT_WITH_A_LOG", "RESERVE", "DescriptorReserve", "descriptor_limit", "raise_descriptor_limit"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quiver.primitives.atomic import TEMPORARY_SUFFIX, remove_durably, remove_files_below, remove_if_empty
 from quiver.primitives.batch_notes import ONCE_PREFIX, done_name, parse_note_name, parse_part_directory
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, remove_files_below, remove_if_empty
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["last_batch", "names_in", "remove_staged", "remove_taken"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from typing import Literal
 
-from quiver.primitives.files import File
+from quiver.primitives.disk.file_system import File
 
 __all__ = ["reserve_blocks", "zero_fill"]
 

@@ -103,7 +103,7 @@ class File(Protocol):
         """
         Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done.
 
-        `quiver.primitives.prealloc` says what to do then.
+        `quiver.primitives.disk.prealloc` says what to do then.
         """
 
     def size(self) -> int:

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from quiver.primitives.files import Buffer
+from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["PLATFORM", "LinuxFiles", "MacFiles", "Platform", "WindowsFiles", "call_at_fork", "choose_platform"]
 

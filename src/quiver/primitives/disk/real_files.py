@@ -15,11 +15,11 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
-from quiver.primitives.descriptors import KEPT_WITH_A_LOG, RESERVE
-from quiver.primitives.disk_full import is_out_of_descriptors
-from quiver.primitives.files import Buffer, FileStat, NotRegularFile
-from quiver.primitives.mapping import MappedForWriting, ReadMapping, map_descriptor, map_descriptor_for_writing
-from quiver.primitives.platform_files import PLATFORM, Platform, call_at_fork
+from quiver.primitives.disk.descriptors import KEPT_WITH_A_LOG, RESERVE
+from quiver.primitives.disk.disk_full import is_out_of_descriptors
+from quiver.primitives.disk.file_system import Buffer, FileStat, NotRegularFile
+from quiver.primitives.disk.mapping import MappedForWriting, ReadMapping, map_descriptor, map_descriptor_for_writing
+from quiver.primitives.disk.platform_files import PLATFORM, Platform, call_at_fork
 
 __all__ = ["REAL_FILES", "RealFile", "RealFileSystem"]
 

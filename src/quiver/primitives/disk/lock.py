@@ -7,7 +7,7 @@ There are no stale locks to break: what the file says is for people, only the ke
 from __future__ import annotations
 
 from quiver.errors import DirectoryInUse
-from quiver.primitives.files import FileSystem, Lock
+from quiver.primitives.disk.file_system import FileSystem, Lock
 
 __all__ = ["hold", "holder_of", "is_held"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 
-from quiver.primitives.atomic import replace_file
 from quiver.primitives.checksum import crc32
-from quiver.primitives.files import Buffer, FileSystem
+from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.disk.file_system import Buffer, FileSystem
 
 __all__ = ["checksum_of", "copy_file", "damaged_copy", "keep_as", "keep_damaged", "link_or_copy"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import errno
 
-from quiver.primitives.files import FileSystem
+from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = [
     "SMALL_FILES_BYTES",
