@@ -16,14 +16,14 @@ from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Frame
 from quiver.store.check import check_store
-from quiver.store.format.ipc_table import decode_table, encode_table
 from quiver.store.format.progress import progress_checksum
-from quiver.store.format.segment_file import (
+from quiver.store.format.segment.file import (
     SegmentFooter,
     decode_segment_footer,
     encode_segment_footer,
     encode_segment_trailer,
 )
+from quiver.store.format.segment.ipc_table import decode_table, encode_table
 from quiver.store.migrate import migrate
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.progress_store import SubscriberFile

@@ -92,7 +92,7 @@ def sealed(count, rows=4):
 @pytest.fixture
 def verifications(monkeypatch):
     """How often the checksum of a whole segment was computed."""
-    from quiver.store.format.segment_file import check_segment_checksum
+    from quiver.store.format.segment.file import check_segment_checksum
     from quiver.store.segment import reader
 
     counted = []

@@ -28,7 +28,7 @@ from quiver.store.format.names import (
     parse_segment_name,
     segment_name,
 )
-from quiver.store.format.segment_file import StreamEntry
+from quiver.store.format.segment.file import StreamEntry
 from quiver.store.segment.listing import list_segments
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.tail import read_tail

@@ -35,8 +35,8 @@ from quiver.spark.sink_room import RETRY_S, SinkRoom, wait_until
 from quiver.store.adoption import Adoption, awaits_adoption, first_free_segment, writer_commits
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.cores import core_directory, parse_core_directory
-from quiver.store.format.manifest import ManifestMetadata
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, segment_name
+from quiver.store.format.segment.manifest import ManifestMetadata
 from quiver.store.format.sink_commit import INCOMING_DIR, SinkCommit, encode_commit
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.accumulator import OpenSegment

@@ -16,8 +16,8 @@ import pyarrow as pa
 from quiver.bundle import schema_fingerprint
 from quiver.errors import Damaged
 from quiver.store.directory import StoreDirectory
-from quiver.store.format.event_times import EventColumn
-from quiver.store.format.segment_file import StreamEntry
+from quiver.store.format.segment.event_times import EventColumn
+from quiver.store.format.segment.file import StreamEntry
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 

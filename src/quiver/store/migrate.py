@@ -38,15 +38,15 @@ from quiver.store.closed import drain, held_closed
 from quiver.store.cold_files import read_cold_list
 from quiver.store.floor_file import raise_floor
 from quiver.store.format.cursor import decode_cursor
-from quiver.store.format.ipc_table import decode_table, encode_table
 from quiver.store.format.names import CURSOR_NAME, SEGMENTS_DIR, WAL_ACTIVE, WAL_DIR, parse_segment_name
 from quiver.store.format.progress import encode_progress
-from quiver.store.format.segment_file import (
+from quiver.store.format.segment.file import (
     SegmentFooter,
     decode_segment_footer,
     encode_segment_footer,
     encode_segment_trailer,
 )
+from quiver.store.format.segment.ipc_table import decode_table, encode_table
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
 from quiver.store.format.wal_file import encode_wal_header
 from quiver.store.roster import find_segments

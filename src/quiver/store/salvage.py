@@ -20,7 +20,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Profile
 from quiver.store.encode import SlotEncoder, write_slots
 from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, WAL_DIR, segment_name
-from quiver.store.format.segment_file import STREAM_ALIGNMENT
+from quiver.store.format.segment.file import STREAM_ALIGNMENT
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
 from quiver.store.segment.accumulator import OpenSegment
 from quiver.store.segment.info import SegmentInfo

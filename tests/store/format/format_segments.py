@@ -9,14 +9,14 @@ import zlib
 
 import pyarrow as pa
 
-from quiver.store.format.manifest import ManifestBuilder, ManifestMetadata
-from quiver.store.format.segment_file import (
+from quiver.store.format.segment.file import (
     SegmentFooter,
     StreamEntry,
     encode_directory,
     encode_segment_footer,
     encode_segment_trailer,
 )
+from quiver.store.format.segment.manifest import ManifestBuilder, ManifestMetadata
 
 METADATA = ManifestMetadata(1000, 2500, 40, 42)
 TIMES_NS = (1_700_000_000_000_000_000, 1_700_000_000_000_000_007, 1_699_999_999_000_000_000)

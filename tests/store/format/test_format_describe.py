@@ -14,8 +14,8 @@ from quiver.primitives.findings import Description, Problem
 from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.describe import describe
 from quiver.store.format.floor import encode_floor
-from quiver.store.format.manifest import ManifestMetadata
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress
+from quiver.store.format.segment.manifest import ManifestMetadata
 from quiver.store.format.wal_entry import WalEntry, WalSlot, encode_entry
 from quiver.store.format.wal_file import encode_wal_header
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.primitives.scan import Damage
-from quiver.store.format.event_times import (
+from quiver.store.format.segment.event_times import (
     EVENT_COLUMNS_KEY,
     EVENT_TIMES_KEY,
     NO_EVENTS,
@@ -23,8 +23,8 @@ from quiver.store.format.event_times import (
     decode_event_times,
     encode_event_streams,
 )
-from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
-from quiver.store.format.segment_file import StreamEntry
+from quiver.store.format.segment.file import StreamEntry
+from quiver.store.format.segment.manifest import Manifest, check_manifest, decode_manifest
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 STREAMS = [EventStream(0, 1, (1000, 1500, *NO_EVENTS)), EventStream(2, 0, (-5, 7))]

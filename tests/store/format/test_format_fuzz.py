@@ -19,7 +19,11 @@ from quiver.store.format.cores import decode_claim, encode_claim
 from quiver.store.format.cursor import decode_cursor, encode_cursor
 from quiver.store.format.describe import describe
 from quiver.store.format.drop_ledger import DroppedSegment, decode_drop_ledger, encode_drop_ledger
-from quiver.store.format.event_times import (
+from quiver.store.format.floor import decode_floor, encode_floor
+from quiver.store.format.identity import decode_identity
+from quiver.store.format.progress import Progress, SegmentProgress, decode_progress, encode_progress
+from quiver.store.format.room import decode_cap_note, decode_room_wanted, encode_cap_note, encode_room_wanted
+from quiver.store.format.segment.event_times import (
     EVENT_COLUMNS_KEY,
     EVENT_TIMES_KEY,
     EventStream,
@@ -27,12 +31,8 @@ from quiver.store.format.event_times import (
     decode_event_times,
     encode_event_streams,
 )
-from quiver.store.format.floor import decode_floor, encode_floor
-from quiver.store.format.identity import decode_identity
-from quiver.store.format.manifest import check_manifest, decode_manifest, decode_manifest_summary
-from quiver.store.format.progress import Progress, SegmentProgress, decode_progress, encode_progress
-from quiver.store.format.room import decode_cap_note, decode_room_wanted, encode_cap_note, encode_room_wanted
-from quiver.store.format.segment_file import decode_directory, decode_segment_footer
+from quiver.store.format.segment.file import decode_directory, decode_segment_footer
+from quiver.store.format.segment.manifest import check_manifest, decode_manifest, decode_manifest_summary
 from quiver.store.format.snapshot_list import Snapshot, SnapshotFile, decode_snapshot_list, encode_snapshot_list
 from quiver.store.format.wal_entry import WalEntry, WalSlot, decode_entry, encode_entry
 from quiver.store.format.wal_file import decode_wal_header, encode_wal_header

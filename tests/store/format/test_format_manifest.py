@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from quiver.errors import BundleUnavailable, WrongUse
 from quiver.primitives.scan import Damage
-from quiver.store.format.manifest import (
+from quiver.store.format.segment.file import StreamEntry
+from quiver.store.format.segment.manifest import (
     INGESTED_AT_KEY,
     Manifest,
     ManifestBuilder,
@@ -23,7 +24,6 @@ from quiver.store.format.manifest import (
     check_manifest,
     decode_manifest,
 )
-from quiver.store.format.segment_file import StreamEntry
 
 DIRECTORY = tuple(StreamEntry(stream, slot, b"f" * 32, 0, 0, 0, 2) for stream, slot in enumerate((30, 31, 30)))
 U64 = st.integers(0, 2**64 - 1)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.store.format.segment_file import (
+from quiver.store.format.segment.file import (
     CHUNKS_MAX,
     DIRECTORY_SCHEMA,
     SegmentFooter,

@@ -18,7 +18,7 @@ import pytest
 
 from quiver.primitives.scan import Frame
 from quiver.store.format.describe import describe
-from quiver.store.format.event_times import (
+from quiver.store.format.segment.event_times import (
     EVENT_COLUMNS_KEY,
     EVENT_TIMES_KEY,
     EventStream,
@@ -26,8 +26,8 @@ from quiver.store.format.event_times import (
     decode_event_times,
     encode_event_streams,
 )
-from quiver.store.format.manifest import INGESTED_AT_KEY
-from quiver.store.format.segment_file import DIRECTORY_SCHEMA, decode_segment_footer
+from quiver.store.format.segment.file import DIRECTORY_SCHEMA, decode_segment_footer
+from quiver.store.format.segment.manifest import INGESTED_AT_KEY
 
 PAGES = Path(__file__).parents[3] / "docs" / "formats"
 KINDS = ["wal", "cursor", "segment", "progress", "floor", "drops", "cores", "room", "retry-set", "cold-list"]

@@ -13,7 +13,7 @@ from segment_samples import Bundles, sample_bundles, write
 
 from quiver.errors import Damaged
 from quiver.store.format.names import segment_name
-from quiver.store.format.segment_file import encode_directory
+from quiver.store.format.segment.file import encode_directory
 from quiver.store.segment.reader import SegmentReader
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -15,7 +15,6 @@ from quiver.primitives.scan import Answer, Damage, Frame, NeedMore, is_zero
 from quiver.store.format.cursor import CURSOR_MAGIC, decode_cursor
 from quiver.store.format.describe_side import SIDE_DESCRIBERS, side_kind_by_head, side_kind_by_name
 from quiver.store.format.floor import FLOOR_MAGIC, decode_floor_file
-from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.format.names import (
     CURSOR_NAME,
     SEGMENT_FLOOR,
@@ -25,7 +24,7 @@ from quiver.store.format.names import (
     parse_wal_rotated_name,
 )
 from quiver.store.format.progress import PROGRESS_MAGIC, decode_progress, progress_checksum
-from quiver.store.format.segment_file import (
+from quiver.store.format.segment.file import (
     SEGMENT_MAGIC,
     SEGMENT_TRAILER,
     STREAM_ALIGNMENT,
@@ -36,6 +35,7 @@ from quiver.store.format.segment_file import (
     decode_directory,
     decode_segment_footer,
 )
+from quiver.store.format.segment.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry, decode_entry, find_entry
 from quiver.store.format.wal_file import WAL_MAGIC, WalHeader, decode_wal_header
 

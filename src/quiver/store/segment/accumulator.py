@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.store.format.event_times import EventStream
-from quiver.store.format.manifest import ManifestBuilder, ManifestMetadata
-from quiver.store.format.segment_file import BUNDLES_WRITTEN_MAX
+from quiver.store.format.segment.event_times import EventStream
+from quiver.store.format.segment.file import BUNDLES_WRITTEN_MAX
+from quiver.store.format.segment.manifest import ManifestBuilder, ManifestMetadata
 from quiver.store.format.wal_entry import SLOT_HEAD
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
 from quiver.store.segment.event_time import chunk_ranges, event_column

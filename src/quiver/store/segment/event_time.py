@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.store.format.event_times import NO_EVENTS
-from quiver.store.format.ipc_table import fixed_width
+from quiver.store.format.segment.event_times import NO_EVENTS
+from quiver.store.format.segment.ipc_table import fixed_width
 
 __all__ = ["chunk_ranges", "event_column", "event_field", "is_event_type", "rows_between", "unit_ns"]
 

@@ -26,9 +26,8 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.mapping import let_pages_go
 from quiver.primitives.scan import Damage, NeedMore
-from quiver.store.format.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.format.names import parse_segment_name
-from quiver.store.format.segment_file import (
+from quiver.store.format.segment.file import (
     SegmentFooter,
     StreamEntry,
     check_directory,
@@ -36,6 +35,7 @@ from quiver.store.format.segment_file import (
     decode_directory,
     decode_segment_footer,
 )
+from quiver.store.format.segment.manifest import Manifest, check_manifest, decode_manifest
 from quiver.store.segment.in_order import InOrder
 from quiver.store.segment.info import SegmentInfo, SegmentStatistics, StreamStatistics
 from quiver.store.segment.verified import VerifiedSegments

@@ -16,16 +16,16 @@ from quiver.errors import Damaged
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Damage, Frame
-from quiver.store.format.event_times import EventColumn
-from quiver.store.format.manifest import ManifestSummary, decode_manifest_summary
 from quiver.store.format.names import parse_segment_name
-from quiver.store.format.segment_file import (
+from quiver.store.format.segment.event_times import EventColumn
+from quiver.store.format.segment.file import (
     SegmentFooter,
     StreamEntry,
     check_directory,
     decode_directory,
     decode_segment_footer,
 )
+from quiver.store.format.segment.manifest import ManifestSummary, decode_manifest_summary
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 

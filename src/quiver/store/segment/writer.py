@@ -22,7 +22,7 @@ from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
 from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.settings import Profile
 from quiver.store.format.names import segment_name
-from quiver.store.format.segment_file import (
+from quiver.store.format.segment.file import (
     STREAM_ALIGNMENT,
     SegmentFooter,
     StreamEntry,

@@ -24,7 +24,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from quiver.primitives.scan import Damage
-from quiver.store.format.segment_file import BUNDLES_WRITTEN_MAX, STREAMS_MAX
+from quiver.store.format.segment.file import BUNDLES_WRITTEN_MAX, STREAMS_MAX
 from quiver.store.format.wal_entry import SLOTS_MAX
 
 __all__ = [

@@ -35,7 +35,7 @@ import pyarrow as pa
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
-from quiver.store.format.ipc_table import column_of, decode_table, encode_table, fixed_width
+from quiver.store.format.segment.ipc_table import column_of, decode_table, encode_table, fixed_width
 from quiver.store.format.wal_entry import FINGERPRINT_BYTES, SLOTS_MAX
 
 __all__ = [

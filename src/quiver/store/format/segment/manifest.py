@@ -12,7 +12,7 @@ metadata, where other readers ignore it:
 ``quiver.sequence_last``       decimal: of the last
 ``quiver.directory_crc32``     decimal: CRC-32 of the stream directory
 ``quiver.ingested_at_ns``      base64 of zlib of little-endian int64: the first time, then differences
-``quiver.event_columns``       which streams have event times: `store/format/event_times.py`
+``quiver.event_columns``       which streams have event times: `store/format/segment/event_times.py`
 ``quiver.event_times``         the earliest and the latest of each chunk
 =============================  ====================================================================
 
@@ -37,7 +37,8 @@ import pyarrow as pa
 from quiver.errors import BundleUnavailable, WrongUse
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Damage
-from quiver.store.format.event_times import (
+from quiver.store.format.names import U64_MAX
+from quiver.store.format.segment.event_times import (
     EVENT_TIMES_KEY,
     EventColumn,
     EventStream,
@@ -45,9 +46,15 @@ from quiver.store.format.event_times import (
     decode_event_times,
     encode_event_streams,
 )
-from quiver.store.format.ipc_table import column_of, decode_table, decode_table_head, encode_table, fixed_width, view_of
-from quiver.store.format.names import U64_MAX
-from quiver.store.format.segment_file import BUNDLES_READ_MAX, BUNDLES_WRITTEN_MAX, StreamEntry
+from quiver.store.format.segment.file import BUNDLES_READ_MAX, BUNDLES_WRITTEN_MAX, StreamEntry
+from quiver.store.format.segment.ipc_table import (
+    column_of,
+    decode_table,
+    decode_table_head,
+    encode_table,
+    fixed_width,
+    view_of,
+)
 from quiver.store.format.wal_entry import SLOTS_MAX
 
 __all__ = [
