@@ -15,7 +15,7 @@ from quiver.cli.output import human_bytes, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
-    from quiver.store.cold_restore import RestoredStore
+    from quiver.store.cold.restore import RestoredStore
 
 __all__ = ["Cold", "DryRun", "Stores", "restore_cold"]
 
@@ -44,7 +44,7 @@ def restore_cold(
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.cold_restore import restore_from_tier, stores_in_tier  # noqa: PLC0415
+    from quiver.store.cold.restore import restore_from_tier, stores_in_tier  # noqa: PLC0415
 
     location = object_location(url, option) or ObjectLocation.from_url(url)
     tier = open_objects(location, writable=False)

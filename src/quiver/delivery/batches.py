@@ -23,7 +23,7 @@ from quiver.delivery.policy import Again, Delivered, Outcome, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHalted
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.cold_files import ColdFiles
+from quiver.store.cold.files import ColdFiles
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
 from quiver.store.segment.reader import SegmentReader
 

@@ -28,7 +28,7 @@ from quiver.spark.options import SourceOptions, parse_options
 from quiver.spark.partitions import Span
 from quiver.spark.segments import SegmentList, store_roots
 from quiver.spark.subscription import Subscription
-from quiver.store.cold_files import ColdFiles
+from quiver.store.cold.files import ColdFiles
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.store import Store
 

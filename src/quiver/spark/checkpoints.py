@@ -26,7 +26,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import Finding
 from quiver.spark.offsets import CoresOffset, StreamOffset
 from quiver.spark.segments import SegmentList, store_identity, store_roots
-from quiver.store.cold_files import ColdFiles
+from quiver.store.cold.files import ColdFiles
 from quiver.store.format.snapshot_list import SnapshotFile, is_listable
 
 __all__ = ["check_checkpoint", "copy_checkpoint", "restore_checkpoint"]

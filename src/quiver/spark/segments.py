@@ -19,7 +19,7 @@ from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.partitions import SegmentSummary
-from quiver.store.cold_files import COLD_INODE
+from quiver.store.cold.files import COLD_INODE
 from quiver.store.floor_file import read_floor
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import (

@@ -49,7 +49,7 @@ from quiver.spark.table_options import (
     refuse_write_without_options,
     schema_with_options,
 )
-from quiver.store.cold_files import ColdFiles
+from quiver.store.cold.files import ColdFiles
 from quiver.store.segment.schemas import is_of_table
 from quiver.store.segment.widest import columns_of, representative
 

@@ -19,8 +19,8 @@ from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_reason
 from quiver.primitives.scan import Answer, Damage, Frame
-from quiver.store.cold_files import ColdFiles, ColdListing, object_problem, read_cold_list
-from quiver.store.cold_location import folder_of, object_key
+from quiver.store.cold.files import ColdFiles, ColdListing, object_problem, read_cold_list
+from quiver.store.cold.location import folder_of, object_key
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list, parse_object_name
 from quiver.store.format.cores import CORE_CLAIM, EVICTED
 from quiver.store.format.cursor import decode_cursor

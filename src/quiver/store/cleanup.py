@@ -22,7 +22,7 @@ from typing import NamedTuple
 from quiver.errors import Damaged
 from quiver.primitives.disk.disk_full import is_full_disk, passes
 from quiver.store import recovery
-from quiver.store.cold_window import ColdWindow
+from quiver.store.cold.local_retention import ColdWindow
 from quiver.store.drops import DropLedger
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason

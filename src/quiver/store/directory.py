@@ -11,7 +11,7 @@ from typing import Any
 from quiver.errors import Damaged
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
-from quiver.store.cold_files import ColdFiles, OpenTier
+from quiver.store.cold.files import ColdFiles, OpenTier
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.floor import decode_floor
 from quiver.store.format.names import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quiver.store.cold_tier import ColdTier
+from quiver.store.cold.tier import ColdTier
 from quiver.store.format.names import QUARANTINE_DIR
 from quiver.store.parts import Parts
 

@@ -35,7 +35,7 @@ from quiver.primitives.scan import Damage, Frame
 from quiver.settings import Profile
 from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
 from quiver.store.closed import drain, held_closed
-from quiver.store.cold_files import read_cold_list
+from quiver.store.cold.files import read_cold_list
 from quiver.store.floor_file import raise_floor
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.names import CURSOR_NAME, SEGMENTS_DIR, WAL_ACTIVE, WAL_DIR, parse_segment_name

@@ -12,7 +12,7 @@ from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.catalog import Catalog
-from quiver.store.cold_register import ColdRegister
+from quiver.store.cold.register import ColdRegister
 from quiver.store.held_place import HeldPlace
 from quiver.store.sealing import Sealing
 from quiver.store.subscribers.registry import Registry

@@ -32,7 +32,7 @@ from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.file_system import FileSystem, directory_name
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.cold_files import OpenTier
+from quiver.store.cold.files import OpenTier
 from quiver.store.digests import SegmentDigests
 from quiver.store.directory import StoreDirectory
 from quiver.store.format.cores import core_directory, parse_core_directory

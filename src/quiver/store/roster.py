@@ -16,8 +16,8 @@ from quiver.errors import Damaged, SettingsInvalid, SubscriberUnknown
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import holder_of, is_held
 from quiver.settings import Profile
-from quiver.store.cold_files import read_cold_list
-from quiver.store.cold_register import info_of
+from quiver.store.cold.files import read_cold_list
+from quiver.store.cold.register import info_of
 from quiver.store.floor_file import read_floor
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR, parse_segment_name, subscriber_lock_name

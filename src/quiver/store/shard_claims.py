@@ -38,7 +38,7 @@ from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.copying import keep_damaged
 from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.primitives.scan import Frame
-from quiver.store.cold_files import read_cold_list
+from quiver.store.cold.files import read_cold_list
 from quiver.store.format.cold_list import ColdSegment
 from quiver.store.format.cores import EVICT_LOCK, EVICTED, core_directory
 from quiver.store.format.drop_ledger import (

@@ -39,7 +39,7 @@ from quiver.primitives.scan import Frame
 from quiver.settings import Profile
 from quiver.store.adoption import writer_commits
 from quiver.store.check import SMALL_FILE_BYTES_MAX
-from quiver.store.cold_files import ColdFiles
+from quiver.store.cold.files import ColdFiles
 from quiver.store.floor_file import read_floor
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor, encode_cursor

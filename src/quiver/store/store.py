@@ -30,8 +30,8 @@ from quiver.store.background import Background
 from quiver.store.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
 from quiver.store.catalog import Catalog
 from quiver.store.cleanup import Cleanup
-from quiver.store.cold_opening import open_cold_side
-from quiver.store.cold_tier import ColdTier
+from quiver.store.cold.opening import open_cold_side
+from quiver.store.cold.tier import ColdTier
 from quiver.store.drops import DropLedger
 from quiver.store.encode import SlotEncoder, write_slots
 from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries

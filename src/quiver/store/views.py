@@ -12,7 +12,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import RealFileSystem
 from quiver.store.admission import Admission
 from quiver.store.cleanup import Cleanup
-from quiver.store.cold_tier import ColdTier
+from quiver.store.cold.tier import ColdTier
 from quiver.store.figures import figures
 from quiver.store.format.cores import parse_core_directory
 from quiver.store.format.names import WAL_DIR

@@ -10,7 +10,7 @@ from store_cold_rig import ROOT, WHERE, Rig, bundle_of, drain, number_of
 from hostile_objects import CHANGES, TEBIBYTE, HostileObjects, Made, little_memory
 from quiver.errors import Damaged
 from quiver.store.check import check_store
-from quiver.store.cold_restore import restore_from_tier, stores_in_tier
+from quiver.store.cold.restore import restore_from_tier, stores_in_tier
 from quiver.store.read import read
 
 pytestmark = pytest.mark.usefixtures("quiet")

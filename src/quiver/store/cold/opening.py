@@ -18,10 +18,10 @@ from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.catalog import Catalog
-from quiver.store.cold_files import ColdFiles, ColdListing
-from quiver.store.cold_location import TierWhenNeeded, folder_of, location_from_list, location_to_list
-from quiver.store.cold_rebuild import rebuild_cold_list
-from quiver.store.cold_register import ColdRegister, info_of
+from quiver.store.cold.files import ColdFiles, ColdListing
+from quiver.store.cold.location import TierWhenNeeded, folder_of, location_from_list, location_to_list
+from quiver.store.cold.rebuild import rebuild_cold_list
+from quiver.store.cold.register import ColdRegister, info_of
 from quiver.store.format.cold_list import ColdSegment
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID
 

@@ -25,7 +25,7 @@ from quiver.primitives.disk.file_system import Mapping as FileMapping
 from quiver.primitives.disk.mapping import ReadMapping
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.scan import Damage, Frame
-from quiver.store.cold_location import location_from_list, mark_path, object_key
+from quiver.store.cold.location import location_from_list, mark_path, object_key
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list
 from quiver.store.format.names import COLD_LIST, SEGMENTS_DIR, parse_segment_name, segment_name
 

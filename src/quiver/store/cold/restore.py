@@ -23,9 +23,9 @@ from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
-from quiver.store.cold_location import folder_of, location_to_list, object_key
-from quiver.store.cold_rebuild import list_tier
-from quiver.store.cold_register import ColdRegister
+from quiver.store.cold.location import folder_of, location_to_list, object_key
+from quiver.store.cold.rebuild import list_tier
+from quiver.store.cold.register import ColdRegister
 from quiver.store.floor_file import number_beyond, raise_floor, skip_numbers
 from quiver.store.format.cold_list import ColdSegment, parse_object_name
 from quiver.store.format.cores import core_directory

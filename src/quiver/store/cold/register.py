@@ -21,7 +21,7 @@ from quiver.errors import Damaged, SettingsInvalid
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
-from quiver.store.cold_location import location_from_list, mark_path
+from quiver.store.cold.location import location_from_list, mark_path
 from quiver.store.format.cold_list import (
     COLD_LIST_BYTES_MAX,
     ColdList,

@@ -17,9 +17,9 @@ from quiver.errors import Damaged
 from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.copying import keep_damaged
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.cold_files import ColdFiles, ColdListing, object_problem
-from quiver.store.cold_location import location_from_list, object_key
-from quiver.store.cold_register import ColdRegister, cold_segment
+from quiver.store.cold.files import ColdFiles, ColdListing, object_problem
+from quiver.store.cold.location import location_from_list, object_key
+from quiver.store.cold.register import ColdRegister, cold_segment
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, parse_object_name
 from quiver.store.format.names import COLD_LIST, QUARANTINE_DIR, segment_name
 from quiver.store.segment.tail import read_info

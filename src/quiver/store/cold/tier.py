@@ -28,9 +28,9 @@ from quiver.primitives.backoff import Backoff
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import File
 from quiver.primitives.worker import Worker, WorkerDied
-from quiver.store.cold_files import require_place
-from quiver.store.cold_location import location_from_list, object_key, quarantine_key
-from quiver.store.cold_register import cold_segment
+from quiver.store.cold.files import require_place
+from quiver.store.cold.location import location_from_list, object_key, quarantine_key
+from quiver.store.cold.register import cold_segment
 from quiver.store.format.cold_list import ColdSegment
 from quiver.store.parts import Parts
 from quiver.store.segment.info import SegmentInfo
