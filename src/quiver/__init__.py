@@ -40,9 +40,9 @@ if TYPE_CHECKING:
         WrongUse,
     )
     from quiver.settings import Settings
+    from quiver.store.cores.opening import open_path as open  # noqa: A004 - `quiver.open` is the name people type
     from quiver.store.read import read
     from quiver.store.receipts import BundleReceipt
-    from quiver.store.shard_opening import open_path as open  # noqa: A004 - `quiver.open` is the name people type
     from quiver.store.store import Store
     from quiver.store.subscribers.handle import BundleHandle, Subscriber
 else:
@@ -57,7 +57,7 @@ else:
             "quiver.settings": "Settings",
             "quiver.store.read": "read",
             "quiver.store.receipts": "BundleReceipt",
-            "quiver.store.shard_opening": "open_path=open",
+            "quiver.store.cores.opening": "open_path=open",
             "quiver.store.store": "Store",
             "quiver.store.subscribers.handle": "BundleHandle Subscriber",
         },

@@ -13,9 +13,9 @@ import pytest
 import quiver
 from quiver.delivery.retry_set import load_retry_set
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.store.cores.instances import instance_roots
 from quiver.store.format import names
 from quiver.store.format.names import retry_set_name
-from quiver.store.instances import instance_roots
 
 ALL = list(range(300))
 

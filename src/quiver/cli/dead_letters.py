@@ -122,8 +122,8 @@ def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
     from quiver.delivery.dead_letters import exporters_with_letters, letters_root, read_letters  # noqa: PLC0415
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.format.names import QUARANTINE_DIR, check_subscriber_id  # noqa: PLC0415
-    from quiver.store.instances import instance_roots  # noqa: PLC0415
 
     if exporter is not None:
         check_subscriber_id(exporter)

@@ -48,7 +48,7 @@ def migrate(
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import refuse_snapshot  # noqa: PLC0415
-    from quiver.store.instances import instance_roots  # noqa: PLC0415
+    from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.migrate import migrate as change  # noqa: PLC0415
     from quiver.store.migrate import require_migratable  # noqa: PLC0415
 

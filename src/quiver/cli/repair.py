@@ -33,7 +33,7 @@ def repair(
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import nested_stores, refuse_snapshot  # noqa: PLC0415
     from quiver.store.closed import require_closed  # noqa: PLC0415
-    from quiver.store.instances import instance_roots  # noqa: PLC0415
+    from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.repair import repair as mend  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))

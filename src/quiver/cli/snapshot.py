@@ -50,7 +50,7 @@ def snapshot(
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.instances import instance_roots  # noqa: PLC0415
+    from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.snapshot import check_snapshot  # noqa: PLC0415
     from quiver.store.snapshot import snapshot as take  # noqa: PLC0415
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quiver.primitives.disk.file_system import FileSystem
+from quiver.store.cores.instances import instance_roots
 from quiver.store.format.names import (
     DEAD_LETTER_DIR,
     QUARANTINE_DIR,
@@ -17,7 +18,6 @@ from quiver.store.format.names import (
     parse_wal_rotated_name,
 )
 from quiver.store.format.sink_commit import INCOMING_DIR
-from quiver.store.instances import instance_roots
 from quiver.store.roster import Standing, find_segments, standings
 from quiver.store.tree_bytes import tree_bytes
 

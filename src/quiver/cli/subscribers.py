@@ -43,7 +43,7 @@ def subscribers(
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import refuse_snapshot  # noqa: PLC0415
-    from quiver.store.instances import instance_roots  # noqa: PLC0415
+    from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
     others = [root for stores in stores_beside(REAL_FILES, directory).values() for root in stores]

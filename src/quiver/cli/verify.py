@@ -79,8 +79,8 @@ def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) 
     """
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
-    from quiver.store.instances import instance_roots  # noqa: PLC0415
     from quiver.store.snapshot import snapshot_roots  # noqa: PLC0415
 
     given = pipeline_given(source, assignments, run_dir)

@@ -17,8 +17,8 @@ from quiver.pipeline.queries import plan_queries
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import Finding
 from quiver.spark.checkpoints import check_checkpoint, copy_checkpoint, restore_checkpoint
+from quiver.store.cores.instances import instance_roots
 from quiver.store.format.snapshot_list import is_listable
-from quiver.store.instances import instance_roots
 from quiver.store.snapshot import (
     BUFFERS_DIR,
     CHECKPOINTS_DIR,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quiver.errors import WrongUse
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.instances import instance_roots
+from quiver.store.cores.instances import instance_roots
 
 __all__ = ["beside", "stores_beside"]
 

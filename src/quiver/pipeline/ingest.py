@@ -33,9 +33,9 @@ from quiver.pipeline.port_limits import KEPT_FOR_LOGS, connection_share, too_man
 from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
 from quiver.primitives.disk.descriptors import RESERVE, descriptor_limit
 from quiver.receivers.settings import split_address
+from quiver.store.cores.opening import open_path
+from quiver.store.cores.store import ShardedStore
 from quiver.store.disk_budget import DiskBudget, DiskShare
-from quiver.store.shard_opening import open_path
-from quiver.store.shards import ShardedStore
 from quiver.store.store import Store
 
 __all__ = ["ingest"]

@@ -45,7 +45,7 @@ from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.instances import instance_roots
+from quiver.store.cores.instances import instance_roots
 from quiver.store.log_tail import sealed_and_logged
 from quiver.store.roster import standings
 

@@ -21,6 +21,7 @@ from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_re
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.store.cold.files import ColdFiles, ColdListing, object_problem, read_cold_list
 from quiver.store.cold.location import folder_of, object_key
+from quiver.store.cores.instances import is_store
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list, parse_object_name
 from quiver.store.format.cores import CORE_CLAIM, EVICTED
 from quiver.store.format.cursor import decode_cursor
@@ -48,7 +49,6 @@ from quiver.store.format.progress import decode_progress
 from quiver.store.format.retry_set import decode_retry_set
 from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
-from quiver.store.instances import is_store
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.missing import find_missing
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file

@@ -17,12 +17,12 @@ from shard_rig import numbered
 import quiver
 from clean_process import PROCESSES
 from quiver import AtCapacity, Settings
-from quiver.store.shards import ShardedStore
+from quiver.store.cores.store import ShardedStore
 
 SEGMENT_BYTES = 32 * 1024
 CAP_BYTES = 20 * SEGMENT_BYTES
 BUNDLE_BYTES = 4_000
-PROCESSES.set_forkserver_preload(["quiver.store.shards"])
+PROCESSES.set_forkserver_preload(["quiver.store.cores.store"])
 
 
 def settings(**changes: object) -> Settings:

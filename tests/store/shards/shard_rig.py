@@ -9,7 +9,7 @@ import pyarrow as pa
 import quiver
 from quiver import Bundle, Settings
 from quiver.observe import InMemoryObserver
-from quiver.store.shards import ShardedStore
+from quiver.store.cores.store import ShardedStore
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

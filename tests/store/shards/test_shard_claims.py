@@ -15,11 +15,11 @@ from quiver.observe import InMemoryObserver, Value
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store import recovery
+from quiver.store.cores.claims import Evictor, read_record, take_claim
+from quiver.store.cores.store import ShardedStore
 from quiver.store.format.cores import EVICT_LOCK, EVICTED
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger, encode_drop_ledger
 from quiver.store.segment.info import SegmentInfo
-from quiver.store.shard_claims import Evictor, read_record, take_claim
-from quiver.store.shards import ShardedStore
 from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing
 from quiver.store.subscribers.state import SegmentRef, Segments
 from quiver.testing.clock import ManualClock
@@ -389,7 +389,7 @@ def test_a_handle_on_what_was_given_up(rig: Rig) -> None:
 
 def test_what_the_record_has_no_room_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead core's record may fill up; nothing is given up without being named."""
-    monkeypatch.setattr("quiver.store.shard_claims.DROP_ENTRIES_MAX", 2)
+    monkeypatch.setattr("quiver.store.cores.claims.DROP_ENTRIES_MAX", 2)
     rig = Rig(size_cap_policy="drop_oldest")
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")

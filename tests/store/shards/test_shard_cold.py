@@ -10,9 +10,9 @@ from shard_rig import ROOT, Rig, drain, fill, number_of, numbered
 from quiver import AtCapacity
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
+from quiver.store.cores.removal import remove_drained
+from quiver.store.cores.store import ShardedStore
 from quiver.store.read import read
-from quiver.store.shard_removal import remove_drained
-from quiver.store.shards import ShardedStore
 from quiver.testing.crashfs import CrashFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -14,9 +14,9 @@ from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, number_of, num
 
 import quiver
 from quiver import AtCapacity
+from quiver.store.cores.capacity import directory_bytes, find_cores
+from quiver.store.cores.store import ShardedStore
 from quiver.store.format.cores import CORE_CLAIM, EVICTED, core_directory
-from quiver.store.shard_capacity import directory_bytes, find_cores
-from quiver.store.shards import ShardedStore
 from quiver.testing.crashfs import CrashFileSystem
 
 

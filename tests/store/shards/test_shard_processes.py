@@ -11,7 +11,7 @@ import pytest
 from core_processes import CAP_BYTES, SEGMENT_BYTES, core_processes, disk_bytes, put, segments, take_all
 
 import quiver
-from quiver.store.shards import ShardedStore
+from quiver.store.cores.store import ShardedStore
 
 OVERSHOOT_BYTES = SEGMENT_BYTES + SEGMENT_BYTES // 2
 """What one core may have above the cap for a moment: a segment, with what its format adds."""

@@ -13,7 +13,7 @@ from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_o
 import quiver
 from quiver import AtCapacity, BundleRef, DirectoryInUse, SettingsInvalid, StoreClosed, SubscriberUnknown, WrongUse
 from quiver.delivery.dead_letters import DeadLetters, open_letters, read_letters
-from quiver.store.shards import ShardedStore
+from quiver.store.cores.store import ShardedStore
 
 
 @pytest.fixture

@@ -26,14 +26,14 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import WorkerDied
 from quiver.settings import Settings
 from quiver.store.background import Background
+from quiver.store.cores.calls import ShardedSubscriberCalls
+from quiver.store.cores.capacity import STALE_S, SharedCapacity, find_cores
+from quiver.store.cores.claims import Evictor, forget_record, read_record, take_claim, was_evicted
+from quiver.store.cores.removal import remove_drained
+from quiver.store.cores.subscriber import ShardedSubscriber
 from quiver.store.query import By, Moment, Scan
 from quiver.store.read import StoreReader
 from quiver.store.receipts import MaintenanceReport
-from quiver.store.shard_calls import ShardedSubscriberCalls
-from quiver.store.shard_capacity import STALE_S, SharedCapacity, find_cores
-from quiver.store.shard_claims import Evictor, forget_record, read_record, take_claim, was_evicted
-from quiver.store.shard_removal import remove_drained
-from quiver.store.shard_subscriber import ShardedSubscriber
 from quiver.store.store import Store
 from quiver.store.subscribers.delivery import Order
 from quiver.store.subscribers.state import Start

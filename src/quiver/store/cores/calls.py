@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from quiver.errors import QuiverError, StoreClosed, SubscriberUnknown
-from quiver.store.shard_subscriber import require_no_place
+from quiver.store.cores.subscriber import require_no_place
 from quiver.store.store import Store
 from quiver.store.subscribers.membership import SubscriberStatus
 from quiver.store.subscribers.rewinding import Rewound

@@ -19,13 +19,13 @@ from quiver.primitives.forked import refuse_in_children
 from quiver.settings import Settings
 from quiver.store.capacity import AloneCapacity, OwnCap
 from quiver.store.check import refuse_snapshot
+from quiver.store.cores.capacity import SharedCapacity, find_cores
+from quiver.store.cores.claims import Evictor
+from quiver.store.cores.store import Shard, ShardedStore
 from quiver.store.disk_budget import DiskShare
 from quiver.store.format.cores import CORE_MAX, core_directory
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.opening import open_store
-from quiver.store.shard_capacity import SharedCapacity, find_cores
-from quiver.store.shard_claims import Evictor
-from quiver.store.shards import Shard, ShardedStore
 from quiver.store.store import Store
 from quiver.store.subscribers.progress_store import create_if_missing, find_subscribers
 from quiver.store.subscribers.state import Segments
