@@ -19,7 +19,7 @@ from quiver.primitives.findings import Finding
 from quiver.store.check import check_store
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
 from quiver.store.format.floor import encode_floor
-from quiver.store.repair import Mend, repair
+from quiver.store.offline.repair import Mend, repair
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -24,7 +24,7 @@ from quiver.store.format.segment.file import (
     encode_segment_trailer,
 )
 from quiver.store.format.segment.ipc_table import decode_table, encode_table
-from quiver.store.migrate import migrate
+from quiver.store.offline.migrate import migrate
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.progress_store import SubscriberFile
 from quiver.store.wal.replay import find_wal_files

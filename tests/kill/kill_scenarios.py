@@ -33,7 +33,7 @@ from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.migrate import migrate
+from quiver.store.offline.migrate import migrate
 from quiver.store.snapshot import restore, snapshot
 
 CORES_MAX = 3

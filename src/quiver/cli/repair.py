@@ -12,7 +12,7 @@ import typer
 from quiver.cli.output import JsonFlag, print_json, print_table
 
 if TYPE_CHECKING:
-    from quiver.store.repair import RepairReport
+    from quiver.store.offline.repair import RepairReport
 
 __all__ = ["repair"]
 
@@ -32,9 +32,9 @@ def repair(
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.check import nested_stores, refuse_snapshot  # noqa: PLC0415
-    from quiver.store.closed import require_closed  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
-    from quiver.store.repair import repair as mend  # noqa: PLC0415
+    from quiver.store.offline.closed import require_closed  # noqa: PLC0415
+    from quiver.store.offline.repair import repair as mend  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
     refuse_snapshot(REAL_FILES, str(directory))
