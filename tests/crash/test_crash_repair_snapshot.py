@@ -20,7 +20,7 @@ from quiver.store.check import check_store
 from quiver.store.format.names import parse_segment_name
 from quiver.store.format.progress import decode_progress
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
-from quiver.store.snapshot import check_snapshot, restore, snapshot
+from quiver.store.snapshots.snapshot import check_snapshot, restore, snapshot
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -34,7 +34,7 @@ from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.offline.migrate import migrate
-from quiver.store.snapshot import restore, snapshot
+from quiver.store.snapshots.snapshot import restore, snapshot
 
 CORES_MAX = 3
 CAP_BYTES = 40_000

@@ -14,7 +14,7 @@ from quiver.spark.options import parse_options
 from quiver.spark.segments import SegmentList
 from quiver.spark.subscription import Subscription
 from quiver.store.floor_file import read_floor
-from quiver.store.snapshot import restore, snapshot
+from quiver.store.snapshots.snapshot import restore, snapshot
 from quiver.testing.clock import ManualClock
 
 NOW_NS = 1_800_000_000_000_000_000

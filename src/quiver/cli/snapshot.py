@@ -16,7 +16,7 @@ from quiver.cli.paths import pipeline_given
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
-    from quiver.store.snapshot import Copied
+    from quiver.store.snapshots.snapshot import Copied
 
 __all__ = ["restore", "snapshot"]
 
@@ -51,8 +51,8 @@ def snapshot(
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
-    from quiver.store.snapshot import check_snapshot  # noqa: PLC0415
-    from quiver.store.snapshot import snapshot as take  # noqa: PLC0415
+    from quiver.store.snapshots.snapshot import check_snapshot  # noqa: PLC0415
+    from quiver.store.snapshots.snapshot import snapshot as take  # noqa: PLC0415
 
     given = pipeline_given(source, assignments, run_dir)
     now_ns = SYSTEM_CLOCK.now_ns()
@@ -138,7 +138,7 @@ def restore(
 
     from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.snapshot import restore as make  # noqa: PLC0415
+    from quiver.store.snapshots.snapshot import restore as make  # noqa: PLC0415
 
     identity = str(uuid.uuid4())  # noqa: TID251 - made once, for the new store
     given = pipeline_given(to, assignments, run_dir)

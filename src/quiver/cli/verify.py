@@ -81,7 +81,7 @@ def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) 
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
-    from quiver.store.snapshot import snapshot_roots  # noqa: PLC0415
+    from quiver.store.snapshots.snapshot import snapshot_roots  # noqa: PLC0415
 
     given = pipeline_given(source, assignments, run_dir)
     if given is not None:
@@ -106,7 +106,7 @@ def _against_list(directory: Path) -> list[str]:
     from quiver.errors import Damaged  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
-    from quiver.store.snapshot import check_snapshot  # noqa: PLC0415
+    from quiver.store.snapshots.snapshot import check_snapshot  # noqa: PLC0415
 
     if not REAL_FILES.exists(f"{directory}/{SNAPSHOT_LIST}"):
         return []

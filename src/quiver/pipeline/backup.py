@@ -19,7 +19,7 @@ from quiver.primitives.findings import Finding
 from quiver.spark.checkpoints import check_checkpoint, copy_checkpoint, restore_checkpoint
 from quiver.store.cores.instances import instance_roots
 from quiver.store.format.snapshot_list import is_listable
-from quiver.store.snapshot import (
+from quiver.store.snapshots.snapshot import (
     BUFFERS_DIR,
     CHECKPOINTS_DIR,
     Copied,
@@ -93,7 +93,7 @@ def restore_pipeline(
         identity: a new UUID, from which restored stores and queries get theirs.
         keep_identity: let the stores keep theirs. A checkpoint that exists then stays and goes on: it is newer.
         damaged_too: restore also when files are damaged or missing.
-        clock: for the segment numbers, see `quiver.store.snapshot.restore`.
+        clock: for the segment numbers, see `quiver.store.snapshots.snapshot.restore`.
 
     Raises:
         WrongUse: no finished snapshot, or not of this pipeline, or something of it exists.

@@ -13,7 +13,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.check import check_store
 from quiver.store.offline.repair import repair
-from quiver.store.snapshot import restore, snapshot
+from quiver.store.snapshots.snapshot import restore, snapshot
 from quiver.store.subscribers.missing import find_missing
 
 COUNTED = "quiver.subscriber.dropped_bundles_total"

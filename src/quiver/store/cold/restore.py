@@ -31,7 +31,7 @@ from quiver.store.format.cold_list import ColdSegment, parse_object_name
 from quiver.store.format.cores import core_directory
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, WAL_DIR
-from quiver.store.new_directory import begin_directory, finish_directory
+from quiver.store.snapshots.new_directory import begin_directory, finish_directory
 
 __all__ = ["RestoredStore", "restore_from_tier", "stores_in_tier"]
 

@@ -48,9 +48,9 @@ from quiver.store.format.snapshot_list import (
     decode_snapshot_list,
     encode_snapshot_list,
 )
-from quiver.store.new_directory import begin_directory, finish_directory
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.snapshot_copy import Copied, StoreCopy
+from quiver.store.snapshots.copying import Copied, StoreCopy
+from quiver.store.snapshots.new_directory import begin_directory, finish_directory
 
 __all__ = [
     "BESIDE_DIR",

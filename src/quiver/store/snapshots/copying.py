@@ -1,5 +1,5 @@
 """
-One store copied beside its live writer: a part of what `quiver.store.snapshot` makes.
+One store copied beside its live writer: a part of what `quiver.store.snapshots.snapshot` makes.
 
 The writer goes on meanwhile, so files are taken in this order::
 
