@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 import quiver
-from quiver.store.read import StoreReader
+from quiver.store.reading.read import StoreReader
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 import quiver
-from quiver.store.read import StoreReader
+from quiver.store.reading.read import StoreReader
 
 SENSORS = quiver.Adapter("sensors", {1: "metrics"})
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from quiver.settings import Settings
     from quiver.store.cores.opening import open_path as open  # noqa: A004 - `quiver.open` is the name people type
-    from quiver.store.read import read
+    from quiver.store.reading.read import read
     from quiver.store.receipts import BundleReceipt
     from quiver.store.store import Store
     from quiver.store.subscribers.handle import BundleHandle, Subscriber
@@ -55,7 +55,7 @@ else:
                 "QuiverError RetryLater SettingsInvalid StoreClosed StoreFailed SubscriberUnknown WrongUse"
             ),
             "quiver.settings": "Settings",
-            "quiver.store.read": "read",
+            "quiver.store.reading.read": "read",
             "quiver.store.receipts": "BundleReceipt",
             "quiver.store.cores.opening": "open_path=open",
             "quiver.store.store": "Store",

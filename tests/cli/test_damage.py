@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.check import check_store
+from quiver.store.reading.check import check_store
 
 RUNNER = CliRunner()
 FORMATTED = ("*.qseg", "quiver.wal*", "quiver.sub.*", "quiver.segment.floor")

@@ -14,10 +14,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
 from quiver.delivery.dead_letters import DeadLetters
-from quiver.delivery.retry_set import RetrySet
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
+from quiver.store.reading.retry_set import RetrySet
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "otlp-forward.yaml"
 

@@ -15,7 +15,7 @@ from quiver.cli.stats import watch
 from quiver.errors import WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.store.doctor import diagnose
+from quiver.store.reading.doctor import diagnose
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

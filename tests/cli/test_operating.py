@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import quiver
-from quiver.delivery.retry_set import load_retry_set
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cores.instances import instance_roots
 from quiver.store.format import names
 from quiver.store.format.names import retry_set_name
+from quiver.store.reading.retry_set import load_retry_set
 
 ALL = list(range(300))
 

@@ -10,8 +10,8 @@ import pytest
 
 import quiver
 from quiver.bundle import BundleRef
-from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.store.reading.retry_set import RetrySet, load_retry_set
 from quiver.store.skips import load_skipped
 
 

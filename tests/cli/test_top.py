@@ -11,10 +11,10 @@ import pytest
 import quiver
 from quiver.bundle import BundleRef
 from quiver.cli.top_figures import Look, Sample, fetch_samples, parse_samples, showing
-from quiver.delivery.retry_set import RetrySet
 from quiver.errors import RetryLater
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.store.reading.retry_set import RetrySet
 
 
 @pytest.fixture

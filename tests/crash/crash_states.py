@@ -29,7 +29,7 @@ from quiver.primitives.scan import Frame
 from quiver.store.format.cores import EVICTED, core_directory
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.names import DROP_LEDGER
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.testing.clock import ManualClock
 from quiver.testing.crash_nodes import CrashDirectory
 from quiver.testing.crashfs import CrashFileSystem

@@ -14,8 +14,8 @@ from quiver import Bundle, Settings, Store, read
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.errors import DirectoryInUse, WrongUse
-from quiver.store.check import check_store
 from quiver.store.offline.repair import repair
+from quiver.store.reading.check import check_store
 from quiver.store.wal.replay import scan_file
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

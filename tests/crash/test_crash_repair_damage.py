@@ -16,10 +16,10 @@ from quiver import open as open_store
 from quiver.errors import FormatUnsupported
 from quiver.primitives.checksum import crc32
 from quiver.primitives.findings import Finding
-from quiver.store.check import check_store
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
 from quiver.store.format.floor import encode_floor
 from quiver.store.offline.repair import Mend, repair
+from quiver.store.reading.check import check_store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -15,7 +15,6 @@ from quiver import open as open_store
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Frame
-from quiver.store.check import check_store
 from quiver.store.format.progress import progress_checksum
 from quiver.store.format.segment.file import (
     SegmentFooter,
@@ -25,6 +24,7 @@ from quiver.store.format.segment.file import (
 )
 from quiver.store.format.segment.ipc_table import decode_table, encode_table
 from quiver.store.offline.migrate import migrate
+from quiver.store.reading.check import check_store
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.progress_store import SubscriberFile
 from quiver.store.wal.replay import find_wal_files

@@ -12,7 +12,7 @@ import pytest
 from quiver.bundle import Bundle, BundleRef
 from quiver.settings import Settings
 from quiver.store.opening import open_store
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

@@ -10,7 +10,7 @@ from numbered import bundle_of
 from quiver.bundle import BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.letter_policy import LetterPolicy
-from quiver.delivery.retry_set import RetrySet, load_retry_set
+from quiver.store.reading.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -15,15 +15,15 @@ from quiver.bundle import BundleRef
 from quiver.delivery.batches import BatchDelivery
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
-from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
 from quiver.primitives.disk.atomic import replace_file
 from quiver.settings import Settings
-from quiver.spark.options import parse_options
-from quiver.spark.segments import SegmentList
-from quiver.spark.subscription import Subscription
 from quiver.store.format.names import parse_segment_name
 from quiver.store.opening import open_store
+from quiver.store.reading.retry_set import RetrySet, load_retry_set
+from quiver.store.reading.segments import SegmentList
+from quiver.store.reading.stream_options import parse_options
+from quiver.store.reading.subscription import Subscription
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -13,11 +13,11 @@ from quiver.delivery.dead_letters import LETTER_SCHEMA, DeadLetters, count_lette
 from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
-from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import AtCapacity, SettingsInvalid
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
+from quiver.store.reading.retry_set import RetrySet
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

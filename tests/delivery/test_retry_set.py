@@ -5,10 +5,10 @@ The durable retry set: what was saved survives anything, what was not is tried o
 import pytest
 
 from quiver.bundle import BundleRef
-from quiver.delivery.retry_set import HeldBundles, RetrySet, before_held, load_retry_set
 from quiver.errors import AtCapacity, Damaged, DirectoryInUse
 from quiver.store.format.names import retry_set_name
 from quiver.store.format.retry_set import RETRY_ENTRIES_MAX
+from quiver.store.reading.retry_set import HeldBundles, RetrySet, before_held, load_retry_set
 from quiver.store.subscribers.progress_store import delete
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.clock import ManualClock

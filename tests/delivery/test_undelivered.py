@@ -11,11 +11,11 @@ from quiver.bundle import BundleRef
 from quiver.delivery.batches import BatchDelivery, read_stored
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Again, Delivered, GiveUp, Permanent, RetryPolicy, Transient
-from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import AtCapacity, BundleUnavailable, DeliveryHalted, WrongUse
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
+from quiver.store.reading.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

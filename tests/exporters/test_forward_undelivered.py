@@ -11,7 +11,6 @@ from fake_far_side import FakeSender, otlp_bundle
 from quiver.bundle import Bundle
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import RetryPolicy
-from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import AtCapacity
 from quiver.exporters.forward import BundleForwarder
@@ -21,6 +20,7 @@ from quiver.exporters.reply import Reply
 from quiver.exporters.size_limit import SizeLimit
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
+from quiver.store.reading.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.spark.options import parse_options
+from quiver.store.reading.stream_options import parse_options
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/howto/*.md"))]

@@ -74,7 +74,7 @@ TOGETHER = (
     ("quiver.qwp", "quiver.qwp.sender", "quiver.qwp.slot", "quiver"),
     ("quiver.otap", "quiver.store.store", "quiver.topics.store", "quiver.objects"),
     ("quiver.aof.log", "quiver.aof", "quiver.metadata", "quiver.metadata.ownership"),
-    ("quiver.spark", "quiver.spark.spark_session", "quiver.spark.segments", "quiver.delivery.batches"),
+    ("quiver.spark", "quiver.spark.spark_session", "quiver.store.reading.segments", "quiver.delivery.batches"),
 )
 
 

@@ -39,7 +39,7 @@ def test_repository_keeps_its_rules():
         ("store/format/cursor.py", "def f():\n    import time\n", "a pure module takes bytes"),
         ("qwp/wire/message.py", "import threading\n", "a pure module takes bytes"),
         ("qwp/session.py", "import asyncio\n", "a pure module takes bytes"),
-        ("spark/offsets.py", "import time\n", "a pure module takes bytes"),
+        ("store/reading/offsets.py", "import time\n", "a pure module takes bytes"),
         ("store/retention.py", "import os.path\n", "a pure module takes bytes"),
         ("store/subscribers/state.py", "from quiver.clock import Clock\n", "a pure module takes bytes"),
         ("otap/views.py", "from quiver.primitives.disk.real_files import REAL_FILES\n", "a pure module takes bytes"),
@@ -180,15 +180,15 @@ def test_worker_that_reaches_the_engine_is_found():
     found = tidy.worker_rules(
         modules(
             {
-                "src/quiver/spark/read_partition.py": "from quiver.store.read import read\n",
+                "src/quiver/spark/read_partition.py": "from quiver.store.reading.read import read\n",
                 "src/quiver/spark/cast.py": "from quiver.store.segment import reader\n",
-                "src/quiver/store/read.py": "from quiver.store.store import Store\n",
+                "src/quiver/store/reading/read.py": "from quiver.store.store import Store\n",
                 "src/quiver/store/segment/reader.py": "import quiver.errors\n",
             }
         )
     )
 
-    way = "quiver.spark.read_partition → quiver.store.read → quiver.store.store"
+    way = "quiver.spark.read_partition → quiver.store.reading.read → quiver.store.store"
     assert [
         f"src/quiver/spark/read_partition.py:1: Spark reads files by path and never loads the engine ({way})"
     ] == list(map(str, found))

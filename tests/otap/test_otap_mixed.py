@@ -12,8 +12,8 @@ from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import Damaged
 from quiver.otap import iter_bundles, view_schema
 from quiver.spark.exporter_parquet import PartWriter
-from quiver.spark.partitions import Span
 from quiver.spark.read_partition import METADATA_SCHEMA, PartitionReader
+from quiver.store.reading.partitions import Span
 
 
 def request(first: int, count: int) -> bytes:

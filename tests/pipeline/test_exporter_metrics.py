@@ -15,7 +15,6 @@ import quiver
 from lifeline import Lifeline
 from quiver.delivery.dead_letters import DeadLetters
 from quiver.delivery.exporter_stats import ExporterStats
-from quiver.delivery.retry_set import RetrySet
 from quiver.metrics import METRICS, OpenTelemetryObserver
 from quiver.pipeline.child import ChildContext
 from quiver.pipeline.exporter_figures import ExporterFigures
@@ -26,6 +25,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.exporter_report import FAILURE_TYPES
 from quiver.store.format.names import report_name, retry_set_name
 from quiver.store.opening import open_store
+from quiver.store.reading.retry_set import RetrySet
 from quiver.testing.clock import ManualClock
 
 CONFIGS = {

@@ -23,12 +23,12 @@ from soak_far_side import FIRST_NS, FarSide, is_poison, numbers_of
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import read_letters
-from quiver.delivery.retry_set import load_retry_set
 from quiver.pipeline.child import INGEST_READY, SPARK_READY
 from quiver.pipeline.run import read_state
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import parse_segment_name
-from quiver.store.roster import standings
+from quiver.store.reading.listing import standings
+from quiver.store.reading.retry_set import load_retry_set
 
 ODD_EVERY, ODD = 1009, 100
 """Each record of such a number is one that the processor fails on; every attempt costs some jobs of Spark's."""

@@ -30,11 +30,11 @@ from quiver import AtCapacity, Bundle, BundleUnavailable, DirectoryInUse, Quiver
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver, Observer, Value
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.options import parse_options
 from quiver.spark.read_partition import open_checked
-from quiver.spark.segments import SegmentList
-from quiver.spark.subscription import Subscription
 from quiver.store.format.cores import core_directory
+from quiver.store.reading.segments import SegmentList
+from quiver.store.reading.stream_options import parse_options
+from quiver.store.reading.subscription import Subscription
 
 PRODUCERS = 2
 SUBSCRIBERS = {"fast": 0.0, "steady": 0.002, "slow": 0.01}

@@ -6,10 +6,10 @@ import pytest
 
 from quiver.errors import WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES, RealFileSystem
-from quiver.spark.checkpoint import Checkpoint, is_local, repair_checkpoint
-from quiver.spark.options import parse_options
-from quiver.spark.segments import SegmentList
-from quiver.spark.subscription import Subscription
+from quiver.store.reading.checkpoint import Checkpoint, is_local, repair_checkpoint
+from quiver.store.reading.segments import SegmentList
+from quiver.store.reading.stream_options import parse_options
+from quiver.store.reading.subscription import Subscription
 
 
 class Syncs(RealFileSystem):

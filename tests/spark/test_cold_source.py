@@ -14,7 +14,7 @@ from quiver.errors import Damaged
 from quiver.objects.location import ObjectLocation
 from quiver.settings import Settings
 from quiver.spark.read_partition import open_checked
-from quiver.spark.segments import store_root
+from quiver.store.reading.segments import store_root
 
 ROWS = 40
 

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 import quiver
 from quiver.errors import DataLoss, DirectoryInUse, WrongUse
 from quiver.settings import Settings
-from quiver.spark.offsets import CoresOffset, Position, StreamOffset
 from quiver.spark.source import QuiverDataSource
+from quiver.store.reading.offsets import CoresOffset, Position, StreamOffset
 
 SCHEMA = from_arrow_schema(pa.schema([("id", pa.int64())]))
 ALL = ReadAllAvailable()

@@ -12,11 +12,11 @@ from stores import logs_request, seal_requests
 from quiver.bundle import BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
-from quiver.delivery.retry_set import load_retry_set
 from quiver.errors import AtCapacity, DeliveryHalted, DirectoryInUse
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.held import BundleExport, HeldExports, names_apart, told
 from quiver.spark.poison import PoisonSieve
+from quiver.store.reading.retry_set import load_retry_set
 from quiver.testing.clock import ManualClock
 
 FAILED = Transient("PROCESSOR", "division by zero")

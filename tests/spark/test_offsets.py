@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quiver.errors import DataLoss, WrongUse
-from quiver.spark.offsets import Position, StreamOffset, parse_starting
+from quiver.store.reading.offsets import Position, StreamOffset, parse_starting
 
 
 def test_the_text_spark_compares_never_changes():

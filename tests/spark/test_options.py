@@ -7,11 +7,11 @@ from pyspark.sql.types import StructType
 
 from quiver.errors import WrongUse
 from quiver.spark.aof_source import AofDataSource
-from quiver.spark.offsets import Position
-from quiver.spark.options import parse_options
-from quiver.spark.partitions import Limits
 from quiver.spark.source import QuiverDataSource
 from quiver.spark.topic_source import TopicDataSource
+from quiver.store.reading.offsets import Position
+from quiver.store.reading.partitions import Limits
+from quiver.store.reading.stream_options import parse_options
 
 
 def test_keys_come_in_any_case():

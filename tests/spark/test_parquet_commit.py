@@ -7,7 +7,6 @@ import json
 import pytest
 
 from quiver.errors import Damaged
-from quiver.spark.offsets import Position
 from quiver.spark.parquet_commit import (
     RECORDS_KEPT,
     ExportCommitter,
@@ -17,6 +16,7 @@ from quiver.spark.parquet_commit import (
     committed_apart,
     part_prefix,
 )
+from quiver.store.reading.offsets import Position
 from quiver.testing.crashfs import CrashFileSystem
 
 QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"

@@ -5,8 +5,16 @@ Which bundles a batch takes, and how they are shared out.
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiver.spark.offsets import Position
-from quiver.spark.partitions import PARTITION_BYTES_MIN, Limits, SegmentSummary, end_of, pack, spans_between, take
+from quiver.store.reading.offsets import Position
+from quiver.store.reading.partitions import (
+    PARTITION_BYTES_MIN,
+    Limits,
+    SegmentSummary,
+    end_of,
+    pack,
+    spans_between,
+    take,
+)
 
 MIB = 1024 * 1024
 

@@ -13,13 +13,13 @@ from stores import logs_request, seal_requests, spans_request
 from quiver.bundle import BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import RetryPolicy
-from quiver.delivery.retry_set import load_retry_set
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.export_query import TableBatches
 from quiver.spark.exporter_settings import FileSettings
 from quiver.spark.exporters import exporter_of
 from quiver.spark.poison import PoisonSieve
 from quiver.spark.processor_settings import SqlSettings
+from quiver.store.reading.retry_set import load_retry_set
 from quiver.testing.clock import ManualClock
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ from quiver.qwp.rows import RowTable
 from quiver.qwp.wire.message import encode_message
 from quiver.receivers.qwp_intake import QwpIntake
 from quiver.receivers.qwp_settings import QwpSettings
-from quiver.spark.options import parse_options
+from quiver.store.reading.stream_options import parse_options
 
 pytestmark = pytest.mark.spark
 

@@ -10,10 +10,10 @@ import pytest
 import quiver
 from quiver.errors import DataLoss
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.options import parse_options
-from quiver.spark.segments import SegmentList
-from quiver.spark.subscription import Subscription
 from quiver.store.floor_file import read_floor
+from quiver.store.reading.segments import SegmentList
+from quiver.store.reading.stream_options import parse_options
+from quiver.store.reading.subscription import Subscription
 from quiver.store.snapshots.snapshot import restore, snapshot
 from quiver.testing.clock import ManualClock
 

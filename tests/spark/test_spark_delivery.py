@@ -16,7 +16,6 @@ from quiver.bundle import OTLP_SCHEMA, BundleRef
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
-from quiver.delivery.retry_set import load_retry_set
 from quiver.errors import DeliveryHalted
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.delivery import BundleDelivery, start_delivery
@@ -24,6 +23,7 @@ from quiver.spark.export_query import start_export
 from quiver.spark.exporter_parquet import run_exporter
 from quiver.spark.exporter_settings import FileSettings
 from quiver.spark.poison import PoisonSieve
+from quiver.store.reading.retry_set import load_retry_set
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 from quiver.testing.clock import ManualClock

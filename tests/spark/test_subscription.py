@@ -10,11 +10,11 @@ from stores import StoreMaker
 
 from quiver.errors import Damaged, DataLoss, DirectoryInUse, WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.offsets import Position, StreamOffset
-from quiver.spark.options import parse_options
-from quiver.spark.segments import SegmentList
-from quiver.spark.subscription import Subscription
-from quiver.store.roster import drop, rewind
+from quiver.store.reading.listing import drop, rewind
+from quiver.store.reading.offsets import Position, StreamOffset
+from quiver.store.reading.segments import SegmentList
+from quiver.store.reading.stream_options import parse_options
+from quiver.store.reading.subscription import Subscription
 from quiver.store.subscribers.progress_store import SubscriberFile, find_subscribers
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.clock import ManualClock

@@ -9,12 +9,12 @@ import pytest
 from quiver.errors import DataLoss
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.offsets import Position, StreamOffset
-from quiver.spark.options import parse_options
-from quiver.spark.segments import SegmentList
-from quiver.spark.subscription import Subscription
 from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
+from quiver.store.reading.offsets import Position, StreamOffset
+from quiver.store.reading.segments import SegmentList
+from quiver.store.reading.stream_options import parse_options
+from quiver.store.reading.subscription import Subscription
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.testing.clock import ManualClock
 from quiver.testing.faultfs import FaultFileSystem

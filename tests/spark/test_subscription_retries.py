@@ -5,13 +5,13 @@ What an exporter could not deliver yet is never acknowledged, however far its qu
 import pytest
 
 from quiver.bundle import BundleRef
-from quiver.delivery.retry_set import RetrySet
 from quiver.errors import Damaged, DataLoss
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.offsets import Position, StreamOffset
-from quiver.spark.options import parse_options
-from quiver.spark.segments import SegmentList
-from quiver.spark.subscription import Subscription
+from quiver.store.reading.offsets import Position, StreamOffset
+from quiver.store.reading.retry_set import RetrySet
+from quiver.store.reading.segments import SegmentList
+from quiver.store.reading.stream_options import parse_options
+from quiver.store.reading.subscription import Subscription
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 from quiver.testing.clock import ManualClock

@@ -16,7 +16,7 @@ from query_stores import LOGS, ROOT, filled, opened
 
 from quiver.bundle import Bundle
 from quiver.errors import WrongUse
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.store.segment.widest import representative, widest
 
 WORDS = ["", "a", "bb", "ccc", "ü", "a longer one"]

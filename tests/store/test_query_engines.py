@@ -18,7 +18,7 @@ from query_stores import LOGS, ROOT, filled, opened
 import quiver
 from quiver.bundle import Bundle
 from quiver.errors import Damaged, StoreClosed, WrongUse
-from quiver.store.read import read
+from quiver.store.reading.read import read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ from query_stores import LOGS, ROOT, CountingFiles, filled, opened
 
 from quiver.bundle import Bundle
 from quiver.errors import WrongUse
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.store.segment.reader import SegmentReader
 
 UTC_NS = pa.timestamp("ns", "UTC")

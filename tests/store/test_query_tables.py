@@ -10,7 +10,7 @@ from query_stores import ROOT, opened
 
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY, Bundle
 from quiver.errors import WrongUse
-from quiver.store.read import read
+from quiver.store.reading.read import read
 
 
 def rows(table: str, **columns: list[object]) -> Bundle:

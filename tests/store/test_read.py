@@ -12,7 +12,7 @@ from quiver.errors import BundleInvalid, Damaged, WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.opening import open_store
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

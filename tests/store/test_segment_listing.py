@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import segment_name
+from quiver.store.reading.directory import StoreDirectory
 from quiver.store.segment.listing import list_segments
 
 

@@ -11,7 +11,7 @@ from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.opening import open_store
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.store.store import Store
 from quiver.store.wal.replay import find_wal_files, scan_file
 from quiver.testing.clock import ManualClock

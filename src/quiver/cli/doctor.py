@@ -12,7 +12,7 @@ import typer
 from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
 
 if TYPE_CHECKING:
-    from quiver.store.doctor import Diagnosis
+    from quiver.store.reading.doctor import Diagnosis
 
 __all__ = ["doctor"]
 
@@ -31,7 +31,7 @@ def doctor(
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.doctor import diagnose  # noqa: PLC0415
+    from quiver.store.reading.doctor import diagnose  # noqa: PLC0415
 
     with Progress("measuring") as progress:
         # A mount is found by its whole path.

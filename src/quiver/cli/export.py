@@ -18,7 +18,7 @@ from quiver.errors import WrongUse
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from quiver.store.read import StoreReader
+    from quiver.store.reading.read import StoreReader
 
 __all__ = ["export"]
 
@@ -53,9 +53,9 @@ def export(
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.export import export as write  # noqa: PLC0415
-    from quiver.store.export import format_of  # noqa: PLC0415
-    from quiver.store.read import read  # noqa: PLC0415
+    from quiver.store.reading.export import export as write  # noqa: PLC0415
+    from quiver.store.reading.export import format_of  # noqa: PLC0415
+    from quiver.store.reading.read import read  # noqa: PLC0415
 
     kind = format_of(str(to))
     if to.exists() and not force:
@@ -119,7 +119,7 @@ def _rows_of_slot(
     import pyarrow as pa  # noqa: PLC0415
 
     from quiver.bundle import QWP_SLOT  # noqa: PLC0415
-    from quiver.store.export import plain_schema  # noqa: PLC0415
+    from quiver.store.reading.export import plain_schema  # noqa: PLC0415
     from quiver.store.segment.conform import conform  # noqa: PLC0415
 
     if slot is None:

@@ -47,10 +47,10 @@ def migrate(
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.check import refuse_snapshot  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.offline.migrate import migrate as change  # noqa: PLC0415
     from quiver.store.offline.migrate import require_migratable  # noqa: PLC0415
+    from quiver.store.reading.check import refuse_snapshot  # noqa: PLC0415
 
     table = None if adapter is None else _read_adapter(adapter)
     roots = instance_roots(REAL_FILES, str(directory))

@@ -31,10 +31,10 @@ def repair(
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.check import nested_stores, refuse_snapshot  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.offline.closed import require_closed  # noqa: PLC0415
     from quiver.store.offline.repair import repair as mend  # noqa: PLC0415
+    from quiver.store.reading.check import nested_stores, refuse_snapshot  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
     refuse_snapshot(REAL_FILES, str(directory))

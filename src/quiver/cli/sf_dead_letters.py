@@ -202,7 +202,7 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
     import pyarrow as pa  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.export import export  # noqa: PLC0415
+    from quiver.store.reading.export import export  # noqa: PLC0415
     from quiver.store.segment.conform import conform  # noqa: PLC0415
 
     if to is None:
@@ -261,7 +261,7 @@ def _groups(found: _Found, wanted: str | None) -> dict[str, list[_Group]]:
 def _with_reason(one: StoredLetter, table: Table) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415 - keeps `--help` quick
 
-    from quiver.store.export import plain_schema  # noqa: PLC0415
+    from quiver.store.reading.export import plain_schema  # noqa: PLC0415
     from quiver.store.segment.conform import conform  # noqa: PLC0415
 
     batch = table.to_arrow()

@@ -15,7 +15,7 @@ from quiver.errors import SubscriberUnknown, WrongUse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quiver.store.roster import Rewound, Standing
+    from quiver.store.reading.listing import Rewound, Standing
 
 __all__ = ["subscribers"]
 
@@ -42,8 +42,8 @@ def subscribers(
     """
     from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.check import refuse_snapshot  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
+    from quiver.store.reading.check import refuse_snapshot  # noqa: PLC0415
 
     roots = instance_roots(REAL_FILES, str(directory))
     others = [root for stores in stores_beside(REAL_FILES, directory).values() for root in stores]
@@ -75,7 +75,7 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     from quiver.cli.reports import reported, since_success  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.roster import standings  # noqa: PLC0415
+    from quiver.store.reading.listing import standings  # noqa: PLC0415
 
     now_ns = SYSTEM_CLOCK.now_ns()
     found = [(root, one) for root in roots for one in standings(REAL_FILES, root, now_ns=now_ns)]
@@ -163,7 +163,7 @@ def _retry_row(one: Standing, retries: dict[str, Any]) -> dict[str, Any]:
 
 def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.roster import drop  # noqa: PLC0415
+    from quiver.store.reading.listing import drop  # noqa: PLC0415
 
     done: list[dict[str, Any]] = []
     for root in roots:
@@ -179,7 +179,7 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import skip_ledger_name  # noqa: PLC0415
-    from quiver.store.roster import rewind  # noqa: PLC0415
+    from quiver.store.reading.listing import rewind  # noqa: PLC0415
 
     start: Any = parse_start(to, option="--to", now_ns=SYSTEM_CLOCK.now_ns())
     if isinstance(start, int) and len(roots) > 1:
@@ -215,9 +215,9 @@ def _forget_retries(root: str, subscriber: str, rewound: Rewound) -> None:
     Take what was skipped out of the exporter's retry set: it would be tried again from there.
     """
     from quiver.bundle import BundleRef  # noqa: PLC0415
-    from quiver.delivery.retry_set import RetrySet  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import retry_set_name  # noqa: PLC0415
+    from quiver.store.reading.retry_set import RetrySet  # noqa: PLC0415
 
     if not REAL_FILES.exists(f"{root}/{retry_set_name(subscriber)}"):
         return

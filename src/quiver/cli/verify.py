@@ -15,7 +15,7 @@ from quiver.cli.paths import pipeline_given
 from quiver.primitives.findings import Finding
 
 if TYPE_CHECKING:
-    from quiver.store.check import StoreReport
+    from quiver.store.reading.check import StoreReport
 
 __all__ = ["verify"]
 
@@ -49,7 +49,7 @@ def verify(
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.check import check_store  # noqa: PLC0415
+    from quiver.store.reading.check import check_store  # noqa: PLC0415
 
     roots, others = _to_read(source, assignments, run_dir)
     location = object_location(objects, option)

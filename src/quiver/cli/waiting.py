@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quiver.cli.output import human_age
-from quiver.delivery.retry_set import load_retry_set
 from quiver.errors import Damaged
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.retry_set import RetryEntry
+from quiver.store.reading.retry_set import load_retry_set
 
 __all__ = ["Waiting", "waiting_of", "when"]
 

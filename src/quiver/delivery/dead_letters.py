@@ -35,10 +35,10 @@ from quiver.settings import Settings
 from quiver.store.capacity import AloneCapacity, OwnCap
 from quiver.store.disk_budget import DiskShare
 from quiver.store.format.names import DEAD_LETTER_DIR, SEGMENTS_DIR, check_subscriber_id
-from quiver.store.log_tail import sealed_and_logged
 from quiver.store.opening import open_store
-from quiver.store.read import StoreReader
-from quiver.store.roster import find_segments
+from quiver.store.reading.listing import find_segments
+from quiver.store.reading.log_tail import sealed_and_logged
+from quiver.store.reading.read import StoreReader
 from quiver.store.store import Store
 from quiver.store.subscribers.progress_store import SubscriberFile, find_subscribers, load_progress
 from quiver.store.subscribers.state import SegmentRef, SubscriberState

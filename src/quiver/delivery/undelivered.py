@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Again, Done, GiveUp, Permanent, RetryPolicy, Transient
-from quiver.delivery.retry_set import RetrySet
 from quiver.errors import AtCapacity, QuiverError, WrongUse
 from quiver.observe import InMemoryObserver, Observer
+from quiver.store.reading.retry_set import RetrySet
 
 if TYPE_CHECKING:
     from quiver.delivery.dead_letters import DeadLetters  # has the engine, which a Spark process has no use for

@@ -11,10 +11,10 @@ from typing import Any
 
 from quiver.delivery.dead_letters import count_letters
 from quiver.delivery.exporter_stats import load_report
-from quiver.delivery.retry_set import load_retry_set
 from quiver.errors import QuiverError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.store.reading.retry_set import load_retry_set
 from quiver.store.store import Store
 
 __all__ = ["ExporterFigures"]

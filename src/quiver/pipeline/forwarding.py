@@ -20,7 +20,6 @@ from quiver.delivery.dead_letters import DeadLetter, DeadLetters
 from quiver.delivery.exporter_stats import ExporterStats
 from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Outcome, RetryPolicy
-from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import SettingsInvalid, StoreFailed, WrongUse
 from quiver.exporters.forward import BundleForwarder
@@ -34,6 +33,7 @@ from quiver.primitives.worker import Worker
 from quiver.store.disk_budget import DiskShare
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import STORE_ID
+from quiver.store.reading.retry_set import RetrySet
 from quiver.store.store import Store
 
 if TYPE_CHECKING:

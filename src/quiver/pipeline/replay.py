@@ -32,7 +32,7 @@ from quiver.pipeline.queries import QueryPlan, export_of, plan_queries, spark_se
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker
 from quiver.store.opening import open_store
-from quiver.store.roster import find_segments
+from quiver.store.reading.listing import find_segments
 
 if TYPE_CHECKING:
     import pyarrow as pa

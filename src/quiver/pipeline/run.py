@@ -46,8 +46,8 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cores.instances import instance_roots
-from quiver.store.log_tail import sealed_and_logged
-from quiver.store.roster import standings
+from quiver.store.reading.listing import standings
+from quiver.store.reading.log_tail import sealed_and_logged
 
 __all__ = [
     "RUN_LOCK",

@@ -23,12 +23,12 @@ from quiver.pipeline.store_config import StoreReceiverSettings
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker
-from quiver.spark.cores import CoresSubscription
-from quiver.spark.options import SourceOptions, parse_options
-from quiver.spark.partitions import Span
-from quiver.spark.segments import SegmentList, store_roots
-from quiver.spark.subscription import Subscription
 from quiver.store.cold.files import ColdFiles
+from quiver.store.reading.cores import CoresSubscription
+from quiver.store.reading.partitions import Span
+from quiver.store.reading.segments import SegmentList, store_roots
+from quiver.store.reading.stream_options import SourceOptions, parse_options
+from quiver.store.reading.subscription import Subscription
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.store import Store
 

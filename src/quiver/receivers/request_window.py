@@ -37,7 +37,7 @@ from quiver.primitives.disk.lock import hold, holder_of, is_held
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.dedupe import digests_of_batches, digests_of_entry
 from quiver.store.format.cores import core_directory, parse_core_directory
-from quiver.store.recent import recent_data, sync_log
+from quiver.store.reading.recent import recent_data, sync_log
 
 __all__ = ["REQUESTS_NAME", "RequestWindow", "WindowStore"]
 

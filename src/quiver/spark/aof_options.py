@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quiver.errors import DataLoss, WrongUse
-from quiver.spark.offsets import IngestedAt, parse_timestamp
-from quiver.spark.option_values import bytes_option, count_option, switch_option
+from quiver.option_values import bytes_option, count_option, switch_option
+from quiver.store.reading.offsets import IngestedAt, parse_timestamp
 
 __all__ = [
     "AOF_COLUMNS",

@@ -23,7 +23,7 @@ from quiver.aof.search import begin_at, require_place
 from quiver.aof.source import Source
 from quiver.errors import Damaged, DataLoss, QuiverError, RecordUnknown
 from quiver.spark.aof_options import AofBound, AofPosition
-from quiver.spark.offsets import IngestedAt
+from quiver.store.reading.offsets import IngestedAt
 
 __all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogView", "Piece", "read_piece"]
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 
 from quiver.aof.format.names import is_stream_name
 from quiver.errors import WrongUse
+from quiver.option_values import bytes_option, transaction_option
 from quiver.primitives.batch_notes import BATCH_MAX, ONCE_PREFIX, is_writer
 from quiver.settings import MIB
-from quiver.spark.option_values import bytes_option, transaction_option
 
 __all__ = ["AofSinkOptions", "check_record_columns", "parse_aof_sink_options"]
 

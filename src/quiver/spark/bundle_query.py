@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.checkpoint import is_local, repair_checkpoint
 from quiver.spark.formats import register
+from quiver.store.reading.checkpoint import is_local, repair_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

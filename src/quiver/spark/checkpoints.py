@@ -24,10 +24,10 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import Finding
-from quiver.spark.offsets import CoresOffset, StreamOffset
-from quiver.spark.segments import SegmentList, store_identity, store_roots
 from quiver.store.cold.files import ColdFiles
 from quiver.store.format.snapshot_list import SnapshotFile, is_listable
+from quiver.store.reading.offsets import CoresOffset, StreamOffset
+from quiver.store.reading.segments import SegmentList, store_identity, store_roots
 
 __all__ = ["check_checkpoint", "copy_checkpoint", "restore_checkpoint"]
 

@@ -23,7 +23,6 @@ from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.batches import BatchDelivery
 from quiver.delivery.policy import Outcome, RetryPolicy
-from quiver.delivery.retry_set import RetrySet
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import DeliveryHalted, ObjectsUnavailable, StoreFailed
 from quiver.observe import InMemoryObserver, Observer
@@ -31,7 +30,8 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.spark.bundle_query import start_bundle_query
 from quiver.spark.held import LettersOf, unresolved_bundles
-from quiver.spark.segments import store_identity, store_root, store_roots
+from quiver.store.reading.retry_set import RetrySet
+from quiver.store.reading.segments import store_identity, store_root, store_roots
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

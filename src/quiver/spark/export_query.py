@@ -24,8 +24,8 @@ from quiver.spark.exporters import BatchOf, ParquetTables, TableExporter, export
 from quiver.spark.poison import ExportBatch
 from quiver.spark.processor_settings import SqlSettings
 from quiver.spark.processors import Step, process
-from quiver.spark.segments import store_identities
 from quiver.spark.tables import Descriptors, tables_of
+from quiver.store.reading.segments import store_identities
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -35,11 +35,11 @@ from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
 from quiver.spark.exported import exported_parts
 from quiver.spark.exporter_settings import check_file_mode, directory_mode
-from quiver.spark.offsets import STORE_UNKNOWN, Position
 from quiver.spark.output_files import begin_file, synced_bytes
 from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
 from quiver.spark.poison import ExportBatch
-from quiver.spark.segments import store_identities, store_root
+from quiver.store.reading.offsets import STORE_UNKNOWN, Position
+from quiver.store.reading.segments import store_identities, store_root
 from quiver.store.segment.conform import conform
 
 if TYPE_CHECKING:

@@ -40,7 +40,6 @@ from quiver.spark.exporter_settings import (
     SparkSinkSettings,
     directory_mode,
 )
-from quiver.spark.offsets import Position
 from quiver.spark.otlp_rows import is_view, json_of_rows
 from quiver.spark.output_files import begin_file, synced_bytes
 from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
@@ -52,6 +51,7 @@ from quiver.spark.tables import column_named
 from quiver.spark.topic_export import TopicExporter
 from quiver.spark.topic_export_settings import TopicSinkSettings
 from quiver.store.format.sink_commit import INCOMING_DIR
+from quiver.store.reading.offsets import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

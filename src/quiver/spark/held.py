@@ -26,7 +26,6 @@ from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.batches import read_stored
 from quiver.delivery.policy import GiveUp, Permanent, RetryPolicy, Transient, outcome_of_error
-from quiver.delivery.retry_set import RetrySet, load_retry_set
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHalted, QuiverError, StoreFailed
 from quiver.observe import InMemoryObserver, Observer
@@ -36,10 +35,11 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.spark.exported import failure_type
 from quiver.spark.parquet_commit import apart_id
-from quiver.spark.segments import store_identity
 from quiver.spark.tables import Descriptors
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
-from quiver.store.roster import find_segments
+from quiver.store.reading.listing import find_segments
+from quiver.store.reading.retry_set import RetrySet, load_retry_set
+from quiver.store.reading.segments import store_identity
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 

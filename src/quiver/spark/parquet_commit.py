@@ -35,7 +35,7 @@ from quiver.errors import Damaged
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.spark.offsets import STORE_UNKNOWN, Position
+from quiver.store.reading.offsets import STORE_UNKNOWN, Position
 
 __all__ = [
     "APART_PREFIX",

@@ -31,8 +31,8 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.held import BundleExport, HeldExports, LettersOf, blames_nobody, names_apart, told, undecodable
 from quiver.spark.isolate import isolate
-from quiver.spark.segments import store_root, store_roots
 from quiver.spark.tables import Descriptors
+from quiver.store.reading.segments import store_root, store_roots
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

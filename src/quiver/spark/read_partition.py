@@ -21,9 +21,9 @@ from quiver.otap import decode_groups, slots_of_view, view_schema
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
-from quiver.spark.options import METADATA_COLUMNS, Mode
-from quiver.spark.partitions import Span
 from quiver.store.cold.files import COLD_INODE, ColdFiles
+from quiver.store.reading.partitions import Span
+from quiver.store.reading.stream_options import METADATA_COLUMNS, Mode
 from quiver.store.segment.conform import coalesce, conform
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.schemas import is_of_table

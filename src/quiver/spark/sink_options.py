@@ -29,10 +29,10 @@ from typing import Literal, cast, get_args
 
 from quiver.bundle import OTAP
 from quiver.errors import SettingsInvalid, WrongUse
+from quiver.option_values import bytes_option, count_option, transaction_option
 from quiver.primitives.batch_notes import BATCH_MAX, is_writer
 from quiver.settings import Compression, parse_duration_s
-from quiver.spark.option_values import bytes_option, count_option, transaction_option
-from quiver.spark.options import VIEWS
+from quiver.store.reading.stream_options import VIEWS
 
 __all__ = ["SinkOptions", "parse_sink_options"]
 

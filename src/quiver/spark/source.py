@@ -22,14 +22,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
+from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.otap import slots_of_view, view_schema
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.cast import spark_schema
-from quiver.spark.cores import CoresSubscription
-from quiver.spark.offsets import IngestedAt, Position, StartingOffsets
-from quiver.spark.option_values import refuse_ending, refuse_stream_options
-from quiver.spark.options import STREAM_OPTIONS, SourceOptions, parse_options
-from quiver.spark.partitions import Span, pack, spans_between
 from quiver.spark.read_partition import (
     BUNDLE_SCHEMA,
     IPC_SCHEMA,
@@ -38,11 +34,9 @@ from quiver.spark.read_partition import (
     PartitionReader,
 )
 from quiver.spark.refused_stream import stream_reader
-from quiver.spark.segments import SegmentList, store_roots
 from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.sink_options import SinkOptions, parse_sink_options
 from quiver.spark.sink_stage import store_sink
-from quiver.spark.subscription import Subscription
 from quiver.spark.table_options import (
     given_options,
     options_of_table,
@@ -50,6 +44,12 @@ from quiver.spark.table_options import (
     schema_with_options,
 )
 from quiver.store.cold.files import ColdFiles
+from quiver.store.reading.cores import CoresSubscription
+from quiver.store.reading.offsets import IngestedAt, Position, StartingOffsets
+from quiver.store.reading.partitions import Span, pack, spans_between
+from quiver.store.reading.segments import SegmentList, store_roots
+from quiver.store.reading.stream_options import STREAM_OPTIONS, SourceOptions, parse_options
+from quiver.store.reading.subscription import Subscription
 from quiver.store.segment.schemas import is_of_table
 from quiver.store.segment.widest import columns_of, representative
 
@@ -73,7 +73,7 @@ class QuiverDataSource(DataSource):
     """
     ``format("quiver")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
-    Options of reads: see `quiver.spark.options`; of writes: `quiver.spark.sink_options`.
+    Options of reads: see `quiver.store.reading.stream_options`; of writes: `quiver.spark.sink_options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

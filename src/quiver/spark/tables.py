@@ -21,8 +21,8 @@ from quiver.otap import VIEWS, decode_groups, slots_of_view, view_schema
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.scan import Damage
 from quiver.spark.bundles import open_bundles_at
-from quiver.spark.offsets import STORE_UNKNOWN, Position
-from quiver.spark.segments import store_root
+from quiver.store.reading.offsets import STORE_UNKNOWN, Position
+from quiver.store.reading.segments import store_root
 from quiver.store.segment.conform import coalesce, conform
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from quiver.spark.exporters import BatchOf
-    from quiver.spark.offsets import Position
+    from quiver.store.reading.offsets import Position
 
 __all__ = ["TopicExporter"]
 

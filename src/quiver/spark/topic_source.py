@@ -21,9 +21,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from quiver.errors import DataLoss, WrongUse
+from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.offsets import IngestedAt
-from quiver.spark.option_values import refuse_ending, refuse_stream_options
 from quiver.spark.refused_stream import stream_reader
 from quiver.spark.sink import BatchWriter, StreamWriter
 from quiver.spark.table_options import (
@@ -40,6 +39,7 @@ from quiver.spark.topic_reading import TopicView
 from quiver.spark.topic_rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
 from quiver.spark.topic_sink import TopicSink
 from quiver.spark.topic_sink_options import TopicSinkOptions, check_columns, parse_topic_sink_options
+from quiver.store.reading.offsets import IngestedAt
 from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
 
 if TYPE_CHECKING:

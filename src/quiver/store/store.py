@@ -40,7 +40,7 @@ from quiver.store.format.names import SEGMENTS_DIR
 from quiver.store.group_seal import GroupSeal
 from quiver.store.held_place import HeldPlace
 from quiver.store.parts import Parts
-from quiver.store.read import StoreReader
+from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
 from quiver.store.sealer import Sealer
 from quiver.store.sealing import LAG_SEGMENTS, Sealing

@@ -18,8 +18,8 @@ from quiver.store.format.cores import parse_core_directory
 from quiver.store.format.names import WAL_DIR
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.parts import Parts
-from quiver.store.query import By, Moment, Scan
-from quiver.store.read import StoreReader
+from quiver.store.reading.query import By, Moment, Scan
+from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt
 from quiver.store.wal.replay import logged_entries
 

@@ -18,7 +18,7 @@ from quiver.settings import Settings
 from quiver.store.format.cold_list import ColdList, decode_cold_list
 from quiver.store.format.names import parse_segment_name
 from quiver.store.opening import open_store
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

@@ -8,8 +8,8 @@ import pytest
 from store_cold_rig import COLD, LIST, ROOT, Rig, drain, listed, number_of
 
 from quiver.errors import Damaged, ObjectsUnavailable
-from quiver.store.check import check_store
-from quiver.store.read import read
+from quiver.store.reading.check import check_store
+from quiver.store.reading.read import read
 from quiver.testing.crashfs import CrashFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")

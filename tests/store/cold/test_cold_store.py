@@ -19,7 +19,7 @@ from quiver.primitives.scan import Frame
 from quiver.settings import Settings
 from quiver.store.format.floor import decode_floor
 from quiver.store.opening import open_store
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultobjects import FaultObjects

@@ -18,7 +18,7 @@ from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.store.check import check_store
+from quiver.store.reading.check import check_store
 from quiver.store.store import Store
 from s3_server import S3Server
 

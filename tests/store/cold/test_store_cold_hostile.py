@@ -9,9 +9,9 @@ from store_cold_rig import ROOT, WHERE, Rig, bundle_of, drain, number_of
 
 from hostile_objects import CHANGES, TEBIBYTE, HostileObjects, Made, little_memory
 from quiver.errors import Damaged
-from quiver.store.check import check_store
 from quiver.store.cold.restore import restore_from_tier, stores_in_tier
-from quiver.store.read import read
+from quiver.store.reading.check import check_store
+from quiver.store.reading.read import read
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -12,7 +12,7 @@ from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
 from quiver.store.cores.removal import remove_drained
 from quiver.store.cores.store import ShardedStore
-from quiver.store.read import read
+from quiver.store.reading.read import read
 from quiver.testing.crashfs import CrashFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")

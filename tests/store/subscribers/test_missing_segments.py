@@ -11,8 +11,8 @@ import quiver
 from quiver.clock import SYSTEM_CLOCK
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.check import check_store
 from quiver.store.offline.repair import repair
+from quiver.store.reading.check import check_store
 from quiver.store.snapshots.snapshot import restore, snapshot
 from quiver.store.subscribers.missing import find_missing
 

@@ -18,7 +18,6 @@ from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.forked import refuse_in_children
 from quiver.settings import Settings
 from quiver.store.capacity import AloneCapacity, OwnCap
-from quiver.store.check import refuse_snapshot
 from quiver.store.cores.capacity import SharedCapacity, find_cores
 from quiver.store.cores.claims import Evictor
 from quiver.store.cores.store import Shard, ShardedStore
@@ -26,6 +25,7 @@ from quiver.store.disk_budget import DiskShare
 from quiver.store.format.cores import CORE_MAX, core_directory
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.opening import open_store
+from quiver.store.reading.check import refuse_snapshot
 from quiver.store.store import Store
 from quiver.store.subscribers.progress_store import create_if_missing, find_subscribers
 from quiver.store.subscribers.state import Segments

@@ -25,7 +25,7 @@ from quiver.store.format.names import (
     parse_segment_name,
 )
 from quiver.store.format.sink_commit import INCOMING_DIR
-from quiver.store.log_tail import sealed_and_logged
+from quiver.store.reading.log_tail import sealed_and_logged
 
 __all__ = ["remove_drained"]
 

@@ -31,8 +31,8 @@ from quiver.store.cores.capacity import STALE_S, SharedCapacity, find_cores
 from quiver.store.cores.claims import Evictor, forget_record, read_record, take_claim, was_evicted
 from quiver.store.cores.removal import remove_drained
 from quiver.store.cores.subscriber import ShardedSubscriber
-from quiver.store.query import By, Moment, Scan
-from quiver.store.read import StoreReader
+from quiver.store.reading.query import By, Moment, Scan
+from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import MaintenanceReport
 from quiver.store.store import Store
 from quiver.store.subscribers.delivery import Order

@@ -18,7 +18,7 @@ from quiver.settings import Settings
 from quiver.store.format.cores import EVICT_LOCK, parse_core_directory
 from quiver.store.format.names import STORE_LOCK
 from quiver.store.opening import open_store
-from quiver.store.written_by import written_by
+from quiver.store.reading.written_by import written_by
 
 __all__ = ["drain", "held_closed", "require_closed"]
 

@@ -33,7 +33,6 @@ from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, repl
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
 from quiver.settings import Profile
-from quiver.store.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
 from quiver.store.cold.files import read_cold_list
 from quiver.store.floor_file import raise_floor
 from quiver.store.format.cursor import decode_cursor
@@ -49,12 +48,13 @@ from quiver.store.format.segment.ipc_table import decode_table, encode_table
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
 from quiver.store.format.wal_file import encode_wal_header
 from quiver.store.offline.closed import drain, held_closed
-from quiver.store.roster import find_segments
+from quiver.store.reading.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
+from quiver.store.reading.listing import find_segments
+from quiver.store.reading.written_by import AdapterByHash, written_by
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.progress_store import find_subscribers, load_progress, lock_subscriber, progress_path
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 from quiver.store.wal.replay import find_wal_files, scan_file
-from quiver.store.written_by import AdapterByHash, written_by
 
 __all__ = ["Migrated", "migrate", "require_migratable"]
 

@@ -30,7 +30,6 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.copying import checksum_of, copy_file, link_or_copy
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
-from quiver.store.check import check_store
 from quiver.store.cores.instances import instance_roots
 from quiver.store.floor_file import number_beyond, read_floor, skip_numbers
 from quiver.store.format.names import (
@@ -48,6 +47,7 @@ from quiver.store.format.snapshot_list import (
     decode_snapshot_list,
     encode_snapshot_list,
 )
+from quiver.store.reading.check import check_store
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.snapshots.copying import Copied, StoreCopy
 from quiver.store.snapshots.new_directory import begin_directory, finish_directory

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from quiver.errors import Damaged
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import WAL_ACTIVE, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
-from quiver.store.roster import find_segments
+from quiver.store.reading.directory import StoreDirectory
+from quiver.store.reading.listing import find_segments
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.wal.scan import ScannedEntry, WalFileScan
 

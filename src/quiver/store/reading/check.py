@@ -49,11 +49,11 @@ from quiver.store.format.progress import decode_progress
 from quiver.store.format.retry_set import decode_retry_set
 from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
+from quiver.store.reading.written_by import as_written
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.missing import find_missing
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
 from quiver.store.wal.scan import WalFileScan
-from quiver.store.written_by import as_written
 
 __all__ = ["SMALL_FILE_BYTES_MAX", "StoreReport", "check_store", "nested_stores", "refuse_snapshot", "require_store"]
 

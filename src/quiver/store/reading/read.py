@@ -33,12 +33,12 @@ from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.file_system import FileSystem, directory_name
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cold.files import OpenTier
-from quiver.store.digests import SegmentDigests
-from quiver.store.directory import StoreDirectory
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
-from quiver.store.log_tail import LogFile, snapshot_log, uncovered
-from quiver.store.query import By, Moment, Scan, table_names
+from quiver.store.reading.digests import SegmentDigests
+from quiver.store.reading.directory import StoreDirectory
+from quiver.store.reading.log_tail import LogFile, snapshot_log, uncovered
+from quiver.store.reading.query import By, Moment, Scan, table_names
 from quiver.store.segment.info import SegmentInfo, SegmentStatistics
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.verified import VerifiedSegments

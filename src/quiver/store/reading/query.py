@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
 from quiver.errors import Damaged, WrongUse
-from quiver.store.digests import SegmentDigest, SegmentDigests
 from quiver.store.format.wal_entry import WalEntry
-from quiver.store.log_tail import snapshot_log, uncovered
+from quiver.store.reading.digests import SegmentDigest, SegmentDigests
+from quiver.store.reading.log_tail import snapshot_log, uncovered
 from quiver.store.segment.conform import coalesce, conform
 from quiver.store.segment.event_time import event_field, is_event_type, rows_between
 from quiver.store.segment.reader import SegmentReader

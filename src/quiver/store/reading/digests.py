@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
 from quiver.errors import Damaged
-from quiver.store.directory import StoreDirectory
 from quiver.store.format.segment.event_times import EventColumn
 from quiver.store.format.segment.file import StreamEntry
+from quiver.store.reading.directory import StoreDirectory
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 

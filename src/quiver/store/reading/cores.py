@@ -14,11 +14,11 @@ from typing import Any
 
 from quiver.errors import DataLoss
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.spark.offsets import STORE_UNKNOWN, CoresOffset, StreamOffset
-from quiver.spark.options import SourceOptions
-from quiver.spark.partitions import Span, pack
-from quiver.spark.segments import store_roots
-from quiver.spark.subscription import Subscription
+from quiver.store.reading.offsets import STORE_UNKNOWN, CoresOffset, StreamOffset
+from quiver.store.reading.partitions import Span, pack
+from quiver.store.reading.segments import store_roots
+from quiver.store.reading.stream_options import SourceOptions
+from quiver.store.reading.subscription import Subscription
 
 __all__ = ["CoresSubscription"]
 

@@ -28,20 +28,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.delivery.retry_set import HeldBundles, before_held
 from quiver.errors import Damaged, DataLoss, DirectoryInUse, SubscriberUnknown, WrongUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
-from quiver.spark.checkpoint import Checkpoint
-from quiver.spark.offsets import Position, StreamOffset
-from quiver.spark.options import SourceOptions
-from quiver.spark.partitions import Limits, Span, pack, spans_between, take
-from quiver.spark.segments import STORE_ID_NAME, SegmentList, store_identity
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, DroppedSegment, decode_drop_ledger
 from quiver.store.format.names import CURSOR_NAME, DROP_LEDGER, WAL_DIR
+from quiver.store.reading.checkpoint import Checkpoint
+from quiver.store.reading.offsets import Position, StreamOffset
+from quiver.store.reading.partitions import Limits, Span, pack, spans_between, take
+from quiver.store.reading.retry_set import HeldBundles, before_held
+from quiver.store.reading.segments import STORE_ID_NAME, SegmentList, store_identity
+from quiver.store.reading.stream_options import SourceOptions
 from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, profile_in_use
 from quiver.store.subscribers.state import SegmentRef, Segments
 

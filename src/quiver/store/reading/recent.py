@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from quiver.errors import Damaged
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.directory import StoreDirectory
 from quiver.store.format.names import WAL_ACTIVE, WAL_DIR
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry
+from quiver.store.reading.directory import StoreDirectory
 from quiver.store.wal.replay import logged_entries
 
 __all__ = ["recent_data", "sync_log"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quiver.spark.offsets import Position
+from quiver.store.reading.offsets import Position
 
 __all__ = ["PARTITION_BYTES_MIN", "Limits", "SegmentSummary", "Span", "end_of", "pack", "spans_between", "take"]
 

@@ -17,8 +17,6 @@ from quiver.bundle import schema_fingerprint
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.spark.offsets import STORE_UNKNOWN, Position
-from quiver.spark.partitions import SegmentSummary
 from quiver.store.cold.files import COLD_INODE
 from quiver.store.floor_file import read_floor
 from quiver.store.format.cores import core_directory, parse_core_directory
@@ -29,6 +27,8 @@ from quiver.store.format.names import (
     segment_name,
 )
 from quiver.store.format.segment.file import StreamEntry
+from quiver.store.reading.offsets import STORE_UNKNOWN, Position
+from quiver.store.reading.partitions import SegmentSummary
 from quiver.store.segment.listing import list_segments
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.tail import read_tail
