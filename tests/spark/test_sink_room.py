@@ -19,10 +19,10 @@ from quiver.spark.sink_room import SinkRoom
 from quiver.spark.sink_stage import StoreSink, commit_batch, discard, stage
 from quiver.store.format.names import DEAD_LETTER_DIR
 from quiver.store.format.sink_commit import INCOMING_DIR
+from quiver.store.limits.disk_reports import find_room
+from quiver.store.limits.tree_bytes import tree_bytes
 from quiver.store.opening import open_store
 from quiver.store.reading.check import check_store
-from quiver.store.room_notes import find_room
-from quiver.store.tree_bytes import tree_bytes
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

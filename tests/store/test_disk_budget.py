@@ -12,8 +12,8 @@ from quiver.delivery.dead_letters import DeadLetters
 from quiver.errors import AtCapacity, BundleInvalid
 from quiver.settings import KIB, Settings
 from quiver.store.cores.opening import open_path
-from quiver.store.disk_budget import LISTED_S, DiskBudget, working_bytes
-from quiver.store.tree_bytes import tree_bytes
+from quiver.store.limits.disk_budget import LISTED_S, DiskBudget, working_bytes
+from quiver.store.limits.tree_bytes import tree_bytes
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

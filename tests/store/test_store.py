@@ -28,7 +28,7 @@ from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.admission import Full
+from quiver.store.limits.admission import Full
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

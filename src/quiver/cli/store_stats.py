@@ -18,8 +18,8 @@ from quiver.store.format.names import (
     parse_wal_rotated_name,
 )
 from quiver.store.format.sink_commit import INCOMING_DIR
+from quiver.store.limits.tree_bytes import tree_bytes
 from quiver.store.reading.listing import Standing, find_segments, standings
-from quiver.store.tree_bytes import tree_bytes
 
 __all__ = ["CoreStats", "StoreStats", "SubscriberStats", "collect_stats"]
 

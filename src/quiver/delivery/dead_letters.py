@@ -32,9 +32,9 @@ from quiver.observe import Observer, Value
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
-from quiver.store.capacity import AloneCapacity, OwnCap
-from quiver.store.disk_budget import DiskShare
 from quiver.store.format.names import DEAD_LETTER_DIR, SEGMENTS_DIR, check_subscriber_id
+from quiver.store.limits.capacity import AloneCapacity, OwnCap
+from quiver.store.limits.disk_budget import DiskShare
 from quiver.store.opening import open_store
 from quiver.store.reading.listing import find_segments
 from quiver.store.reading.log_tail import sealed_and_logged

@@ -11,7 +11,7 @@ from quiver.pipeline.config_values import Config, Size
 from quiver.pipeline.words import size_words
 from quiver.primitives.disk.file_system import directory_name
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.disk_budget import DiskBudget, DiskShare, working_bytes
+from quiver.store.limits.disk_budget import DiskBudget, DiskShare, working_bytes
 
 if TYPE_CHECKING:
     from quiver.pipeline.graph import Pipeline

@@ -30,9 +30,9 @@ from quiver.pipeline.plugins import OtapExporterConfig, OtlpExporterConfig
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 from quiver.primitives.worker import Worker
-from quiver.store.disk_budget import DiskShare
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import STORE_ID
+from quiver.store.limits.disk_budget import DiskShare
 from quiver.store.reading.retry_set import RetrySet
 from quiver.store.store import Store
 

@@ -35,7 +35,7 @@ from quiver.primitives.disk.descriptors import RESERVE, descriptor_limit
 from quiver.receivers.settings import split_address
 from quiver.store.cores.opening import open_path
 from quiver.store.cores.store import ShardedStore
-from quiver.store.disk_budget import DiskBudget, DiskShare
+from quiver.store.limits.disk_budget import DiskBudget, DiskShare
 from quiver.store.store import Store
 
 __all__ = ["ingest"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quiver.observe import Observer
     from quiver.spark.held import BundleExport
     from quiver.spark.poison import PoisonSieve
-    from quiver.store.disk_budget import DiskBudget, DiskShare
+    from quiver.store.limits.disk_budget import DiskBudget, DiskShare
 
 __all__ = [
     "QueryPlan",

@@ -1,7 +1,7 @@
 """
 Room for what a sink stages: a task waits for it like any producer, and fails when there is none in time.
 
-A store that is open somewhere says how much its files may take together (`quiver.store.room_notes`). A task adds up
+A store that is open somewhere says how much its files may take together (`quiver.store.limits.disk_reports`). A task adds up
 what they take before it writes a segment; so all tasks together pass the cap by a segment each, at most.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.room_notes import ask_for_room, find_room
+from quiver.store.limits.disk_reports import ask_for_room, find_room
 
 __all__ = ["RETRY_S", "SinkRoom", "wait_until"]
 

@@ -26,11 +26,11 @@ from quiver.store.cold.local_retention import ColdWindow
 from quiver.store.drops import DropLedger
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason
+from quiver.store.limits.side_files import Reserve, SideFiles
 from quiver.store.parts import Parts
 from quiver.store.retention import Retention
 from quiver.store.sealing import Pending
 from quiver.store.segment.info import SegmentInfo
-from quiver.store.side_files import Reserve, SideFiles
 
 __all__ = ["Cleanup", "Freed"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from quiver.clock import Clock
 from quiver.errors import AtCapacity
 from quiver.primitives.checksum import crc32
-from quiver.store.admission import Admission
 from quiver.store.encode import EncodedBundle, slot_pieces, write_slots
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
+from quiver.store.limits.admission import Admission
 from quiver.store.sealing import Sealing
 from quiver.store.segment.logged import LoggedMessage
 from quiver.store.wal.writer import WalWriter

@@ -19,8 +19,8 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.forked import refuse_in_children
 from quiver.settings import Settings
-from quiver.store.capacity import Capacity
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, WAL_DIR
+from quiver.store.limits.capacity import Capacity
 from quiver.store.reading.check import refuse_snapshot
 from quiver.store.store import Store
 

@@ -25,9 +25,7 @@ from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.primitives.worker import WorkerDied
 from quiver.settings import Settings
 from quiver.store import recovery
-from quiver.store.admission import Admission
 from quiver.store.background import Background
-from quiver.store.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
 from quiver.store.catalog import Catalog
 from quiver.store.cleanup import Cleanup
 from quiver.store.cold.opening import open_cold_side
@@ -39,6 +37,8 @@ from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR
 from quiver.store.group_seal import GroupSeal
 from quiver.store.held_place import HeldPlace
+from quiver.store.limits.admission import Admission
+from quiver.store.limits.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
 from quiver.store.parts import Parts
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport

@@ -10,13 +10,13 @@ from typing import Any
 from quiver.errors import StoreClosed, StoreFailed
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import RealFileSystem
-from quiver.store.admission import Admission
 from quiver.store.cleanup import Cleanup
 from quiver.store.cold.tier import ColdTier
 from quiver.store.figures import figures
 from quiver.store.format.cores import parse_core_directory
 from quiver.store.format.names import WAL_DIR
 from quiver.store.format.wal_entry import WalEntry
+from quiver.store.limits.admission import Admission
 from quiver.store.parts import Parts
 from quiver.store.reading.query import By, Moment, Scan
 from quiver.store.reading.read import StoreReader

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from shard_rig import ROOT
 
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.store.capacity import OwnCap
 from quiver.store.cores.capacity import STALE_S, SharedCapacity, directory_bytes, find_cores
 from quiver.store.format.cores import (
     CORE_CLAIM,
@@ -23,6 +22,7 @@ from quiver.store.format.cores import (
     encode_claim,
     parse_core_directory,
 )
+from quiver.store.limits.capacity import OwnCap
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

@@ -24,7 +24,6 @@ from quiver.errors import DirectoryInUse
 from quiver.primitives.disk.file_system import File, FileSystem, Lock
 from quiver.primitives.disk.lock import holder_of
 from quiver.primitives.scan import Frame
-from quiver.store.capacity import OwnCap
 from quiver.store.cores.claims import take_claim
 from quiver.store.format.cores import (
     CORE_CLAIM,
@@ -34,7 +33,8 @@ from quiver.store.format.cores import (
     encode_claim,
     parse_core_directory,
 )
-from quiver.store.tree_bytes import file_bytes
+from quiver.store.limits.capacity import OwnCap
+from quiver.store.limits.tree_bytes import file_bytes
 
 __all__ = ["EvictElsewhere", "SharedCapacity", "directory_bytes", "find_cores"]
 

@@ -17,13 +17,13 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.forked import refuse_in_children
 from quiver.settings import Settings
-from quiver.store.capacity import AloneCapacity, OwnCap
 from quiver.store.cores.capacity import SharedCapacity, find_cores
 from quiver.store.cores.claims import Evictor
 from quiver.store.cores.store import Shard, ShardedStore
-from quiver.store.disk_budget import DiskShare
 from quiver.store.format.cores import CORE_MAX, core_directory
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
+from quiver.store.limits.capacity import AloneCapacity, OwnCap
+from quiver.store.limits.disk_budget import DiskShare
 from quiver.store.opening import open_store
 from quiver.store.reading.check import refuse_snapshot
 from quiver.store.store import Store

@@ -26,7 +26,7 @@ from quiver.store.format.room import (
     encode_cap_note,
     encode_room_wanted,
 )
-from quiver.store.tree_bytes import tree_bytes
+from quiver.store.limits.tree_bytes import tree_bytes
 
 __all__ = ["RoomFound", "RoomNotes", "ask_for_room", "find_room"]
 

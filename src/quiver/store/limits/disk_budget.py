@@ -23,7 +23,7 @@ from quiver.settings import Settings
 from quiver.store.cores.capacity import find_cores
 from quiver.store.format.cores import core_directory
 from quiver.store.format.names import DEAD_LETTER_DIR
-from quiver.store.tree_bytes import file_bytes, tree_bytes
+from quiver.store.limits.tree_bytes import file_bytes, tree_bytes
 
 __all__ = ["Attached", "DiskBudget", "DiskShare", "working_bytes"]
 

@@ -25,7 +25,7 @@ from quiver.store.format.names import (
     parse_progress_name,
 )
 from quiver.store.format.sink_commit import INCOMING_DIR
-from quiver.store.tree_bytes import tree_bytes
+from quiver.store.limits.tree_bytes import tree_bytes
 
 __all__ = ["Reserve", "SideFiles"]
 
