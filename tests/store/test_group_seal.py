@@ -21,7 +21,7 @@ from quiver.pipeline.graph import load_pipeline
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.settings import OtlpSettings
-from quiver.store.group_seal import INTERVAL_S
+from quiver.store.sealing.group_seal import INTERVAL_S
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

@@ -29,7 +29,7 @@ from quiver.store.format.drop_ledger import DroppedSegment, DropReason
 from quiver.store.limits.side_files import Reserve, SideFiles
 from quiver.store.parts import Parts
 from quiver.store.retention import Retention
-from quiver.store.sealing import Pending
+from quiver.store.sealing.schedule import Pending
 from quiver.store.segment.info import SegmentInfo
 
 __all__ = ["Cleanup", "Freed"]

@@ -10,7 +10,7 @@ from quiver.primitives.checksum import crc32
 from quiver.store.encode import EncodedBundle, slot_pieces, write_slots
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
 from quiver.store.limits.admission import Admission
-from quiver.store.sealing import Sealing
+from quiver.store.sealing.schedule import Sealing
 from quiver.store.segment.logged import LoggedMessage
 from quiver.store.wal.writer import WalWriter
 

@@ -14,7 +14,7 @@ from quiver.settings import Settings
 from quiver.store.catalog import Catalog
 from quiver.store.cold.register import ColdRegister
 from quiver.store.held_place import HeldPlace
-from quiver.store.sealing import Sealing
+from quiver.store.sealing.schedule import Sealing
 from quiver.store.subscribers.registry import Registry
 from quiver.store.wal.writer import WalWriter
 

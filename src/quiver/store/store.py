@@ -35,15 +35,15 @@ from quiver.store.encode import SlotEncoder, write_slots
 from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR
-from quiver.store.group_seal import GroupSeal
 from quiver.store.held_place import HeldPlace
 from quiver.store.limits.admission import Admission
 from quiver.store.limits.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
 from quiver.store.parts import Parts
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
-from quiver.store.sealer import Sealer
-from quiver.store.sealing import LAG_SEGMENTS, Sealing
+from quiver.store.sealing.group_seal import GroupSeal
+from quiver.store.sealing.schedule import LAG_SEGMENTS, Sealing
+from quiver.store.sealing.sealer import Sealer
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.subscribers.calls import SubscriberCalls
 from quiver.store.subscribers.registry import Registry

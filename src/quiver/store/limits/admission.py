@@ -30,7 +30,7 @@ from quiver.store.cleanup import Cleanup
 from quiver.store.limits.capacity import BUDGET_CAP, Capacity, DiskRoom
 from quiver.store.limits.disk_reports import RoomNotes
 from quiver.store.parts import Parts
-from quiver.store.sealer import Sealer
+from quiver.store.sealing.sealer import Sealer
 
 __all__ = ["Admission", "Full"]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from quiver.clock import Clock
 from quiver.errors import AtCapacity, NotYetDurable, StoreClosed
-from quiver.store.sealing import RETRY_S, Sealing
+from quiver.store.sealing.schedule import RETRY_S, Sealing
 
 __all__ = ["INTERVAL_S", "GroupSeal"]
 
