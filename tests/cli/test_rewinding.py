@@ -12,7 +12,7 @@ import quiver
 from quiver.bundle import BundleRef
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.retry_set import RetrySet, load_retry_set
-from quiver.store.skips import load_skipped
+from quiver.store.removal.skips import load_skipped
 
 
 def bundles_of(store_dir, name, **settings):

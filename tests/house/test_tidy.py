@@ -40,7 +40,7 @@ def test_repository_keeps_its_rules():
         ("qwp/wire/message.py", "import threading\n", "a pure module takes bytes"),
         ("qwp/session.py", "import asyncio\n", "a pure module takes bytes"),
         ("store/reading/offsets.py", "import time\n", "a pure module takes bytes"),
-        ("store/retention.py", "import os.path\n", "a pure module takes bytes"),
+        ("store/removal/retention.py", "import os.path\n", "a pure module takes bytes"),
         ("store/subscribers/state.py", "from quiver.clock import Clock\n", "a pure module takes bytes"),
         ("otap/views.py", "from quiver.primitives.disk.real_files import REAL_FILES\n", "a pure module takes bytes"),
         ("primitives/scan.py", "import os\n", "a pure module takes bytes"),

@@ -13,9 +13,9 @@ from quiver import AtCapacity, Bundle, Settings, Store
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.drops import DropLedger
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import DROP_LEDGER, RESERVE
+from quiver.store.removal.drops import DropLedger
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

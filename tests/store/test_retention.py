@@ -4,7 +4,7 @@ Which segments may go: a truth table, with time as an argument.
 
 import pytest
 
-from quiver.store.retention import Retention
+from quiver.store.removal.retention import Retention
 
 
 def sized(*seqs):

@@ -27,10 +27,8 @@ from quiver.settings import Settings
 from quiver.store import recovery
 from quiver.store.background import Background
 from quiver.store.catalog import Catalog
-from quiver.store.cleanup import Cleanup
 from quiver.store.cold.opening import open_cold_side
 from quiver.store.cold.tier import ColdTier
-from quiver.store.drops import DropLedger
 from quiver.store.encode import SlotEncoder, write_slots
 from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
 from quiver.store.format.drop_ledger import DroppedSegment
@@ -41,6 +39,8 @@ from quiver.store.limits.capacity import AloneCapacity, Capacity, DeletionPause,
 from quiver.store.parts import Parts
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
+from quiver.store.removal.cleanup import Cleanup
+from quiver.store.removal.drops import DropLedger
 from quiver.store.sealing.group_seal import GroupSeal
 from quiver.store.sealing.schedule import LAG_SEGMENTS, Sealing
 from quiver.store.sealing.sealer import Sealer

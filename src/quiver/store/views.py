@@ -10,7 +10,6 @@ from typing import Any
 from quiver.errors import StoreClosed, StoreFailed
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import RealFileSystem
-from quiver.store.cleanup import Cleanup
 from quiver.store.cold.tier import ColdTier
 from quiver.store.figures import figures
 from quiver.store.format.cores import parse_core_directory
@@ -21,6 +20,7 @@ from quiver.store.parts import Parts
 from quiver.store.reading.query import By, Moment, Scan
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt
+from quiver.store.removal.cleanup import Cleanup
 from quiver.store.wal.replay import logged_entries
 
 __all__ = ["StoreViews"]

@@ -580,7 +580,7 @@ def test_a_full_ledger_keeps_the_record_for_who_is_not_here(monkeypatch: pytest.
     create_if_missing(rig.files, BEHIND, "query", start=gone[0], segments=segments, profile="spec")
     query = SubscriberFile(rig.files, BEHIND, "query")
     query.acquire()
-    monkeypatch.setattr("quiver.store.drops.DROP_ENTRIES_MAX", len(gone) - 1)
+    monkeypatch.setattr("quiver.store.removal.drops.DROP_ENTRIES_MAX", len(gone) - 1)
     rig.tick(owner)
     assert record(rig.files) == gone
     assert owner.stats()["segments"] == len(rig.segments(0))

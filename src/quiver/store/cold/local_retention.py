@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.store.parts import Parts
-from quiver.store.retention import Retention
+from quiver.store.removal.retention import Retention
 from quiver.store.segment.info import SegmentInfo
 
 __all__ = ["ColdWindow"]

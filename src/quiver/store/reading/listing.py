@@ -22,9 +22,9 @@ from quiver.store.floor_file import read_floor
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR, parse_segment_name, subscriber_lock_name
 from quiver.store.format.progress import Progress, progress_checksum
+from quiver.store.removal.skips import record_skipped
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.skips import record_skipped
 from quiver.store.subscribers.progress_store import (
     PROGRESS_BYTES_MAX,
     delete,

@@ -18,8 +18,8 @@ from quiver.errors import AtCapacity, StoreFailed
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.disk_full import is_full_disk, what_is_short
 from quiver.store.adoption import OpenAdoption
-from quiver.store.cleanup import Cleanup
 from quiver.store.parts import Parts
+from quiver.store.removal.cleanup import Cleanup
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.wal.reread import LogReader
 
