@@ -16,7 +16,6 @@ from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.settings import Settings
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_stage import await_room, bundles_of, commit_batch, discard, is_committed, stage
-from quiver.store.adoption import awaits_adoption, first_free_segment
 from quiver.store.format.names import STORE_LOCK
 from quiver.store.format.sink_commit import (
     INCOMING_DIR,
@@ -27,6 +26,7 @@ from quiver.store.format.sink_commit import (
 )
 from quiver.store.reading.check import check_store
 from quiver.store.segment.reader import SegmentReader
+from quiver.store.staged_import import awaits_adoption, first_free_segment
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

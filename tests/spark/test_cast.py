@@ -12,8 +12,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from quiver.errors import WrongUse
 from quiver.spark.cast import spark_schema
-from quiver.store.segment.conform import conform
-from quiver.store.segment.widest import representative
+from quiver.store.segment.cast import conform
+from quiver.store.segment.type_promotion import representative
 
 UTC = dt.UTC
 

@@ -10,7 +10,7 @@ import pytest
 import quiver
 from quiver.errors import DataLoss
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.floor_file import read_floor
+from quiver.store.number_floor import read_floor
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
 from quiver.store.reading.subscription import Subscription

@@ -17,7 +17,7 @@ from query_stores import LOGS, ROOT, filled, opened
 from quiver.bundle import Bundle
 from quiver.errors import WrongUse
 from quiver.store.reading.read import read
-from quiver.store.segment.widest import representative, widest
+from quiver.store.segment.type_promotion import representative, widest
 
 WORDS = ["", "a", "bb", "ccc", "ü", "a longer one"]
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()]
@@ -216,7 +216,7 @@ def test_the_widest_type_does_not_depend_on_the_order(kinds, rng):
     ids=str,
 )
 def test_widest(kinds, wide):
-    """The table of `store/segment/widest.py`, row by row."""
+    """The table of `store/segment/type_promotion.py`, row by row."""
     assert widest(kinds, "x") == wide
 
 

@@ -120,7 +120,7 @@ def _rows_of_slot(
 
     from quiver.bundle import QWP_SLOT  # noqa: PLC0415
     from quiver.store.reading.export import plain_schema  # noqa: PLC0415
-    from quiver.store.segment.conform import conform  # noqa: PLC0415
+    from quiver.store.segment.cast import conform  # noqa: PLC0415
 
     if slot is None:
         number: int | str = QWP_SLOT

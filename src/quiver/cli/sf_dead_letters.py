@@ -203,7 +203,7 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
 
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.export import export  # noqa: PLC0415
-    from quiver.store.segment.conform import conform  # noqa: PLC0415
+    from quiver.store.segment.cast import conform  # noqa: PLC0415
 
     if to is None:
         raise WrongUse("export where to? --to DIRECTORY, or --table NAME --to FILE.parquet")
@@ -262,7 +262,7 @@ def _with_reason(one: StoredLetter, table: Table) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.store.reading.export import plain_schema  # noqa: PLC0415
-    from quiver.store.segment.conform import conform  # noqa: PLC0415
+    from quiver.store.segment.cast import conform  # noqa: PLC0415
 
     batch = table.to_arrow()
     batch = conform(batch, plain_schema(batch.schema))

@@ -342,7 +342,7 @@ def _await_taken_over(path: str, deadline: float) -> None:
     Wait until the store at *path* has made segments of all that was committed to it.
     """
     from quiver.spark.sink_stage import sink_root  # noqa: PLC0415 - an extra
-    from quiver.store.adoption import awaits_adoption  # noqa: PLC0415
+    from quiver.store.staged_import import awaits_adoption  # noqa: PLC0415
 
     pause = threading.Event()
     root = sink_root(REAL_FILES, path)

@@ -22,7 +22,7 @@ from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.errors import WrongUse
 from quiver.spark.cast import spark_schema
 from quiver.spark.read_partition import open_checked
-from quiver.store.segment.conform import coalesce, conform
+from quiver.store.segment.cast import coalesce, conform
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -3,7 +3,7 @@ From any Arrow type to one that Spark takes. Pure.
 
 Spark checks every batch of a Python data source against one exact schema and knows neither dictionaries nor
 unsigned integers, fixed-size binaries, views, large types or nanoseconds. What is stored stays as it is;
-what crosses to Spark is cast (`store/segment/conform.py`) to the type that stands here:
+what crosses to Spark is cast (`store/segment/cast.py`) to the type that stands here:
 
 =============================================  ==================================================
 stored                                         for Spark
@@ -32,7 +32,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from quiver.errors import WrongUse
-from quiver.store.segment.widest import is_any_list
+from quiver.store.segment.type_promotion import is_any_list
 
 __all__ = ["spark_schema"]
 

@@ -40,7 +40,7 @@ from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, 
 from quiver.spark.poison import ExportBatch
 from quiver.store.reading.offsets import STORE_UNKNOWN, Position
 from quiver.store.reading.segments import store_identities, store_root
-from quiver.store.segment.conform import conform
+from quiver.store.segment.cast import conform
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from quiver.errors import WrongUse
 from quiver.otap import VIEW_SLOTS, view_schema
-from quiver.store.segment.conform import conform
+from quiver.store.segment.cast import conform
 
 __all__ = ["is_view", "json_of_rows", "request_of_rows"]
 

@@ -24,7 +24,7 @@ from quiver.primitives.scan import Damage
 from quiver.store.cold.files import COLD_INODE, ColdFiles
 from quiver.store.reading.partitions import Span
 from quiver.store.reading.stream_options import METADATA_COLUMNS, Mode
-from quiver.store.segment.conform import coalesce, conform
+from quiver.store.segment.cast import coalesce, conform
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.schemas import is_of_table
 

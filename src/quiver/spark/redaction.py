@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.otap import TYPED_VALUE
-from quiver.store.segment.widest import is_any_list
+from quiver.store.segment.type_promotion import is_any_list
 
 __all__ = ["Redaction", "text_names"]
 

@@ -1,7 +1,7 @@
 """
 Rows → staged segments in a task, staged segments → one committed batch in the driver.
 
-What lies where, and what a crash leaves, stands in `store/adoption.py`. A batch counts from the moment its commit is
+What lies where, and what a crash leaves, stands in `store/staged_import.py`. A batch counts from the moment its commit is
 durable; it is visible when the owner of the directory has taken it over, which is at once where no store is open there.
 """
 
@@ -32,7 +32,6 @@ from quiver.spark.cast import spark_schema
 from quiver.spark.otlp_rows import request_of_rows
 from quiver.spark.sink_options import SinkOptions
 from quiver.spark.sink_room import RETRY_S, SinkRoom, wait_until
-from quiver.store.adoption import Adoption, awaits_adoption, first_free_segment, writer_commits
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, segment_name
@@ -40,8 +39,9 @@ from quiver.store.format.segment.manifest import ManifestMetadata
 from quiver.store.format.sink_commit import INCOMING_DIR, SinkCommit, encode_commit
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.accumulator import OpenSegment
-from quiver.store.segment.conform import conform
+from quiver.store.segment.cast import conform
 from quiver.store.segment.writer import write_segment
+from quiver.store.staged_import import Adoption, awaits_adoption, first_free_segment, writer_commits
 
 __all__ = [
     "Staged",

@@ -51,7 +51,7 @@ from quiver.store.reading.segments import SegmentList, store_roots
 from quiver.store.reading.stream_options import STREAM_OPTIONS, SourceOptions, parse_options
 from quiver.store.reading.subscription import Subscription
 from quiver.store.segment.schemas import is_of_table
-from quiver.store.segment.widest import columns_of, representative
+from quiver.store.segment.type_promotion import columns_of, representative
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

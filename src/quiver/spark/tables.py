@@ -23,7 +23,7 @@ from quiver.primitives.scan import Damage
 from quiver.spark.bundles import open_bundles_at
 from quiver.store.reading.offsets import STORE_UNKNOWN, Position
 from quiver.store.reading.segments import store_root
-from quiver.store.segment.conform import coalesce, conform
+from quiver.store.segment.cast import coalesce, conform
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

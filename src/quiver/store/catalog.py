@@ -18,8 +18,8 @@ from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailable, Damaged
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.floor_file import raise_floor
 from quiver.store.format.cores import EVICTED
+from quiver.store.number_floor import raise_floor
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.verified import VerifiedSegments

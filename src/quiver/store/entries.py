@@ -11,7 +11,7 @@ from quiver.store.encode import EncodedBundle, slot_pieces, write_slots
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
 from quiver.store.limits.admission import Admission
 from quiver.store.sealing.schedule import Sealing
-from quiver.store.segment.logged import LoggedMessage
+from quiver.store.segment.log_backed import LoggedMessage
 from quiver.store.wal.writer import WalWriter
 
 __all__ = ["ENTRY_OVERHEAD", "StoreEntries"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from quiver.store.cold.tier import ColdTier
+from quiver.store.context import Parts
 from quiver.store.format.names import QUARANTINE_DIR
-from quiver.store.parts import Parts
 
 __all__ = ["figures"]
 

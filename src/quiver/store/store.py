@@ -29,14 +29,14 @@ from quiver.store.background import Background
 from quiver.store.catalog import Catalog
 from quiver.store.cold.opening import open_cold_side
 from quiver.store.cold.tier import ColdTier
+from quiver.store.context import Parts
+from quiver.store.directory_identity import HeldPlace
 from quiver.store.encode import SlotEncoder, write_slots
 from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR
-from quiver.store.held_place import HeldPlace
 from quiver.store.limits.admission import Admission
 from quiver.store.limits.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
-from quiver.store.parts import Parts
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
 from quiver.store.removal.cleanup import Cleanup

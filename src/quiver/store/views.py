@@ -11,12 +11,12 @@ from quiver.errors import StoreClosed, StoreFailed
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import RealFileSystem
 from quiver.store.cold.tier import ColdTier
+from quiver.store.context import Parts
 from quiver.store.figures import figures
 from quiver.store.format.cores import parse_core_directory
 from quiver.store.format.names import WAL_DIR
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.limits.admission import Admission
-from quiver.store.parts import Parts
 from quiver.store.reading.query import By, Moment, Scan
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt

@@ -19,8 +19,8 @@ from quiver.objects.location import ObjectLocation
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cold.restore import restore_from_tier, stores_in_tier
 from quiver.store.cores.instances import instance_roots
-from quiver.store.floor_file import read_floor
 from quiver.store.format.cold_list import parse_object_name
+from quiver.store.number_floor import read_floor
 from quiver.store.reading.check import check_store
 from quiver.store.reading.read import read
 from quiver.testing.faultfs import FaultFileSystem

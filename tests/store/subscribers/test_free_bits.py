@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.store.subscribers.free_bits import FreeBits
+from quiver.store.subscribers.claimable_bitmap import FreeBits
 
 INDEX = st.one_of(st.integers(0, 5), st.sampled_from([510, 511, 512, 513, 1023, 1024]), st.integers(0, 65_535))
 STEP = st.tuples(st.sampled_from(["add", "discard", "first", "some", "last"]), INDEX)

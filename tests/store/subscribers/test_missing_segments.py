@@ -14,7 +14,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.offline.repair import repair
 from quiver.store.reading.check import check_store
 from quiver.store.snapshots.snapshot import restore, snapshot
-from quiver.store.subscribers.missing import find_missing
+from quiver.store.subscribers.orphaned_progress import find_missing
 
 COUNTED = "quiver.subscriber.dropped_bundles_total"
 SETTINGS = quiver.Settings(segment_bytes_max=1 << 20, delete_grace_s=0, steady_state_headroom_bytes=0)

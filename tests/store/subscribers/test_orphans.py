@@ -7,7 +7,7 @@ from registry_rig import ROOT, Bench, crash_states, names
 
 from quiver.errors import DirectoryInUse, StoreClosed, SubscriberUnknown, WrongUse
 from quiver.primitives.disk import lock as lock_file
-from quiver.store.subscribers import members
+from quiver.store.subscribers import table as members
 from quiver.store.subscribers.progress_store import SubscriberFile, load_progress
 from quiver.store.subscribers.state import SegmentRef
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from quiver.primitives.disk.disk_full import is_full_disk
-from quiver.store.parts import Parts
+from quiver.store.context import Parts
 from quiver.store.removal.retention import Retention
 from quiver.store.segment.info import SegmentInfo
 

@@ -26,11 +26,11 @@ from quiver.primitives.scan import Frame
 from quiver.store.cold.location import folder_of, location_to_list, object_key
 from quiver.store.cold.rebuild import list_tier
 from quiver.store.cold.register import ColdRegister
-from quiver.store.floor_file import number_beyond, raise_floor, skip_numbers
 from quiver.store.format.cold_list import ColdSegment, parse_object_name
 from quiver.store.format.cores import core_directory
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, WAL_DIR
+from quiver.store.number_floor import number_beyond, raise_floor, skip_numbers
 from quiver.store.snapshots.new_directory import begin_directory, finish_directory
 
 __all__ = ["RestoredStore", "restore_from_tier", "stores_in_tier"]

@@ -31,8 +31,8 @@ from quiver.primitives.worker import Worker, WorkerDied
 from quiver.store.cold.files import require_place
 from quiver.store.cold.location import location_from_list, object_key, quarantine_key
 from quiver.store.cold.register import cold_segment
+from quiver.store.context import Parts
 from quiver.store.format.cold_list import ColdSegment
-from quiver.store.parts import Parts
 from quiver.store.segment.info import SegmentInfo
 
 __all__ = ["ColdTier"]

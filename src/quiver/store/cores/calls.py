@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from quiver.errors import QuiverError, StoreClosed, SubscriberUnknown
 from quiver.store.cores.subscriber import require_no_place
 from quiver.store.store import Store
-from quiver.store.subscribers.membership import SubscriberStatus
+from quiver.store.subscribers.records import SubscriberStatus
 from quiver.store.subscribers.rewinding import Rewound
 
 __all__ = ["ShardedSubscriberCalls"]

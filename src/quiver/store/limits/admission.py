@@ -26,9 +26,9 @@ from typing import Literal, NamedTuple
 
 from quiver.errors import AtCapacity, BundleTooLarge, StoreClosed
 from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors
+from quiver.store.context import Parts
 from quiver.store.limits.capacity import BUDGET_CAP, Capacity, DiskRoom
 from quiver.store.limits.disk_reports import RoomNotes
-from quiver.store.parts import Parts
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.sealing.sealer import Sealer
 

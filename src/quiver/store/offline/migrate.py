@@ -34,7 +34,6 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
 from quiver.settings import Profile
 from quiver.store.cold.files import read_cold_list
-from quiver.store.floor_file import raise_floor
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.names import CURSOR_NAME, SEGMENTS_DIR, WAL_ACTIVE, WAL_DIR, parse_segment_name
 from quiver.store.format.progress import encode_progress
@@ -47,6 +46,7 @@ from quiver.store.format.segment.file import (
 from quiver.store.format.segment.ipc_table import decode_table, encode_table
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
 from quiver.store.format.wal_file import encode_wal_header
+from quiver.store.number_floor import raise_floor
 from quiver.store.offline.closed import drain, held_closed
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
 from quiver.store.reading.listing import find_segments

@@ -29,7 +29,6 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.findings import NO_FILE_REASONS, Finding
 from quiver.primitives.scan import Answer, Damage, Frame
-from quiver.store.floor_file import raise_floor
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
@@ -60,13 +59,14 @@ from quiver.store.format.retry_set import (
     encode_retry_set,
 )
 from quiver.store.format.wal_file import WAL_HEADER, WAL_HEADER_BYTES, WAL_MAGIC, WAL_VERSION, decode_wal_header
+from quiver.store.number_floor import raise_floor
 from quiver.store.offline.closed import drain, held_closed
 from quiver.store.offline.repair_report import Mend, RepairReport
 from quiver.store.offline.salvage import DamagedSegment, entries_of, examine, export_streams, is_whole, rewrite
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX, check_store, nested_stores, refuse_snapshot, require_store
 from quiver.store.reading.written_by import written_by
 from quiver.store.segment.info import SegmentInfo
-from quiver.store.subscribers.missing import find_missing, give_up
+from quiver.store.subscribers.orphaned_progress import find_missing, give_up
 from quiver.store.subscribers.progress_store import (
     backup_path,
     find_subscribers,

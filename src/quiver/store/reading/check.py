@@ -51,7 +51,7 @@ from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit, parse_c
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.reading.written_by import as_written
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.subscribers.missing import find_missing
+from quiver.store.subscribers.orphaned_progress import find_missing
 from quiver.store.wal.replay import WalFileFound, find_wal_files, scan_file
 from quiver.store.wal.scan import WalFileScan
 

@@ -18,10 +18,10 @@ from quiver.primitives.disk.lock import holder_of, is_held
 from quiver.settings import Profile
 from quiver.store.cold.files import read_cold_list
 from quiver.store.cold.register import info_of
-from quiver.store.floor_file import read_floor
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR, parse_segment_name, subscriber_lock_name
 from quiver.store.format.progress import Progress, progress_checksum
+from quiver.store.number_floor import read_floor
 from quiver.store.removal.skips import record_skipped
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader

@@ -27,11 +27,11 @@ from quiver.errors import Damaged, WrongUse
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.reading.digests import SegmentDigest, SegmentDigests
 from quiver.store.reading.log_tail import snapshot_log, uncovered
-from quiver.store.segment.conform import coalesce, conform
+from quiver.store.segment.cast import coalesce, conform
 from quiver.store.segment.event_time import event_field, is_event_type, rows_between
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.schemas import has_dictionaries, is_of_table
-from quiver.store.segment.widest import columns_of, representative
+from quiver.store.segment.type_promotion import columns_of, representative
 from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
 

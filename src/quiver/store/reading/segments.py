@@ -18,7 +18,6 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold.files import COLD_INODE
-from quiver.store.floor_file import read_floor
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import (
     QUARANTINE_DIR,
@@ -27,6 +26,7 @@ from quiver.store.format.names import (
     segment_name,
 )
 from quiver.store.format.segment.file import StreamEntry
+from quiver.store.number_floor import read_floor
 from quiver.store.reading.offsets import STORE_UNKNOWN, Position
 from quiver.store.reading.partitions import SegmentSummary
 from quiver.store.segment.listing import list_segments

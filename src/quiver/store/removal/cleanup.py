@@ -23,10 +23,10 @@ from quiver.errors import Damaged
 from quiver.primitives.disk.disk_full import is_full_disk, passes
 from quiver.store import recovery
 from quiver.store.cold.local_retention import ColdWindow
+from quiver.store.context import Parts
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason
 from quiver.store.limits.side_files import Reserve, SideFiles
-from quiver.store.parts import Parts
 from quiver.store.removal.drops import DropLedger
 from quiver.store.removal.retention import Retention
 from quiver.store.sealing.schedule import Pending

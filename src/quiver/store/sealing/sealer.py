@@ -17,9 +17,9 @@ from collections.abc import Callable
 from quiver.errors import AtCapacity, StoreFailed
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.disk_full import is_full_disk, what_is_short
-from quiver.store.adoption import OpenAdoption
-from quiver.store.parts import Parts
+from quiver.store.context import Parts
 from quiver.store.removal.cleanup import Cleanup
+from quiver.store.staged_import import OpenAdoption
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.wal.reread import LogReader
 

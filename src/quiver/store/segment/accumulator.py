@@ -24,7 +24,7 @@ from quiver.store.format.wal_entry import SLOT_HEAD
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
 from quiver.store.segment.event_time import chunk_ranges, event_column
 from quiver.store.segment.ipc_file import IpcFile, assemble
-from quiver.store.segment.logged import LoggedMessage, loaded
+from quiver.store.segment.log_backed import LoggedMessage, loaded
 from quiver.store.segment.schemas import check_schema
 
 __all__ = [

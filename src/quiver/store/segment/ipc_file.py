@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from quiver.store.segment.logged import loaded, prefix_of
+from quiver.store.segment.log_backed import loaded, prefix_of
 
 __all__ = ["END_OF_STREAM", "HEAD_ALIGNMENT", "IpcFile", "assemble", "is_one_batch_message"]
 

@@ -37,10 +37,8 @@ from quiver.primitives.disk.copying import checksum_of, link_or_copy
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.settings import Profile
-from quiver.store.adoption import writer_commits
 from quiver.store.cold.files import ColdFiles
 from quiver.store.cores.instances import is_store
-from quiver.store.floor_file import read_floor
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor, encode_cursor
 from quiver.store.format.floor import encode_floor
@@ -65,9 +63,11 @@ from quiver.store.format.names import (
 from quiver.store.format.progress import Progress, decode_progress, encode_progress, progress_checksum
 from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit
 from quiver.store.format.snapshot_list import SnapshotFile, is_listable
+from quiver.store.number_floor import read_floor
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.subscribers.missing import without_missing
+from quiver.store.staged_import import writer_commits
+from quiver.store.subscribers.orphaned_progress import without_missing
 from quiver.store.subscribers.progress_store import find_subscribers
 from quiver.store.subscribers.state import SubscriberState
 from quiver.store.wal.replay import FILE_BYTES_MAX

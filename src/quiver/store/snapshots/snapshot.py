@@ -31,7 +31,6 @@ from quiver.primitives.disk.copying import checksum_of, copy_file, link_or_copy
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.cores.instances import instance_roots
-from quiver.store.floor_file import number_beyond, read_floor, skip_numbers
 from quiver.store.format.names import (
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
@@ -47,6 +46,7 @@ from quiver.store.format.snapshot_list import (
     decode_snapshot_list,
     encode_snapshot_list,
 )
+from quiver.store.number_floor import number_beyond, read_floor, skip_numbers
 from quiver.store.reading.check import check_store
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.snapshots.copying import Copied, StoreCopy

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.store.subscribers.claims import WAIT_S_MAX, Claims
 from quiver.store.subscribers.delivery import DeliveryQueue
-from quiver.store.subscribers.members import Members
-from quiver.store.subscribers.membership import Membership, Shared
+from quiver.store.subscribers.records import Membership, Shared
+from quiver.store.subscribers.table import Members
 
 __all__ = ["BundleCallback"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from quiver.bundle import BundleRef
 from quiver.store.subscribers.delivery import Order
 from quiver.store.subscribers.handle import Subscriber
-from quiver.store.subscribers.membership import SubscriberStatus
+from quiver.store.subscribers.records import SubscriberStatus
 from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.rewinding import RewindTo, Rewound
 from quiver.store.subscribers.state import Start

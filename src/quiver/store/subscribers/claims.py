@@ -13,8 +13,8 @@ from quiver.errors import BundleUnavailable, WrongUse
 from quiver.store.format.audit import Outcome
 from quiver.store.subscribers.delivery import DeliveryQueue
 from quiver.store.subscribers.handle import BundleHandle
-from quiver.store.subscribers.members import Members
-from quiver.store.subscribers.membership import Membership, Shared
+from quiver.store.subscribers.records import Membership, Shared
+from quiver.store.subscribers.table import Members
 
 __all__ = ["WAIT_S_MAX", "Claims"]
 

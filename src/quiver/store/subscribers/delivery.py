@@ -24,7 +24,7 @@ from typing import Literal, get_args
 
 from quiver.bundle import BundleRef
 from quiver.errors import BundleUnavailable, WrongUse
-from quiver.store.subscribers.free_bits import FreeBits
+from quiver.store.subscribers.claimable_bitmap import FreeBits
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
 __all__ = ["BACKFILL_EVERY", "DeliveryQueue", "Order", "check_order"]

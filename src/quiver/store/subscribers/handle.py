@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from quiver.store.subscribers.claims import Claims
     from quiver.store.subscribers.delivery import DeliveryQueue
-    from quiver.store.subscribers.membership import Membership
+    from quiver.store.subscribers.records import Membership
     from quiver.store.subscribers.registry import Registry
     from quiver.store.subscribers.rewinding import RewindTo, Rewound
 

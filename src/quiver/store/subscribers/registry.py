@@ -27,13 +27,13 @@ from quiver.store.format.names import subscriber_lock_name
 from quiver.store.subscribers.audit_trail import AuditTrail
 from quiver.store.subscribers.callbacks import BundleCallback
 from quiver.store.subscribers.claims import Claims
-from quiver.store.subscribers.dropping import Drops
+from quiver.store.subscribers.drop_applier import Drops
 from quiver.store.subscribers.handle import Subscriber
-from quiver.store.subscribers.members import Members
-from quiver.store.subscribers.membership import Membership, Shared, SubscriberStatus
-from quiver.store.subscribers.missing import find_missing
+from quiver.store.subscribers.orphaned_progress import find_missing
+from quiver.store.subscribers.records import Membership, Shared, SubscriberStatus
 from quiver.store.subscribers.rewinding import RewindTo, Rewound, rewind_position
 from quiver.store.subscribers.state import SegmentRef, Segments, Start, SubscriberState
+from quiver.store.subscribers.table import Members
 
 __all__ = ["Registry"]
 

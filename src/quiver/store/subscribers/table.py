@@ -15,7 +15,7 @@ from quiver.primitives.disk.lock import is_held
 from quiver.store.format.names import check_subscriber_id, subscriber_lock_name
 from quiver.store.subscribers import progress_store
 from quiver.store.subscribers.delivery import Order, check_order
-from quiver.store.subscribers.membership import Membership, Shared, SubscriberStatus
+from quiver.store.subscribers.records import Membership, Shared, SubscriberStatus
 from quiver.store.subscribers.state import Segments, Start
 
 __all__ = ["Members"]

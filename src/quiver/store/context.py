@@ -13,7 +13,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 from quiver.store.catalog import Catalog
 from quiver.store.cold.register import ColdRegister
-from quiver.store.held_place import HeldPlace
+from quiver.store.directory_identity import HeldPlace
 from quiver.store.sealing.schedule import Sealing
 from quiver.store.subscribers.registry import Registry
 from quiver.store.wal.writer import WalWriter

@@ -15,9 +15,9 @@ from functools import partial
 
 from quiver.errors import Damaged, SubscriberUnknown
 from quiver.store.format.drop_ledger import DroppedSegment
-from quiver.store.subscribers.members import Members
-from quiver.store.subscribers.membership import Membership, Shared
+from quiver.store.subscribers.records import Membership, Shared
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
+from quiver.store.subscribers.table import Members
 
 __all__ = ["Drops"]
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.errors import WrongUse
-from quiver.store.segment.widest import is_any_list
+from quiver.store.segment.type_promotion import is_any_list
 
 __all__ = ["coalesce", "conform"]
 

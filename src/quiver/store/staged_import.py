@@ -27,6 +27,7 @@ from quiver.primitives.disk.atomic import remove_durably, remove_if_empty
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.staging import remove_staged
 from quiver.primitives.scan import Answer, Frame, NeedMore
+from quiver.store.context import Parts
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.floor import decode_floor
 from quiver.store.format.names import (
@@ -43,7 +44,6 @@ from quiver.store.format.sink_commit import (
     decode_commit,
     parse_commit_name,
 )
-from quiver.store.parts import Parts
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.tail import read_info
