@@ -9,10 +9,10 @@ import pytest
 from aof_as_log import ROOT, SEGMENTS, open_manager, tail_of, tiny
 
 from quiver.aof import Reader, TierConfig
-from quiver.aof.check import check_log_directory
-from quiver.aof.files import LogFiles
 from quiver.aof.format.record import encode_record
 from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.reading.check import check_log_directory
+from quiver.aof.reading.files import LogFiles
 from quiver.errors import DataLoss
 from quiver.testing.crashfs import CrashFileSystem
 

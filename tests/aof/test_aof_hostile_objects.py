@@ -14,8 +14,6 @@ from test_aof_tiers import disk, objects_in, open_tiered
 
 from hostile_objects import CHANGES, HostileObjects, Made, little_memory
 from quiver.aof import Reader
-from quiver.aof.check import check_log_directory
-from quiver.aof.files import LogFiles
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, encode_footer, encode_header
 from quiver.aof.format.warm_file import (
     FRAME_BYTES,
@@ -28,6 +26,8 @@ from quiver.aof.format.warm_file import (
     SKIPPABLE_MAGIC,
     encode_seek_table,
 )
+from quiver.aof.reading.check import check_log_directory
+from quiver.aof.reading.files import LogFiles
 from quiver.aof.restore import restore_log
 from quiver.aof.tiers.packed import PackedSegment
 from quiver.errors import Damaged, DataLoss

@@ -10,13 +10,13 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads, tiny
 
 from quiver.aof import AofManager, Retention, TierConfig
-from quiver.aof.files import LogFiles
 from quiver.aof.format.describe import describe_log_file
 from quiver.aof.format.names import index_name, parse_index_name
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import INDEX_HEADER, IndexMark, SparseIndex, decode_index, encode_index
-from quiver.aof.index import before_number, before_time
-from quiver.aof.search import first_at
+from quiver.aof.reading.files import LogFiles
+from quiver.aof.reading.index import before_number, before_time
+from quiver.aof.reading.search import first_at
 from quiver.observe import InMemoryObserver
 from quiver.primitives.checksum import crc64_nvme
 from quiver.primitives.scan import Damage, Frame, NeedMore

@@ -5,10 +5,10 @@ A listing that is made while segments are made: what it shows has no hole.
 import pytest
 from aof_as_log import ROOT, AofAsLog, open_manager
 
-from quiver.aof.files import LogFiles
 from quiver.aof.format.names import DURABILITY, POINTER_NAME
 from quiver.aof.format.segment_file import HEADER_BYTES
-from quiver.aof.reader import Reader
+from quiver.aof.reading.files import LogFiles
+from quiver.aof.reading.reader import Reader
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.aof import AofManager, Retention, TierConfig
-from quiver.aof.check import check_log_directory
-from quiver.aof.files import LogFiles
 from quiver.aof.format.record import RECORD_HEAD_BYTES
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
-from quiver.aof.reader import Reader
+from quiver.aof.reading.check import check_log_directory
+from quiver.aof.reading.files import LogFiles
+from quiver.aof.reading.reader import Reader
 from quiver.errors import Damaged, DataLoss, RecordUnknown, StoreFailed, WouldBlock, WrongUse
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver

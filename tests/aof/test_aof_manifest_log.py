@@ -15,7 +15,7 @@ from tier_samples import entry_of
 from quiver.aof.format.manifest_chunk import CHUNK_HEADER_BYTES
 from quiver.aof.format.manifest_record import Event, ManifestRecord
 from quiver.aof.format.tier_entry import RemoteCopy, decode_entries, encode_entries
-from quiver.aof.manifest import ManifestLog, replay_manifest
+from quiver.aof.reading.manifest import ManifestLog, replay_manifest
 from quiver.aof.tiers.state import TierState, entry_record, key_record
 from quiver.observe import InMemoryObserver
 from quiver.primitives.scan import Frame

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.aof import AofManager, Retention
-from quiver.aof.check import check_log_directory
-from quiver.aof.files import LogFiles
 from quiver.aof.format.names import SegmentName, spare_name
 from quiver.aof.format.record import encode_record
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader, encode_header
+from quiver.aof.reading.check import check_log_directory
+from quiver.aof.reading.files import LogFiles
 from quiver.errors import DataLoss, NotYetDurable, WouldBlock
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock

@@ -13,9 +13,9 @@ from test_aof_tiers import COLD, damage, disk, fill, objects_in, open_tiered
 from typer.testing import CliRunner
 
 from quiver.aof import AofConfig, AofManager, Reader, Retention, TierConfig
-from quiver.aof.check import check_log_directory
-from quiver.aof.files import LogFiles, logs_below
 from quiver.aof.format.names import object_key, stream_folder
+from quiver.aof.reading.check import check_log_directory
+from quiver.aof.reading.files import LogFiles, logs_below
 from quiver.aof.restore import restore_log, streams_of, take_over_objects
 from quiver.cli.main import build_app
 from quiver.errors import Damaged, DirectoryInUse, RecordUnknown, WrongUse

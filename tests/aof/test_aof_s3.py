@@ -11,7 +11,7 @@ from aof_as_log import payloads, tiny
 from typer.testing import CliRunner
 
 from quiver.aof import AofManager, Reader, Retention, TierConfig
-from quiver.aof.files import LogFiles
+from quiver.aof.reading.files import LogFiles
 from quiver.cli.main import build_app
 from quiver.objects import ObjectLocation, open_objects
 from quiver.testing.clock import ManualClock

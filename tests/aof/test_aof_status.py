@@ -13,9 +13,9 @@ from aof_as_log import ROOT, open_manager, payloads, tiny
 from typer.testing import CliRunner
 
 from quiver.aof import AofManager, FlushConfig
-from quiver.aof.check import check_log_directory
 from quiver.aof.format.describe import describe_log_file
 from quiver.aof.format.status import STATUS_BYTES_MAX, decode_status
+from quiver.aof.reading.check import check_log_directory
 from quiver.aof.status import read_status
 from quiver.cli.main import build_app
 from quiver.errors import WouldBlock

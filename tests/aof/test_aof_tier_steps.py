@@ -11,8 +11,8 @@ from aof_as_log import ROOT, payloads, segment_files, tiny
 from test_aof_tiers import COLD, WARM, damage, disk, fill, objects_in, open_tiered, tiered, warm_files
 
 from quiver.aof import Reader, Retention, TierConfig
-from quiver.aof.check import check_log_directory
-from quiver.aof.files import LogFiles
+from quiver.aof.reading.check import check_log_directory
+from quiver.aof.reading.files import LogFiles
 from quiver.objects.directory import DirectoryObjects
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

@@ -13,10 +13,10 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofManager, Reader, Retention, TierConfig
-from quiver.aof.check import check_log_directory
-from quiver.aof.files import LogFiles
 from quiver.aof.format.describe import describe_log_file
 from quiver.aof.format.names import stream_folder
+from quiver.aof.reading.check import check_log_directory
+from quiver.aof.reading.files import LogFiles
 from quiver.errors import Damaged, ObjectsUnavailable, RecordUnknown, SettingsInvalid, StoreClosed, WrongUse
 from quiver.objects.directory import DirectoryObjects
 from quiver.testing.clock import ManualClock

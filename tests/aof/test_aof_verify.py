@@ -13,8 +13,8 @@ from test_aof_tiers import COLD, damage, disk, objects_in, open_tiered
 from typer.testing import CliRunner
 
 from quiver.aof import AofConfig, AofManager, TierConfig
-from quiver.aof.check import check_log_directory
 from quiver.aof.format.names import stream_folder
+from quiver.aof.reading.check import check_log_directory
 from quiver.cli.main import build_app
 from quiver.errors import ObjectsUnavailable
 from quiver.objects.directory import DirectoryObjects

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from quiver.aof.follower import TailFollower
     from quiver.aof.log import Aof
     from quiver.aof.manager import AofManager
-    from quiver.aof.reader import Reader
+    from quiver.aof.reading.reader import Reader
+    from quiver.aof.reading.source import Record
     from quiver.aof.reservation import Reservation
     from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
-    from quiver.aof.source import Record
     from quiver.aof.upstream import replay_upstream
 else:
     __getattr__, __dir__ = lazy_names(
@@ -71,10 +71,10 @@ else:
             "quiver.aof.follower": "TailFollower",
             "quiver.aof.log": "Aof",
             "quiver.aof.manager": "AofManager",
-            "quiver.aof.reader": "Reader",
+            "quiver.aof.reading.reader": "Reader",
             "quiver.aof.reservation": "Reservation",
             "quiver.aof.snapshots": "LogSnapshot SegmentSnapshot",
-            "quiver.aof.source": "Record",
+            "quiver.aof.reading.source": "Record",
             "quiver.aof.upstream": "replay_upstream",
         },
     )

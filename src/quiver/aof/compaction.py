@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quiver.aof.catalog import SealedSegment
 from quiver.aof.format.record import join_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
+from quiver.aof.reading.catalog import SealedSegment
 from quiver.observe import Observer
 
 __all__ = ["ColdSegment", "CompactionHook", "HeadTrim"]

@@ -14,8 +14,8 @@ from quiver.aof.format.segment_file import (
     decode_header,
     encode_header,
 )
-from quiver.aof.resume import resume_after
-from quiver.aof.source import TIME_UNKNOWN, Extent, Source
+from quiver.aof.reading.resume import resume_after
+from quiver.aof.reading.source import TIME_UNKNOWN, Extent, Source
 from quiver.primitives.scan import Frame
 
 __all__ = ["header_of_sealed", "header_of_unsealed", "scan_past_damage"]

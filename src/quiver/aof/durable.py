@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from quiver.aof.catalog import Catalog
 from quiver.aof.flush import Flusher
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.lookup import OpenSegments
 from quiver.aof.notify import deadline_of
-from quiver.aof.search import read_one
+from quiver.aof.reading.catalog import Catalog
+from quiver.aof.reading.search import read_one
 from quiver.aof.segment import Segment
 from quiver.aof.tail import Tail
 from quiver.aof.upload_waiting import UploadWaiting

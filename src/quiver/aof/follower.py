@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from quiver.aof.format.segment_file import FOOTER_BYTES
 from quiver.aof.notify import Notifier, deadline_of
-from quiver.aof.reader import Reader
-from quiver.aof.source import Record, Sources
+from quiver.aof.reading.reader import Reader
+from quiver.aof.reading.source import Record, Sources
 from quiver.clock import Clock
 from quiver.errors import StoreFailed
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from quiver.aof.catalog import Catalog, SealedSegment
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import Retention
+from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.retention import Held, choose_leaving, is_expired
 from quiver.clock import Ages, Clock
 

@@ -15,16 +15,16 @@ from types import TracebackType
 from typing import Self
 
 from quiver.aof.adoption import SinkAdoption
-from quiver.aof.catalog import Catalog
 from quiver.aof.compaction import CompactionHook, HeadTrim
 from quiver.aof.config import AofConfig
 from quiver.aof.durable import Durability
 from quiver.aof.flush import Flusher
 from quiver.aof.format.names import SEGMENTS
-from quiver.aof.index import SparseIndexes
+from quiver.aof.log_reading import LogReading
 from quiver.aof.lookup import OpenSegments, require_id
 from quiver.aof.notify import Notifier
-from quiver.aof.reading import LogReading
+from quiver.aof.reading.catalog import Catalog
+from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.recovered import Recovered
 from quiver.aof.snapshots import (
     LogSnapshot,

@@ -12,7 +12,6 @@ from typing import Self
 
 from quiver.aof.compaction import CompactionHook
 from quiver.aof.config import AofConfig
-from quiver.aof.files import is_log_directory
 from quiver.aof.format.names import (
     ARCHIVE,
     DURABILITY,
@@ -23,6 +22,7 @@ from quiver.aof.format.names import (
     is_stream_name,
 )
 from quiver.aof.log import Aof
+from quiver.aof.reading.files import is_log_directory
 from quiver.aof.recovery import recover
 from quiver.aof.snapshots import LogSnapshot
 from quiver.aof.tiers.keeper import has_tiers

@@ -21,7 +21,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quiver.aof.catalog import SealedSegment
 from quiver.aof.damage import header_of_sealed, header_of_unsealed, scan_past_damage
 from quiver.aof.format.durability import DURABILITY_BYTES_MAX, decode_durability
 from quiver.aof.format.names import (
@@ -56,6 +55,7 @@ from quiver.aof.format.segment_file import (
     encode_footer,
     encode_header,
 )
+from quiver.aof.reading.catalog import SealedSegment
 from quiver.aof.recovered import Recovered
 from quiver.aof.segment import Segment
 from quiver.clock import Clock

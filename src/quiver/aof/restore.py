@@ -17,10 +17,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quiver.aof.catalog import SealedSegment
-from quiver.aof.check import check_log_directory
 from quiver.aof.config import AofConfig, TierConfig
-from quiver.aof.files import LogFiles
 from quiver.aof.format.names import (
     ARCHIVE,
     DURABILITY,
@@ -47,7 +44,10 @@ from quiver.aof.format.segment_file import (
 )
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.manager import AofManager
-from quiver.aof.manifest import ManifestLog
+from quiver.aof.reading.catalog import SealedSegment
+from quiver.aof.reading.check import check_log_directory
+from quiver.aof.reading.files import LogFiles
+from quiver.aof.reading.manifest import ManifestLog
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.object_listing import ListedObjects, list_objects
 from quiver.clock import Clock

@@ -18,7 +18,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-from quiver.aof.catalog import Catalog, SealedSegment
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig
 from quiver.aof.flush import Flusher
@@ -33,8 +32,9 @@ from quiver.aof.format.names import (
     spare_name,
 )
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
-from quiver.aof.index import SparseIndexes
 from quiver.aof.leaving import Leaving
+from quiver.aof.reading.catalog import Catalog, SealedSegment
+from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.segment import Segment, allocate
 from quiver.aof.segment_queue import OVERHEAD_BYTES
 from quiver.aof.tail import Tail

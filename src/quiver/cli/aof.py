@@ -22,7 +22,7 @@ from quiver.cli.output import JsonFlag, exit_of_verify, human_age, human_bytes, 
 from quiver.errors import DataLoss, WrongUse
 
 if TYPE_CHECKING:
-    from quiver.aof.source import Record
+    from quiver.aof.reading.source import Record
     from quiver.objects import ObjectLocation
     from quiver.primitives.findings import Description, Finding
 
@@ -153,8 +153,8 @@ def tail(
 
     With --json a payload that is not UTF-8 text has its bytes in payload_base64 beside it.
     """
-    from quiver.aof.files import LogFiles  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.aof.reader import Reader  # noqa: PLC0415
+    from quiver.aof.reading.files import LogFiles  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.aof.reading.reader import Reader  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     _, directory = one_log(root, log)

@@ -18,7 +18,7 @@ from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.aof import Aof
-    from quiver.aof.check import CheckedLog
+    from quiver.aof.reading.check import CheckedLog
     from quiver.objects import ObjectLocation
 
 __all__ = ["add_admin_commands"]
@@ -235,9 +235,9 @@ def check_manifest(
 
 
 def _manifest_row(name: str, directory: str) -> dict[str, Any]:
-    from quiver.aof.files import LogFiles  # noqa: PLC0415
     from quiver.aof.format.names import WARM  # noqa: PLC0415
-    from quiver.aof.manifest import replay_manifest  # noqa: PLC0415
+    from quiver.aof.reading.files import LogFiles  # noqa: PLC0415
+    from quiver.aof.reading.manifest import replay_manifest  # noqa: PLC0415
     from quiver.aof.tiers.copies import Copies  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 

@@ -12,7 +12,7 @@ import typer
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
-    from quiver.aof.check import CheckedLog
+    from quiver.aof.reading.check import CheckedLog
     from quiver.objects import ObjectLocation
 
 __all__ = ["LogName", "Logs", "checked_logs", "logs_of", "one_log"]
@@ -28,7 +28,7 @@ def logs_of(root: Path, log: str | None) -> dict[str, str]:
     Raises:
         WrongUse: there is none, or none of that name.
     """
-    from quiver.aof.files import logs_below  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.aof.reading.files import logs_below  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     found = logs_below(REAL_FILES, str(root))
@@ -62,7 +62,7 @@ def checked_logs(
         WrongUse: as `logs_of`.
         AccessRefused, ObjectsUnavailable: the objects cannot be read.
     """
-    from quiver.aof.check import check_log_directory  # noqa: PLC0415
+    from quiver.aof.reading.check import check_log_directory  # noqa: PLC0415
     from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415

@@ -76,8 +76,8 @@ def restore(
 def _restored(
     root: Path, tier: ObjectTier, location: ObjectLocation, name: str | None, stream: str | None, *, dry_run: bool
 ) -> list[RestoredLog]:
-    from quiver.aof.files import LogFiles, is_log_directory  # noqa: PLC0415
     from quiver.aof.format.names import is_stream_name, object_folder  # noqa: PLC0415
+    from quiver.aof.reading.files import LogFiles, is_log_directory  # noqa: PLC0415
     from quiver.aof.restore import restore_log, streams_of, take_over_objects  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.observe import InMemoryObserver  # noqa: PLC0415

@@ -8,9 +8,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from quiver.aof.catalog import SealedSegment
 from quiver.aof.format.names import parse_object_key, parse_warm_name, warm_name
 from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
+from quiver.aof.reading.catalog import SealedSegment
 from quiver.aof.tiers.packed import PackedSegment, ReadAt, pack
 from quiver.errors import Damaged, ObjectMissing, QuiverError, WrongUse
 from quiver.objects import ObjectInfo, ObjectTier

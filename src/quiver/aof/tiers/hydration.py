@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from quiver.aof.catalog import Catalog, SealedSegment
 from quiver.aof.format.manifest_record import Event
 from quiver.aof.format.tier_entry import TierEntry
+from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.tiers.asked import Asked
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.packed import PackedSegment, unpack_to

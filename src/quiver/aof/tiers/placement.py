@@ -8,7 +8,6 @@ import contextlib
 import logging
 from dataclasses import replace
 
-from quiver.aof.catalog import Catalog, SealedSegment
 from quiver.aof.format.manifest_record import Event, ManifestRecord
 from quiver.aof.format.names import (
     SEGMENTS,
@@ -18,7 +17,8 @@ from quiver.aof.format.names import (
     parse_warm_name,
 )
 from quiver.aof.format.tier_entry import Residency, TierEntry
-from quiver.aof.manifest import ManifestLog
+from quiver.aof.reading.catalog import Catalog, SealedSegment
+from quiver.aof.reading.manifest import ManifestLog
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.object_listing import ListedObjects, list_objects
 from quiver.aof.tiers.state import ALL_SEGMENTS, entry_record, key_record

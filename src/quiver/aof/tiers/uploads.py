@@ -15,11 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from quiver.aof.catalog import Catalog, SealedSegment
 from quiver.aof.config import TierConfig
 from quiver.aof.format.manifest_record import Event
 from quiver.aof.format.names import object_key
 from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
+from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts

@@ -40,9 +40,9 @@ from quiver.aof.format.segment_file import (
 )
 from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.format.tier_entry import TierEntry
-from quiver.aof.index import load_index
-from quiver.aof.manifest import replay_manifest
-from quiver.aof.source import TIME_UNKNOWN, Extent, Source
+from quiver.aof.reading.index import load_index
+from quiver.aof.reading.manifest import replay_manifest
+from quiver.aof.reading.source import TIME_UNKNOWN, Extent, Source
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.state import TierState
 from quiver.errors import Damaged, WrongUse

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
 from quiver.aof.format.sparse_index import IndexMark
-from quiver.aof.source import TIME_UNKNOWN, Source
+from quiver.aof.reading.source import TIME_UNKNOWN, Source
 from quiver.primitives.checksum import crc64_nvme_function
 
 __all__ = ["Resumed", "behind_record", "is_believed", "resume_after"]

@@ -9,7 +9,6 @@ import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quiver.aof.files import LogFiles, SegmentFile
 from quiver.aof.format.names import (
     INCOMING,
     POINTER_NAME,
@@ -27,7 +26,8 @@ from quiver.aof.format.record import RecordScan, scan_records
 from quiver.aof.format.sealed_pointer import SealedPointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentFooter, SegmentHeader
 from quiver.aof.format.tier_entry import Residency, TierEntry
-from quiver.aof.manifest import Replayed, replay_manifest
+from quiver.aof.reading.files import LogFiles, SegmentFile
+from quiver.aof.reading.manifest import Replayed, replay_manifest
 from quiver.aof.status import read_status
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot

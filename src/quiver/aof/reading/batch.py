@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from quiver.aof.format.record import RECORD_HEAD_BYTES
-from quiver.aof.source import Source
+from quiver.aof.reading.source import Source
 from quiver.primitives.checksum import crc64_nvme_function
 from quiver.primitives.scan import Damage
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quiver.aof.batch import RecordRun, read_run
-from quiver.aof.files import LogFiles
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record_id, split_record_id
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
-from quiver.aof.resume import is_believed, resume_after
-from quiver.aof.search import begin_at, require_place
-from quiver.aof.source import Source
+from quiver.aof.reading.batch import RecordRun, read_run
+from quiver.aof.reading.files import LogFiles
+from quiver.aof.reading.resume import is_believed, resume_after
+from quiver.aof.reading.search import begin_at, require_place
+from quiver.aof.reading.source import Source
 from quiver.errors import Damaged, DataLoss, QuiverError, RecordUnknown
 from quiver.spark.aof_options import AofBound, AofPosition
 from quiver.store.reading.offsets import IngestedAt

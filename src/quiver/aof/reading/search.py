@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record_id, split_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
-from quiver.aof.index import before_time
-from quiver.aof.resume import behind_record, is_believed, resume_after
-from quiver.aof.source import Record, Source, Sources
+from quiver.aof.reading.index import before_time
+from quiver.aof.reading.resume import behind_record, is_believed, resume_after
+from quiver.aof.reading.source import Record, Source, Sources
 from quiver.errors import Damaged, RecordUnknown
 
 __all__ = [

@@ -13,7 +13,6 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from quiver.aof.catalog import SealedSegment
 from quiver.aof.format.names import INDEX, index_name, parse_index_name
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import (
@@ -24,6 +23,7 @@ from quiver.aof.format.sparse_index import (
     encode_index,
     mark_records,
 )
+from quiver.aof.reading.catalog import SealedSegment
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, replace_file
 from quiver.primitives.disk.file_system import FileSystem

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record_id, split_record_id
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
-from quiver.aof.resume import resume_after
-from quiver.aof.search import begins_at, unknown_record
-from quiver.aof.source import Extent, Place, Record, Source, Sources
+from quiver.aof.reading.resume import resume_after
+from quiver.aof.reading.search import begins_at, unknown_record
+from quiver.aof.reading.source import Extent, Place, Record, Source, Sources
 from quiver.errors import Damaged, DataLoss, ObjectsUnavailable, RecordUnknown, WrongUse
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.checksum import crc64_nvme_function
 
 if TYPE_CHECKING:
-    from quiver.aof.batch import RecordRun
+    from quiver.aof.reading.batch import RecordRun
 
 __all__ = ["OnDamage", "OnLost", "Reader"]
 
@@ -127,7 +127,7 @@ class Reader:
         Raises:
             DataLoss: behind the last run that is yielded records are lost or damaged, and that is to be raised.
         """
-        batch: Any = importlib.import_module("quiver.aof.batch")  # numpy and Arrow only for those who read so
+        batch: Any = importlib.import_module("quiver.aof.reading.batch")  # numpy and Arrow only for those who read so
         while (source := self._source()) is not None:
             while self._offset < source.end:
                 run, end, damage = batch.read_run(source, self._offset, records_max=records_max)
