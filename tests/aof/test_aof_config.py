@@ -10,8 +10,8 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofConfig, AofManager, FlushConfig, Retention, TierConfig
+from quiver.aof.append.sizing import Sizing
 from quiver.aof.retention import Held, choose_leaving
-from quiver.aof.sizing import Sizing
 from quiver.errors import SettingsInvalid
 from quiver.settings import GIB, KIB, MIB
 from quiver.testing.clock import ManualClock

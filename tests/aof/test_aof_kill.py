@@ -20,9 +20,9 @@ import pytest
 from aof_as_log import tiny
 
 from quiver.aof import Aof, AofConfig, AofManager, FlushConfig, TierConfig
+from quiver.aof.append.reservation import Reservation
 from quiver.aof.format.record import scan_records
 from quiver.aof.format.segment_file import HEADER_BYTES
-from quiver.aof.reservation import Reservation
 from quiver.aof.tiers.packed import PackedSegment
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import WouldBlock

@@ -11,9 +11,9 @@ import pytest
 from aof_as_log import ROOT, SEGMENTS, payloads, segment_files, tiny
 
 from quiver.aof import AofManager, Reader, Retention, TierConfig
+from quiver.aof.append.workers import Workers
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles
-from quiver.aof.workers import Workers
 from quiver.errors import Damaged, NotYetDurable, RecordUnknown, StoreClosed, WrongUse
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver

@@ -59,7 +59,7 @@ def test_repository_keeps_its_rules():
         ("store/store.py", "import os\nsync = os.fdatasync\n", "only primitives calls fdatasync"),
         ("pipeline/run.py", "from os import replace\n", "only primitives calls replace"),
         ("pipeline/run.py", "import os\nos.rename('a', 'b')\n", "only primitives calls rename"),
-        ("aof/segment.py", "import os\nos.posix_fallocate(3, 0, 1)\n", "only primitives calls posix_fallocate"),
+        ("aof/append/segment.py", "import os\nos.posix_fallocate(3, 0, 1)\n", "only primitives calls posix_fallocate"),
         ("cli/main.py", "path.rename(target)\n", "only primitives calls rename"),
         ("cli/main.py", "path.replace(target)\n", "only primitives calls replace"),
         ("cli/main.py", "import shutil\nshutil.move('a', 'b')\n", "only primitives calls move"),

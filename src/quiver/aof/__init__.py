@@ -52,6 +52,7 @@ from typing import TYPE_CHECKING
 from quiver.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from quiver.aof.append.reservation import Reservation
     from quiver.aof.compaction import ColdSegment
     from quiver.aof.config import AofConfig, FlushConfig, Retention, TierConfig
     from quiver.aof.follower import TailFollower
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from quiver.aof.manager import AofManager
     from quiver.aof.reading.reader import Reader
     from quiver.aof.reading.source import Record
-    from quiver.aof.reservation import Reservation
     from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
     from quiver.aof.upstream import replay_upstream
 else:
@@ -72,7 +72,7 @@ else:
             "quiver.aof.log": "Aof",
             "quiver.aof.manager": "AofManager",
             "quiver.aof.reading.reader": "Reader",
-            "quiver.aof.reservation": "Reservation",
+            "quiver.aof.append.reservation": "Reservation",
             "quiver.aof.snapshots": "LogSnapshot SegmentSnapshot",
             "quiver.aof.reading.source": "Record",
             "quiver.aof.upstream": "replay_upstream",

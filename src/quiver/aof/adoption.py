@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from quiver.aof.append.tail import Tail
 from quiver.aof.format.names import INCOMING
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, decode_record
 from quiver.aof.format.sink_batch import (
@@ -38,7 +39,6 @@ from quiver.aof.format.sink_batch import (
     decode_commit,
     encode_begun,
 )
-from quiver.aof.tail import Tail
 from quiver.errors import Damaged, QuiverError, RecordInvalid, StoreClosed
 from quiver.observe import Observer
 from quiver.primitives.batch_notes import (

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from quiver.aof.append.notify import Notifier, deadline_of
 from quiver.aof.format.segment_file import FOOTER_BYTES
-from quiver.aof.notify import Notifier, deadline_of
 from quiver.aof.reading.reader import Reader
 from quiver.aof.reading.source import Record, Sources
 from quiver.clock import Clock

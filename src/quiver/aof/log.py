@@ -15,14 +15,19 @@ from types import TracebackType
 from typing import Self
 
 from quiver.aof.adoption import SinkAdoption
+from quiver.aof.append.blocking import Waiting
+from quiver.aof.append.durability import Durability
+from quiver.aof.append.flush import Flusher
+from quiver.aof.append.notify import Notifier
+from quiver.aof.append.tail import Tail
+from quiver.aof.append.upload_waiting import UploadWaiting
+from quiver.aof.append.workers import Workers, WorkersAsked
+from quiver.aof.append.writing import LogWriting
 from quiver.aof.compaction import CompactionHook, HeadTrim
 from quiver.aof.config import AofConfig
-from quiver.aof.durable import Durability
-from quiver.aof.flush import Flusher
 from quiver.aof.format.names import SEGMENTS
 from quiver.aof.log_reading import LogReading
 from quiver.aof.lookup import OpenSegments, require_id
-from quiver.aof.notify import Notifier
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.recovered import Recovered
@@ -35,13 +40,8 @@ from quiver.aof.snapshots import (
     segment_snapshots,
 )
 from quiver.aof.status import STATUS_AFTER_S, StatusFile
-from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers, has_tiers
 from quiver.aof.upkeep import NOTE_AFTER_S, Upkeep
-from quiver.aof.upload_waiting import UploadWaiting
-from quiver.aof.waiting import Waiting
-from quiver.aof.workers import Workers, WorkersAsked
-from quiver.aof.writing import LogWriting
 from quiver.clock import Clock
 from quiver.errors import StoreClosed, StoreFailed, WrongUse
 from quiver.objects import ObjectTier

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import asyncio
 
+from quiver.aof.append.blocking import Waiting
+from quiver.aof.append.notify import Notifier
+from quiver.aof.append.tail import Tail
 from quiver.aof.follower import TailFollower
 from quiver.aof.format.record import split_record_id
 from quiver.aof.lookup import OpenSegments, require_id
-from quiver.aof.notify import Notifier
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.reader import OnDamage, OnLost, Reader
 from quiver.aof.reading.search import begin_at, first_at, read_one
 from quiver.aof.reading.source import Place, Record
-from quiver.aof.tail import Tail
-from quiver.aof.waiting import Waiting
 from quiver.clock import Clock
 from quiver.errors import StoreFailed, WrongUse
 from quiver.observe import Observer

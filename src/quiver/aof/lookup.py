@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from quiver.aof.append.segment import Segment
+from quiver.aof.append.tail import Tail
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.reading.catalog import Catalog, SealedSegment
@@ -15,8 +17,6 @@ from quiver.aof.reading.index import SparseIndexes, before_number
 from quiver.aof.reading.resume import is_believed
 from quiver.aof.reading.search import heads
 from quiver.aof.reading.source import Extent, Place, Source
-from quiver.aof.segment import Segment
-from quiver.aof.tail import Tail
 from quiver.aof.tiers.keeper import Tiers
 from quiver.errors import Damaged, RecordUnknown
 

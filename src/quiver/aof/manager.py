@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from quiver.aof.append.workers import Workers
 from quiver.aof.compaction import CompactionHook
 from quiver.aof.config import AofConfig
 from quiver.aof.format.names import (
@@ -26,7 +27,6 @@ from quiver.aof.reading.files import is_log_directory
 from quiver.aof.recovery import recover
 from quiver.aof.snapshots import LogSnapshot
 from quiver.aof.tiers.keeper import has_tiers
-from quiver.aof.workers import Workers
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, QuiverError, StoreClosed, WrongUse
 from quiver.objects import ObjectLocation, ObjectTier, open_objects

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from quiver.aof.append.segment import Segment
 from quiver.aof.format.sealed_pointer import SealedPointer
 from quiver.aof.reading.catalog import SealedSegment
-from quiver.aof.segment import Segment
 
 __all__ = ["Recovered"]
 

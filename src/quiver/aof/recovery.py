@@ -21,6 +21,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from quiver.aof.append.segment import Segment
 from quiver.aof.damage import header_of_sealed, header_of_unsealed, scan_past_damage
 from quiver.aof.format.durability import DURABILITY_BYTES_MAX, decode_durability
 from quiver.aof.format.names import (
@@ -57,7 +58,6 @@ from quiver.aof.format.segment_file import (
 )
 from quiver.aof.reading.catalog import SealedSegment
 from quiver.aof.recovered import Recovered
-from quiver.aof.segment import Segment
 from quiver.clock import Clock
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file

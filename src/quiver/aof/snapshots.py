@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quiver.aof.flush import FlushMetrics
+from quiver.aof.append.flush import FlushMetrics
+from quiver.aof.append.tail import Tail
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.reading.catalog import Catalog
-from quiver.aof.tail import Tail
 from quiver.aof.tiers.snapshot import TierSnapshot
 
 __all__ = ["LogSnapshot", "SegmentSnapshot", "end_of", "log_snapshot", "missing_ranges", "segment_snapshots"]

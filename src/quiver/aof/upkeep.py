@@ -18,9 +18,12 @@ import logging
 import threading
 from collections.abc import Callable
 
+from quiver.aof.append.flush import Flusher
+from quiver.aof.append.segment import Segment, allocate
+from quiver.aof.append.segment_queue import OVERHEAD_BYTES
+from quiver.aof.append.tail import Tail
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig
-from quiver.aof.flush import Flusher
 from quiver.aof.format.durability import SegmentDurability, encode_durability
 from quiver.aof.format.names import (
     ARCHIVE,
@@ -35,9 +38,6 @@ from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
 from quiver.aof.leaving import Leaving
 from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.reading.index import SparseIndexes
-from quiver.aof.segment import Segment, allocate
-from quiver.aof.segment_queue import OVERHEAD_BYTES
-from quiver.aof.tail import Tail
 from quiver.aof.tiers.copies import Copies
 from quiver.clock import Clock
 from quiver.errors import StoreFailed

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from quiver.aof.notify import KINDS, Notifier, deadline_of, in_loop
-from quiver.aof.workers import Workers
+from quiver.aof.append.notify import KINDS, Notifier, deadline_of, in_loop
+from quiver.aof.append.workers import Workers
 from quiver.clock import Clock
 from quiver.errors import QuiverError, WouldBlock
 from quiver.observe import Observer

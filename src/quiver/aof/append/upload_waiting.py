@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from quiver.aof.append.notify import Notifier, deadline_of
+from quiver.aof.append.tail import Tail
+from quiver.aof.append.workers import Workers
 from quiver.aof.format.record import split_record_id
-from quiver.aof.notify import Notifier, deadline_of
 from quiver.aof.reading.catalog import Catalog
-from quiver.aof.tail import Tail
 from quiver.aof.tiers.uploads import Uploads
-from quiver.aof.workers import Workers
 from quiver.clock import Clock
 from quiver.errors import NotYetDurable, RecordUnknown, WrongUse
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from quiver.aof.append.notify import deadline_of
+from quiver.aof.append.segment import Segment
+from quiver.aof.append.tail import Tail
 from quiver.aof.config import FlushConfig
-from quiver.aof.notify import deadline_of
-from quiver.aof.segment import Segment
-from quiver.aof.tail import Tail
 from quiver.clock import Clock
 from quiver.errors import Damaged, NotYetDurable, StoreFailed
 from quiver.observe import Observer

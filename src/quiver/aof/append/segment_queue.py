@@ -14,13 +14,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from quiver.aof.asking import Ask
+from quiver.aof.append.notify import Notifier
+from quiver.aof.append.segment import Segment
+from quiver.aof.append.sizing import Sizing
+from quiver.aof.append.work_requests import Ask
 from quiver.aof.config import AofConfig
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
-from quiver.aof.notify import Notifier
 from quiver.aof.recovered import Recovered
-from quiver.aof.segment import Segment
-from quiver.aof.sizing import Sizing
 from quiver.clock import Clock
 
 __all__ = ["NEVER", "OVERHEAD_BYTES", "SegmentQueue"]

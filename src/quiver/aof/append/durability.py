@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from quiver.aof.flush import Flusher
+from quiver.aof.append.flush import Flusher
+from quiver.aof.append.notify import deadline_of
+from quiver.aof.append.segment import Segment
+from quiver.aof.append.tail import Tail
+from quiver.aof.append.upload_waiting import UploadWaiting
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.lookup import OpenSegments
-from quiver.aof.notify import deadline_of
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.search import read_one
-from quiver.aof.segment import Segment
-from quiver.aof.tail import Tail
-from quiver.aof.upload_waiting import UploadWaiting
 from quiver.clock import Clock
 from quiver.errors import Damaged, RecordUnknown, StoreClosed, WrongUse
 from quiver.primitives.checksum import crc64_nvme_function

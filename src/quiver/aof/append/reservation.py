@@ -8,8 +8,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from quiver.aof.append.tail import Tail
 from quiver.aof.format.record import RECORD_HEAD_BYTES
-from quiver.aof.tail import Tail
 from quiver.errors import RecordInvalid
 
 __all__ = ["Reservation"]

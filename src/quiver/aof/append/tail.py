@@ -15,12 +15,12 @@ import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate, repeat
 
-from quiver.aof.asking import Ask, Rollover, invalid_ext_id, invalid_payload
+from quiver.aof.append.notify import Notifier
+from quiver.aof.append.segment import AHEAD_BYTES, Segment
+from quiver.aof.append.segment_queue import NEVER, OVERHEAD_BYTES, SegmentQueue
+from quiver.aof.append.work_requests import Ask, Rollover, invalid_ext_id, invalid_payload
 from quiver.aof.config import AofConfig
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
-from quiver.aof.notify import Notifier
-from quiver.aof.segment import AHEAD_BYTES, Segment
-from quiver.aof.segment_queue import NEVER, OVERHEAD_BYTES, SegmentQueue
 from quiver.clock import Clock
 from quiver.errors import QuiverError, RecordInvalid, WouldBlock
 from quiver.primitives.checksum import crc64_nvme, crc64_nvme_function

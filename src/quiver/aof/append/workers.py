@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from quiver.aof.flush import FlushMetrics
+from quiver.aof.append.flush import FlushMetrics
 from quiver.clock import Clock
 from quiver.errors import QuiverError, StoreFailed
 from quiver.observe import Observer
