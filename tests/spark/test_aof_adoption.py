@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from quiver.aof import AofConfig, AofManager
-from quiver.aof.adoption import load_commit
 from quiver.aof.format.record import encode_record
 from quiver.aof.format.sink_batch import (
     BatchCommit,
@@ -18,6 +17,7 @@ from quiver.aof.format.sink_batch import (
     encode_begun,
     encode_commit,
 )
+from quiver.aof.staged_import import load_commit
 from quiver.errors import Damaged, WouldBlock
 from quiver.observe import InMemoryObserver
 from quiver.primitives.batch_notes import begun_name, commit_name, done_name, encode_note, part_directory

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from quiver.aof.adoption import SinkAdoption
 from quiver.aof.append.blocking import Waiting
 from quiver.aof.append.durability import Durability
 from quiver.aof.append.flush import Flusher
@@ -27,10 +26,11 @@ from quiver.aof.compaction import CompactionHook, HeadTrim
 from quiver.aof.config import AofConfig
 from quiver.aof.format.names import SEGMENTS
 from quiver.aof.log_reading import LogReading
-from quiver.aof.lookup import OpenSegments, require_id
+from quiver.aof.maintenance import NOTE_AFTER_S, Upkeep
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.recovered import Recovered
+from quiver.aof.segment_index import OpenSegments, require_id
 from quiver.aof.snapshots import (
     LogSnapshot,
     SegmentSnapshot,
@@ -39,9 +39,9 @@ from quiver.aof.snapshots import (
     missing_ranges,
     segment_snapshots,
 )
+from quiver.aof.staged_import import SinkAdoption
 from quiver.aof.status import STATUS_AFTER_S, StatusFile
-from quiver.aof.tiers.keeper import Tiers, has_tiers
-from quiver.aof.upkeep import NOTE_AFTER_S, Upkeep
+from quiver.aof.tiers.tier_manager import Tiers, has_tiers
 from quiver.clock import Clock
 from quiver.errors import StoreClosed, StoreFailed, WrongUse
 from quiver.objects import ObjectTier

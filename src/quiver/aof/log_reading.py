@@ -11,11 +11,11 @@ from quiver.aof.append.notify import Notifier
 from quiver.aof.append.tail import Tail
 from quiver.aof.follower import TailFollower
 from quiver.aof.format.record import split_record_id
-from quiver.aof.lookup import OpenSegments, require_id
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.reader import OnDamage, OnLost, Reader
 from quiver.aof.reading.search import begin_at, first_at, read_one
 from quiver.aof.reading.source import Place, Record
+from quiver.aof.segment_index import OpenSegments, require_id
 from quiver.clock import Clock
 from quiver.errors import StoreFailed, WrongUse
 from quiver.observe import Observer

@@ -26,7 +26,7 @@ from quiver.aof.log import Aof
 from quiver.aof.reading.files import is_log_directory
 from quiver.aof.recovery import recover
 from quiver.aof.snapshots import LogSnapshot
-from quiver.aof.tiers.keeper import has_tiers
+from quiver.aof.tiers.tier_manager import has_tiers
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import Damaged, QuiverError, StoreClosed, WrongUse
 from quiver.objects import ObjectLocation, ObjectTier, open_objects

@@ -3,7 +3,7 @@ The Spark sink `quiver-aof`: batch and streaming writes to append-only logs, eac
 
 Rows are staged in tasks, in files that nobody reads; a batch counts from the moment its commit is durable; its records
 are in the log when the log's owner has appended them, which is at once where no process has it open. What lies where,
-and what a crash leaves, stands in `aof/adoption.py`.
+and what a crash leaves, stands in `aof/staged_import.py`.
 """
 
 from __future__ import annotations

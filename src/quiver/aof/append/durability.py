@@ -14,9 +14,9 @@ from quiver.aof.append.tail import Tail
 from quiver.aof.append.upload_waiting import UploadWaiting
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, split_record_id
 from quiver.aof.format.segment_file import HEADER_BYTES
-from quiver.aof.lookup import OpenSegments
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.search import read_one
+from quiver.aof.segment_index import OpenSegments
 from quiver.clock import Clock
 from quiver.errors import Damaged, RecordUnknown, StoreClosed, WrongUse
 from quiver.primitives.checksum import crc64_nvme_function

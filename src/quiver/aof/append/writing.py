@@ -11,7 +11,7 @@ from quiver.aof.append.blocking import Waiting
 from quiver.aof.append.durability import Durability, Durable
 from quiver.aof.append.reservation import Reservation
 from quiver.aof.append.tail import Tail
-from quiver.aof.lookup import require_id
+from quiver.aof.segment_index import require_id
 from quiver.errors import RolloverFailed, WouldBlock
 from quiver.primitives.disk.file_system import Buffer
 

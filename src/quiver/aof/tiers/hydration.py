@@ -13,8 +13,8 @@ from dataclasses import replace
 from quiver.aof.format.manifest_record import Event
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.reading.catalog import Catalog, SealedSegment
-from quiver.aof.tiers.asked import Asked
 from quiver.aof.tiers.copies import Copies
+from quiver.aof.tiers.hydration_queue import Asked
 from quiver.aof.tiers.packed import PackedSegment, unpack_to
 from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts

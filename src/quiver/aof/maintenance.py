@@ -24,6 +24,7 @@ from quiver.aof.append.segment_queue import OVERHEAD_BYTES
 from quiver.aof.append.tail import Tail
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig
+from quiver.aof.expiry import Leaving
 from quiver.aof.format.durability import SegmentDurability, encode_durability
 from quiver.aof.format.names import (
     ARCHIVE,
@@ -35,7 +36,6 @@ from quiver.aof.format.names import (
     spare_name,
 )
 from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
-from quiver.aof.leaving import Leaving
 from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.tiers.copies import Copies

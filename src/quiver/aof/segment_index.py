@@ -17,7 +17,7 @@ from quiver.aof.reading.index import SparseIndexes, before_number
 from quiver.aof.reading.resume import is_believed
 from quiver.aof.reading.search import heads
 from quiver.aof.reading.source import Extent, Place, Source
-from quiver.aof.tiers.keeper import Tiers
+from quiver.aof.tiers.tier_manager import Tiers
 from quiver.errors import Damaged, RecordUnknown
 
 __all__ = ["OpenSegments", "require_id"]

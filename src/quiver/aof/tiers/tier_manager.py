@@ -30,11 +30,11 @@ from functools import partial
 
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig, TierConfig
+from quiver.aof.expiry import Leaving
 from quiver.aof.format.manifest_record import Event, ManifestRecord
 from quiver.aof.format.names import SEGMENTS, WARM, stream_folder
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.tier_entry import TierEntry
-from quiver.aof.leaving import Leaving
 from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.tiers.copies import Copies
