@@ -39,7 +39,7 @@ from quiver.spark.held import HeldExports
 from quiver.spark.poison import PoisonSieve
 from quiver.topics import TopicStore
 from quiver.topics.adoption import SinkAdoption
-from quiver.topics.object_tier import ObjectColdTier
+from quiver.topics.cold.tier import ObjectColdTier
 
 PATIENCE_S = 60
 OFFLINE = "ws::addr=127.0.0.1:1;initial_connect_retry=async;"

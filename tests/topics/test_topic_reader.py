@@ -17,7 +17,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import AtCapacity, DataLoss, StoreClosed, WrongUse
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.cold import ColdLost, ColdPiece
+from quiver.topics.cold.port import ColdLost, ColdPiece
 from quiver.topics.format.message import MessageCodec
 from quiver.topics.store import TopicStore
 from quiver.topics.wal_files import FileMarks

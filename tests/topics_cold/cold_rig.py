@@ -18,11 +18,11 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultmetadata import FaultMetadata
 from quiver.testing.faultobjects import FaultObjects
-from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.tier import ObjectColdTier
 from quiver.topics.format.names import objects_prefix
 from quiver.topics.format.watch import WATCH_FILE
 from quiver.topics.log import TopicLog
-from quiver.topics.object_tier import ObjectColdTier
 from quiver.topics.settings import DeleterSettings, ObjectRetention, TopicSettings, UploaderSettings, WalSettings
 from quiver.topics.store import TopicStore
 

@@ -12,7 +12,7 @@ from cold_rig import PREFIX, TOPIC, Rig, append, expected, read, settings
 from quiver.errors import Damaged, MetadataUnavailable
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.faultmetadata import FaultMetadata
-from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.format.descriptor import ObjectDescriptor, descriptor_key, encode_descriptor, object_id
 
 ROOT = "/danube"

@@ -10,8 +10,8 @@ from cold_rig import DESCRIPTORS, PREFIX, TOPIC, Rig, append, check_tidy, expect
 from quiver.errors import DataLoss, ObjectsUnavailable
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultmetadata import FaultMetadata
-from quiver.topics import catalogue as catalogue_module
-from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold import catalog as catalogue_module
+from quiver.topics.cold.catalog import ObjectCatalogue
 
 
 def test_restore_state_from_the_checkpoint_on_startup():

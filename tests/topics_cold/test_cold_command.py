@@ -16,7 +16,7 @@ from quiver.errors import SettingsInvalid
 from quiver.metadata import open_metadata
 from quiver.testing.clock import ManualClock
 from quiver.topics import check
-from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.store import TopicStore
 
 NAME = "default/orders"

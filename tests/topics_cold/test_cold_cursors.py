@@ -16,7 +16,7 @@ from quiver.metadata.memory import MemoryMetadata
 from quiver.primitives.scan import Damage, Frame
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.cursor_mirror import CursorMirror
+from quiver.topics.cold.cursor_mirror import CursorMirror
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.cursor import (
     PROGRESS_BYTES_MAX,

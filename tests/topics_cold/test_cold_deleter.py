@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quiver.errors import ObjectsUnavailable
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
-from quiver.topics.deleter import expired_objects, files_to_release
+from quiver.topics.cold.deleter import expired_objects, files_to_release
 from quiver.topics.format.descriptor import ObjectDescriptor
 from quiver.topics.settings import DeleterSettings, ObjectRetention
 from quiver.topics.wal_files import WalFile

@@ -15,7 +15,7 @@ from quiver.metadata import acquire
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.settings import TopicSettings, UploaderSettings
 from quiver.topics.store import TopicStore
 

@@ -13,7 +13,7 @@ from quiver.errors import Damaged, MetadataUnavailable, ObjectsUnavailable, Quiv
 from quiver.objects.memory import MemoryObjects
 from quiver.testing.faultfs import FaultFileSystem
 from quiver.testing.faultobjects import FaultObjects
-from quiver.topics import object_source
+from quiver.topics.cold import source as object_source
 from quiver.topics.format.checkpoint import UploaderCheckpoint, encode_uploader_checkpoint
 
 OBJECT_CALLS = ["put_parts", "copy", "head", "get_range", "list", "delete"]

@@ -190,7 +190,7 @@ def test_a_close_that_is_interrupted_waits_for_nobody(monkeypatch):
     worker.start()
     assert hangs.wait(30)
     one.tier._workers.append(worker)
-    monkeypatch.setattr("quiver.topics.object_tier.do_within", interrupt)
+    monkeypatch.setattr("quiver.topics.cold.tier.do_within", interrupt)
     with pytest.raises(KeyboardInterrupt):
         one.store.close()
     assert worker.is_running

@@ -10,8 +10,8 @@ from cold_rig import DESCRIPTORS, PREFIX, TOPIC, Rig, append, payload, settings
 from hostile_objects import CHANGES, TEBIBYTE, HostileObjects, Made, little_memory
 from quiver.errors import DataLoss, ObjectsUnavailable
 from quiver.metadata.memory import MemoryMetadata
-from quiver.topics.catalogue import ObjectCatalogue
-from quiver.topics.catalogue_rebuild import rebuild_catalogue
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog_rebuild import rebuild_catalogue
 from quiver.topics.format.frame import FRAME_PAYLOAD_BYTES_MAX
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -13,11 +13,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from quiver.errors import DataLoss, WrongUse
-from quiver.topics.catalogue import ObjectCatalogue
-from quiver.topics.cold import ColdLost, ColdPiece
+from quiver.topics.cold.blocks import BLOCK_BYTES_MAX, find_block_end, pack_block, unpack_block
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.port import ColdLost, ColdPiece
+from quiver.topics.cold.reader import ObjectReader
 from quiver.topics.format.frame import take_frames
-from quiver.topics.object_blocks import BLOCK_BYTES_MAX, find_block_end, pack_block, unpack_block
-from quiver.topics.tiered_reader import ObjectReader
 
 KINDS = ["none", "zstd", "lz4"]
 

@@ -10,8 +10,8 @@ from cold_rig import PREFIX, TOPIC, Rig, append, expected, holes, read, settings
 from quiver.errors import Damaged
 from quiver.metadata import acquire
 from quiver.metadata.memory import MemoryMetadata
-from quiver.topics.catalogue import ObjectCatalogue
-from quiver.topics.catalogue_rebuild import rebuild_catalogue, topics_with_objects
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog_rebuild import rebuild_catalogue, topics_with_objects
 from quiver.topics.format.descriptor import decode_descriptor, encode_descriptor
 
 

@@ -26,8 +26,8 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.catalogue import ObjectCatalogue
-from quiver.topics.object_opening import open_cold_tier, owner_of
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.opening import open_cold_tier, owner_of
 from quiver.topics.settings import TopicSettings, UploaderSettings
 from quiver.topics.store import TopicStore
 from s3_server import S3Server, prepare_weed, start_weed, stop

@@ -32,8 +32,8 @@ from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.primitives.disk.file_system import FileSystem
-    from quiver.topics.catalogue import ObjectCatalogue
     from quiver.topics.check import CheckedTopic
+    from quiver.topics.cold.catalog import ObjectCatalogue
     from quiver.topics.format.message import Message
     from quiver.topics.read import TopicFiles
 
@@ -245,7 +245,7 @@ def tail(
 
 
 def _messages(root: Path, topic: str, source: TopicFiles, start: int, tier: TierPlace) -> Iterator[Message]:
-    from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
+    from quiver.topics.cold.catalog import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     at = start
@@ -338,7 +338,7 @@ def _check(root: Path, topic: str) -> CheckedTopic:
 def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bool = False) -> dict[str, CheckedTopic]:
     from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
+    from quiver.topics.cold.catalog import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     found = {}

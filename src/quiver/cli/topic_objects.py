@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from quiver.objects import ObjectLocation
     from quiver.objects.port import ObjectTier
     from quiver.primitives.findings import Finding
-    from quiver.topics.catalogue import ObjectCatalogue
-    from quiver.topics.catalogue_rebuild import Rebuilt
     from quiver.topics.check import CheckedTopic
+    from quiver.topics.cold.catalog import ObjectCatalogue
+    from quiver.topics.cold.catalog_rebuild import Rebuilt
     from quiver.topics.format.message import Message
 
 __all__ = [
@@ -112,9 +112,9 @@ def messages_of_objects(
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.scan import Damage  # noqa: PLC0415
-    from quiver.topics.cold import ColdPiece  # noqa: PLC0415
+    from quiver.topics.cold.port import ColdPiece  # noqa: PLC0415
+    from quiver.topics.cold.reader import ObjectReader  # noqa: PLC0415
     from quiver.topics.format.message import decode_message  # noqa: PLC0415
-    from quiver.topics.tiered_reader import ObjectReader  # noqa: PLC0415
 
     tier = open_objects(objects, writable=False)
     reader = ObjectReader(tier, catalogue, observer=InMemoryObserver())
@@ -144,7 +144,7 @@ def check_objects(
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.primitives.findings import Finding  # noqa: PLC0415
-    from quiver.topics.object_opening import tier_signs  # noqa: PLC0415
+    from quiver.topics.cold.opening import tier_signs  # noqa: PLC0415
 
     if catalogue is None:
         if tier.objects is not None:
@@ -164,8 +164,8 @@ def check_objects(
 def _damage_in_objects(objects: ObjectTier, catalogue: ObjectCatalogue) -> Iterator[Finding]:
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.findings import Finding  # noqa: PLC0415
-    from quiver.topics.cold import ColdPiece  # noqa: PLC0415
-    from quiver.topics.tiered_reader import ObjectReader  # noqa: PLC0415
+    from quiver.topics.cold.port import ColdPiece  # noqa: PLC0415
+    from quiver.topics.cold.reader import ObjectReader  # noqa: PLC0415
 
     reader = ObjectReader(objects, catalogue, observer=InMemoryObserver())
     at = 0
@@ -202,7 +202,7 @@ def rebuild_catalogue(
     """
     from quiver.metadata import open_metadata  # noqa: PLC0415
     from quiver.objects import open_objects  # noqa: PLC0415
-    from quiver.topics.catalogue_rebuild import topics_with_objects  # noqa: PLC0415
+    from quiver.topics.cold.catalog_rebuild import topics_with_objects  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     location = object_location(objects, option) or objects
@@ -235,8 +235,8 @@ def rebuild_catalogue(
 def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait_s: float) -> Rebuilt:
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.metadata import acquire  # noqa: PLC0415
-    from quiver.topics.catalogue import ObjectCatalogue  # noqa: PLC0415
-    from quiver.topics.catalogue_rebuild import rebuild_catalogue as rebuild  # noqa: PLC0415
+    from quiver.topics.cold.catalog import ObjectCatalogue  # noqa: PLC0415
+    from quiver.topics.cold.catalog_rebuild import rebuild_catalogue as rebuild  # noqa: PLC0415
     from quiver.topics.format.descriptor import owner_key  # noqa: PLC0415
 
     try:

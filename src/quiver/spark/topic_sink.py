@@ -28,6 +28,7 @@ from quiver.primitives.disk.staging import last_batch, remove_staged
 from quiver.spark.sink_stage import task_place
 from quiver.spark.topic_options import TopicPlace
 from quiver.spark.topic_sink_options import TopicSinkOptions
+from quiver.topics.cold.opening import tier_signs
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, MessageCodec
 from quiver.topics.format.names import WAL_CHECKPOINT, check_topic, parse_wal_file_name
 from quiver.topics.format.sink_batch import (
@@ -39,7 +40,6 @@ from quiver.topics.format.sink_batch import (
     encode_staged,
     part_name,
 )
-from quiver.topics.object_opening import tier_signs
 from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, TopicSettings, UploaderSettings, WalSettings
 from quiver.topics.store import TopicStore
 

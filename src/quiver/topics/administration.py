@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from quiver.errors import WrongUse
+from quiver.topics.cold.opening import OWNER_FILE, owner_of
 from quiver.topics.log import Start, TopicLog
-from quiver.topics.object_opening import OWNER_FILE, owner_of
 from quiver.topics.reappend import Reappended, reappend_replaced
 from quiver.topics.removal import remove_topic_directory
 from quiver.topics.subscribing import TopicSubscriptions

@@ -18,8 +18,8 @@ from quiver.observe import Observer
 from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.cache import MessageCache
-from quiver.topics.cold import ColdReader
-from quiver.topics.deleter import LocalDeleter
+from quiver.topics.cold.deleter import LocalDeleter
+from quiver.topics.cold.port import ColdReader
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, Message, MessageCodec
 from quiver.topics.format.names import check_producer
 from quiver.topics.producer import WINDOW_MESSAGES, Producer

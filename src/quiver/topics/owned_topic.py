@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quiver.metadata.ownership import Ownership
-from quiver.topics.catalogue import ObjectCatalogue
-from quiver.topics.cursor_mirror import CursorMirror
-from quiver.topics.deleter import Deleter
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.cursor_mirror import CursorMirror
+from quiver.topics.cold.deleter import Deleter
+from quiver.topics.cold.uploader import Uploader
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.settings import TopicSettings
-from quiver.topics.uploader import Uploader
 from quiver.topics.wal import Wal
 
 __all__ = ["OwnedTopic"]

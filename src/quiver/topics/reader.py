@@ -26,7 +26,7 @@ from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.cache import MessageCache
-from quiver.topics.cold import ColdLost, ColdReader
+from quiver.topics.cold.port import ColdLost, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import Message, MessageCodec
 from quiver.topics.wal import Span, Wal

@@ -24,8 +24,9 @@ from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.worker import Worker, WorkerDied
 from quiver.topics.administration import TopicAdministration
 from quiver.topics.adoption import SinkAdoption
-from quiver.topics.cold import ColdTier
-from quiver.topics.deleter import LocalDeleter
+from quiver.topics.cold.deleter import LocalDeleter
+from quiver.topics.cold.opening import names_in, refuse_tier_in_vain, tier_behind
+from quiver.topics.cold.port import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import Subscription
 from quiver.topics.format.names import (
@@ -37,7 +38,6 @@ from quiver.topics.format.names import (
 )
 from quiver.topics.handover import UnfinishedHandOver
 from quiver.topics.log import TopicLog
-from quiver.topics.object_opening import names_in, refuse_tier_in_vain, tier_behind
 from quiver.topics.removal import remove_deleted
 from quiver.topics.requests import RequestQueue, perform
 from quiver.topics.settings import TopicSettings

@@ -13,7 +13,7 @@ from quiver.errors import WrongUse
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.forked import refuse_in_children
-from quiver.topics.cold import ColdTier
+from quiver.topics.cold.port import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import DeadLetter, Subscription
 from quiver.topics.format.message import Message

@@ -18,9 +18,9 @@ from quiver.objects.opening import open_objects
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
+from quiver.topics.cold.tier import ObjectColdTier
 from quiver.topics.format.names import METADATA_FILE, UPLOADER_CHECKPOINT, is_namespace
 from quiver.topics.format.watch import WATCH_FILE
-from quiver.topics.object_tier import ObjectColdTier
 from quiver.topics.settings import TopicSettings
 
 __all__ = [

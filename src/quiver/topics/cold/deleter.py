@@ -20,10 +20,10 @@ from quiver.errors import ObjectMissing
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.spans import ObjectSpan
 from quiver.topics.format.descriptor import object_key
 from quiver.topics.format.names import objects_prefix
-from quiver.topics.object_spans import ObjectSpan
 from quiver.topics.settings import DeleterSettings, ObjectRetention
 from quiver.topics.wal import Wal
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good, WalFile

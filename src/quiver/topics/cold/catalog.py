@@ -21,6 +21,7 @@ from quiver.errors import Damaged, Fenced, MetadataUnavailable
 from quiver.metadata.port import CHANGES_MAX, Entry, MetadataStore
 from quiver.observe import Observer
 from quiver.primitives.scan import Frame
+from quiver.topics.cold.spans import ObjectSpan, ObjectSpans
 from quiver.topics.format.descriptor import (
     ObjectDescriptor,
     SealedState,
@@ -35,7 +36,6 @@ from quiver.topics.format.descriptor import (
     parse_object_id,
     state_key,
 )
-from quiver.topics.object_spans import ObjectSpan, ObjectSpans
 
 __all__ = ["Commits", "ObjectCatalogue", "reading_order"]
 

@@ -34,19 +34,19 @@ from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import Worker, WorkerDied
-from quiver.topics.catalogue import ObjectCatalogue
-from quiver.topics.cold import ColdReader
-from quiver.topics.cursor_mirror import CursorMirror
-from quiver.topics.deleter import Deleter
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.cursor_mirror import CursorMirror
+from quiver.topics.cold.deleter import Deleter
+from quiver.topics.cold.port import ColdReader
+from quiver.topics.cold.reader import ObjectReader
+from quiver.topics.cold.superseded import set_replaced_aside
+from quiver.topics.cold.uploader import Uploader, uploaded_from
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.descriptor import SealedState, owner_key
 from quiver.topics.handover import UnfinishedHandOver, do_within
 from quiver.topics.owned_topic import OwnedTopic
-from quiver.topics.replaced import set_replaced_aside
 from quiver.topics.settings import TopicSettings
 from quiver.topics.takeover import OwnerWatches, patiently
-from quiver.topics.tiered_reader import ObjectReader
-from quiver.topics.uploader import Uploader, uploaded_from
 from quiver.topics.wal import Wal
 
 __all__ = ["ObjectColdTier"]

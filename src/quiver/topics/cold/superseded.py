@@ -22,7 +22,7 @@ import logging
 from quiver.errors import Damaged
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.topics.cold import ColdLost, ColdPiece, ColdReader
+from quiver.topics.cold.port import ColdLost, ColdPiece, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.names import QUARANTINE_DIR, REAPPENDED_SUFFIX, REPLACED_SUFFIX, replaced_name
 from quiver.topics.recovery import load_checkpoint, local_files

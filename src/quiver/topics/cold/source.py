@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import FileSystem
+from quiver.topics.cold.blocks import BLOCK_BYTES, pack_block
 from quiver.topics.format.descriptor import INDEX_EVERY_MESSAGES, ObjectCompression
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, FramePlace, encode_frame
-from quiver.topics.object_blocks import BLOCK_BYTES, pack_block
 from quiver.topics.wal import Span
 from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost
 

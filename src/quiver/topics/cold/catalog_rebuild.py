@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from quiver.errors import Damaged, WrongUse
 from quiver.objects.port import ObjectInfo, ObjectTier
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.topics.catalogue import ObjectCatalogue, reading_order
+from quiver.topics.cold.blocks import BLOCK_BYTES_MAX, find_block_end, unpack_block
+from quiver.topics.cold.catalog import ObjectCatalogue, reading_order
 from quiver.topics.format.descriptor import (
     INDEX_EVERY_MESSAGES,
     ObjectCompression,
@@ -23,7 +24,6 @@ from quiver.topics.format.descriptor import (
 )
 from quiver.topics.format.frame import take_frames
 from quiver.topics.format.names import check_topic, objects_prefix
-from quiver.topics.object_blocks import BLOCK_BYTES_MAX, find_block_end, unpack_block
 
 __all__ = ["Rebuilt", "rebuild_catalogue", "topics_with_objects"]
 

@@ -31,7 +31,8 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
-from quiver.topics.catalogue import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.source import ObjectSource, SourceRange
 from quiver.topics.format.checkpoint import (
     CHECKPOINT_BYTES_MAX,
     UploaderCheckpoint,
@@ -46,7 +47,6 @@ from quiver.topics.format.names import (
     parse_wal_file_name,
     pending_object_name,
 )
-from quiver.topics.object_source import ObjectSource, SourceRange
 from quiver.topics.settings import UploaderSettings
 from quiver.topics.wal import Span, Wal
 

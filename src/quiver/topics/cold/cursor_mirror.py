@@ -14,7 +14,7 @@ from dataclasses import replace
 from quiver.errors import Damaged
 from quiver.metadata.port import Entry, MetadataStore
 from quiver.primitives.scan import Frame
-from quiver.topics.catalogue import Commits
+from quiver.topics.cold.catalog import Commits
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.cursor import (
     decode_cursor,

@@ -15,15 +15,15 @@ from quiver.errors import MetadataUnavailable, ObjectMissing, ObjectsUnavailable
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.scan import Damage, NeedMore
-from quiver.topics.catalogue import ObjectCatalogue
-from quiver.topics.cold import ColdLost, ColdPiece
+from quiver.topics.cold.blocks import unpack_block
+from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.port import ColdLost, ColdPiece
+from quiver.topics.cold.spans import ObjectSpan
 from quiver.topics.format.descriptor import ObjectDescriptor, object_key
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, take_frames
 from quiver.topics.format.message import NS_PER_MS, decode_message
 from quiver.topics.format.names import objects_prefix
 from quiver.topics.format.salvage import next_frame_behind, offset_within
-from quiver.topics.object_blocks import unpack_block
-from quiver.topics.object_spans import ObjectSpan
 
 __all__ = ["READ_BYTES", "ObjectReader"]
 
