@@ -14,13 +14,13 @@ from quiver.clock import SystemClock
 from quiver.errors import DataLoss, DirectoryInUse, WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.topic_options import TopicPlace, parse_topic_options
-from quiver.spark.topic_progress import TopicProgress
-from quiver.spark.topic_reading import LostRange, Piece, TopicView
 from quiver.spark.topic_rows import TOPIC_SCHEMA
 from quiver.spark.topic_source import TopicStreamReader
 from quiver.topics import TopicSettings, TopicStore
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.message import decode_message
+from quiver.topics.reading.progress import TopicProgress
+from quiver.topics.reading.view import LostRange, Piece, TopicView
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
-from quiver.topics.read import TopicFiles
+from quiver.topics.reading.read import TopicFiles
 from quiver.topics.store import TopicStore
 
 TOPIC = "default/orders"

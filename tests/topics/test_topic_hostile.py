@@ -13,9 +13,9 @@ from topic_disks import DIRECTORY, TOPIC, offsets, open_topics, payloads, read_f
 
 from quiver.errors import SettingsInvalid, StoreClosed, WrongUse
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.check import check_topic_directory
 from quiver.topics.format.names import DEAD_LETTER_SUFFIX, check_topic
-from quiver.topics.read import TopicFiles
+from quiver.topics.reading.check import check_topic_directory
+from quiver.topics.reading.read import TopicFiles
 from quiver.topics.settings import SubscriptionSettings
 
 pytestmark = pytest.mark.usefixtures("quiet")

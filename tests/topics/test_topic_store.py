@@ -17,7 +17,7 @@ from quiver.errors import DataLoss, StoreClosed, WrongUse
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.read import TopicFiles
+from quiver.topics.reading.read import TopicFiles
 from quiver.topics.store import TopicStore
 
 

@@ -15,8 +15,8 @@ from quiver.cli import main as entry
 from quiver.errors import SettingsInvalid
 from quiver.metadata import open_metadata
 from quiver.testing.clock import ManualClock
-from quiver.topics import check
 from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.reading import check
 from quiver.topics.store import TopicStore
 
 NAME = "default/orders"

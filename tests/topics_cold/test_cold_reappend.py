@@ -14,7 +14,7 @@ from quiver.errors import ObjectsUnavailable, WrongUse
 from quiver.metadata.memory import MemoryMetadata
 from quiver.objects.memory import MemoryObjects
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.check import check_topic_directory
+from quiver.topics.reading.check import check_topic_directory
 from quiver.topics.reappend import REAPPENDED_ATTRIBUTE
 
 pytestmark = pytest.mark.usefixtures("quiet")

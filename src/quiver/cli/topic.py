@@ -32,10 +32,10 @@ from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
     from quiver.primitives.disk.file_system import FileSystem
-    from quiver.topics.check import CheckedTopic
     from quiver.topics.cold.catalog import ObjectCatalogue
     from quiver.topics.format.message import Message
-    from quiver.topics.read import TopicFiles
+    from quiver.topics.reading.check import CheckedTopic
+    from quiver.topics.reading.read import TopicFiles
 
 __all__ = ["build_topic_app"]
 
@@ -220,7 +220,7 @@ def tail(
     Lost ranges are passed over.
     """
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.topics.read import TopicFiles  # noqa: PLC0415
+    from quiver.topics.reading.read import TopicFiles  # noqa: PLC0415
 
     source = TopicFiles(str(root), topic)
     if start not in {"earliest", "latest"} and not start.isdecimal():
@@ -359,7 +359,7 @@ def _check_while_files_go(files: FileSystem, directory: str, catalogue: ObjectCa
     """
     Check what holds still: while its files are read, a topic's writer may remove those that objects have by then.
     """
-    from quiver.topics.check import check_topic_directory  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.topics.reading.check import check_topic_directory  # noqa: PLC0415 - keeps `--help` quick
 
     for left in reversed(range(_LOOKS_MAX)):
         names = files.list_dir(directory)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from quiver.objects import ObjectLocation
     from quiver.objects.port import ObjectTier
     from quiver.primitives.findings import Finding
-    from quiver.topics.check import CheckedTopic
     from quiver.topics.cold.catalog import ObjectCatalogue
     from quiver.topics.cold.catalog_rebuild import Rebuilt
     from quiver.topics.format.message import Message
+    from quiver.topics.reading.check import CheckedTopic
 
 __all__ = [
     "Namespace",

@@ -20,10 +20,10 @@ from quiver.primitives.worker import Worker
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.settings import OtlpSettings
 from quiver.spark.topic_export_settings import SIGNAL_ATTRIBUTE
-from quiver.spark.topic_progress import TopicProgress
-from quiver.spark.topic_reading import LostRange, TopicView
 from quiver.store.store import Store
 from quiver.topics.format.message import Message, MessageCodec
+from quiver.topics.reading.progress import TopicProgress
+from quiver.topics.reading.view import LostRange, TopicView
 
 __all__ = ["TopicReceiver"]
 

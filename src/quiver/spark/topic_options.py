@@ -40,9 +40,9 @@ from quiver.errors import WrongUse
 from quiver.metadata.location import MetadataLocation
 from quiver.option_values import bytes_option, count_option, switch_option
 from quiver.spark.topic_offsets import Bound, parse_bound
-from quiver.spark.topic_ranges import TopicLimits
 from quiver.store.reading.offsets import parse_timestamp
 from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_subscription, check_topic
+from quiver.topics.reading.ranges import TopicLimits
 
 __all__ = [
     "PLACE_OPTIONS",

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from quiver.primitives.scan import Damage
 from quiver.spark.topic_options import TopicPlace
-from quiver.spark.topic_ranges import Stretch
-from quiver.spark.topic_reading import LostRange, Piece, TopicView
 from quiver.topics.format.message import Message, MessageCodec
+from quiver.topics.reading.ranges import Stretch
+from quiver.topics.reading.view import LostRange, Piece, TopicView
 
 __all__ = ["PRODUCER_SCHEMA", "TOPIC_SCHEMA", "TopicRows"]
 

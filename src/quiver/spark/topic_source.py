@@ -33,14 +33,14 @@ from quiver.spark.table_options import (
 )
 from quiver.spark.topic_offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
 from quiver.spark.topic_options import STREAM_OPTIONS, TopicOptions, TopicPlace, parse_topic_options
-from quiver.spark.topic_progress import TopicProgress
-from quiver.spark.topic_ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
-from quiver.spark.topic_reading import TopicView
 from quiver.spark.topic_rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
 from quiver.spark.topic_sink import TopicSink
 from quiver.spark.topic_sink_options import TopicSinkOptions, check_columns, parse_topic_sink_options
 from quiver.store.reading.offsets import IngestedAt
 from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
+from quiver.topics.reading.progress import TopicProgress
+from quiver.topics.reading.ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
+from quiver.topics.reading.view import TopicView
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
