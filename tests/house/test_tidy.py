@@ -49,7 +49,7 @@ def test_repository_keeps_its_rules():
         ("store/wal/writer.py", "from quiver.topics import TopicStore\n", "stores never import one another"),
         ("aof/log.py", "import quiver.store.store\n", "stores never import one another"),
         ("qwp/slot.py", "from ..aof import log\n", "stores never import one another"),
-        ("topics/wal.py", "from quiver import qwp\n", "stores never import one another"),
+        ("topics/wal/writer.py", "from quiver import qwp\n", "stores never import one another"),
         ("store/store.py", "from quiver.receivers import otlp\n", "a store imports only what lies below it"),
         ("store/store.py", "import quiver\n", "a store imports only what lies below it"),
         ("primitives/disk/atomic.py", "from quiver.store.format import names\n", "primitives know no store"),
@@ -208,7 +208,7 @@ def test_modules_that_import_each_other_are_found():
                 "src/quiver/qwp/sender.py": "def f():\n    from quiver.qwp.slot import Slot\n",
                 "src/quiver/qwp/slot.py": "from quiver.qwp import Sender\n",
                 "src/quiver/topics/log.py": "from quiver.topics import wal\n",
-                "src/quiver/topics/wal.py": "from quiver.topics import reader\n",
+                "src/quiver/topics/wal/writer.py": "from quiver.topics import reader\n",
                 "src/quiver/topics/reader.py": "from quiver.topics.log import TopicLog\n",
             }
         )

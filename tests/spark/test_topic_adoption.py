@@ -13,7 +13,6 @@ from quiver.spark.topic_sink import commit_messages, discard_messages, is_batch_
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics import TopicSettings, TopicStore
-from quiver.topics.adoption import load_batch
 from quiver.topics.format.message import MessageCodec, decode_message
 from quiver.topics.format.sink_batch import (
     INCOMING_DIR,
@@ -29,6 +28,7 @@ from quiver.topics.format.sink_batch import (
     named_tail,
 )
 from quiver.topics.settings import WalSettings
+from quiver.topics.staged_import import load_batch
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -38,8 +38,8 @@ from quiver.spark.delivery import BundleDelivery
 from quiver.spark.held import HeldExports
 from quiver.spark.poison import PoisonSieve
 from quiver.topics import TopicStore
-from quiver.topics.adoption import SinkAdoption
 from quiver.topics.cold.tier import ObjectColdTier
+from quiver.topics.staged_import import SinkAdoption
 
 PATIENCE_S = 60
 OFFLINE = "ws::addr=127.0.0.1:1;initial_connect_retry=async;"

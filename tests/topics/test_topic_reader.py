@@ -20,7 +20,7 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.cold.port import ColdLost, ColdPiece
 from quiver.topics.format.message import MessageCodec
 from quiver.topics.store import TopicStore
-from quiver.topics.wal_files import FileMarks
+from quiver.topics.wal.files import FileMarks
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

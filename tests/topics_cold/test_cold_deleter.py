@@ -15,7 +15,7 @@ from quiver.testing.faultfs import FaultFileSystem
 from quiver.topics.cold.deleter import expired_objects, files_to_release
 from quiver.topics.format.descriptor import ObjectDescriptor
 from quiver.topics.settings import DeleterSettings, ObjectRetention
-from quiver.topics.wal_files import WalFile
+from quiver.topics.wal.files import WalFile
 
 MINUTE_NS = 60 * 10**9
 MIB = 1 << 20

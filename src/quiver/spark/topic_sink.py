@@ -3,7 +3,7 @@ The Spark sink `quiver-topic`: batch and streaming writes to topics, each batch 
 
 Rows are staged in tasks, in files that nobody reads; a batch counts from the moment its commit is durable; its messages
 are in their topics when the owner of the directory has appended them, which is at once where no process has it open.
-What lies where, and what a crash leaves, stands in `topics/adoption.py`.
+What lies where, and what a crash leaves, stands in `topics/staged_import.py`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from quiver.topics.producer import WINDOW_MESSAGES, Producer
 from quiver.topics.reader import OnLost, TopicReader
 from quiver.topics.recovery import recover
 from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, WalSettings
-from quiver.topics.wal import Recovered, Wal
+from quiver.topics.wal.writer import Recovered, Wal
 
 __all__ = ["Durable", "Start", "TopicLog"]
 

@@ -15,7 +15,7 @@ from quiver.topics.cold.deleter import Deleter
 from quiver.topics.cold.uploader import Uploader
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.settings import TopicSettings
-from quiver.topics.wal import Wal
+from quiver.topics.wal.writer import Wal
 
 __all__ = ["OwnedTopic"]
 

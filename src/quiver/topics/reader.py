@@ -29,8 +29,8 @@ from quiver.topics.cache import MessageCache
 from quiver.topics.cold.port import ColdLost, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import Message, MessageCodec
-from quiver.topics.wal import Span, Wal
-from quiver.topics.wal_files import FrameScanner, Good, Lost, keep_aside
+from quiver.topics.wal.files import FrameScanner, Good, Lost, keep_aside
+from quiver.topics.wal.writer import Span, Wal
 
 __all__ = ["OnLost", "TopicReader"]
 

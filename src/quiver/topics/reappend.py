@@ -30,7 +30,7 @@ from quiver.topics.format.names import (
 )
 from quiver.topics.log import TopicLog
 from quiver.topics.recovery import first_offset_of
-from quiver.topics.wal_files import FileMarks, FrameScanner, Good
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 
 __all__ = ["REAPPENDED_ATTRIBUTE", "Reappended", "reappend_replaced"]
 

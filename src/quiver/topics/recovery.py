@@ -33,8 +33,8 @@ from quiver.topics.format.checkpoint import CHECKPOINT_BYTES_MAX, WalCheckpoint,
 from quiver.topics.format.frame import FRAME_HEADER, FRAME_HEADER_BYTES, take_frames
 from quiver.topics.format.names import QUARANTINE_DIR, WAL_CHECKPOINT, parse_wal_file_name, wal_file_name
 from quiver.topics.format.salvage import offset_within
-from quiver.topics.wal import Recovered
-from quiver.topics.wal_files import FileMarks, FrameScanner, Good, Lost, WalFile, keep_aside
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost, WalFile, keep_aside
+from quiver.topics.wal.writer import Recovered
 
 __all__ = ["LocalFile", "base_name_of", "first_offset_of", "in_ranges", "load_checkpoint", "local_files", "recover"]
 

@@ -23,7 +23,6 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.worker import Worker, WorkerDied
 from quiver.topics.administration import TopicAdministration
-from quiver.topics.adoption import SinkAdoption
 from quiver.topics.cold.deleter import LocalDeleter
 from quiver.topics.cold.opening import names_in, refuse_tier_in_vain, tier_behind
 from quiver.topics.cold.port import ColdTier
@@ -41,6 +40,7 @@ from quiver.topics.log import TopicLog
 from quiver.topics.removal import remove_deleted
 from quiver.topics.requests import RequestQueue, perform
 from quiver.topics.settings import TopicSettings
+from quiver.topics.staged_import import SinkAdoption
 from quiver.topics.takeover import patiently
 
 __all__ = ["TopicStore", "topics_below"]

@@ -25,8 +25,8 @@ from quiver.topics.cold.spans import ObjectSpan
 from quiver.topics.format.descriptor import object_key
 from quiver.topics.format.names import objects_prefix
 from quiver.topics.settings import DeleterSettings, ObjectRetention
-from quiver.topics.wal import Wal
-from quiver.topics.wal_files import FileMarks, FrameScanner, Good, WalFile
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good, WalFile
+from quiver.topics.wal.writer import Wal
 
 __all__ = ["Deleter", "LocalDeleter", "expired_objects", "files_to_release"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from quiver.topics.handover import UnfinishedHandOver
-    from quiver.topics.wal import Wal
+    from quiver.topics.wal.writer import Wal
 
 __all__ = ["ColdLost", "ColdPiece", "ColdReader", "ColdTier"]
 

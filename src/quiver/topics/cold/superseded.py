@@ -26,7 +26,7 @@ from quiver.topics.cold.port import ColdLost, ColdPiece, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.names import QUARANTINE_DIR, REAPPENDED_SUFFIX, REPLACED_SUFFIX, replaced_name
 from quiver.topics.recovery import load_checkpoint, local_files
-from quiver.topics.wal_files import FileMarks, FrameScanner, Good
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 
 __all__ = ["set_replaced_aside"]
 

@@ -47,7 +47,7 @@ from quiver.topics.handover import UnfinishedHandOver, do_within
 from quiver.topics.owned_topic import OwnedTopic
 from quiver.topics.settings import TopicSettings
 from quiver.topics.takeover import OwnerWatches, patiently
-from quiver.topics.wal import Wal
+from quiver.topics.wal.writer import Wal
 
 __all__ = ["ObjectColdTier"]
 

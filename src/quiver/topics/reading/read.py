@@ -17,7 +17,7 @@ from quiver.topics.format.message import Message, MessageCodec
 from quiver.topics.format.names import ACTIVE_FILE, check_topic
 from quiver.topics.reader import OnLost
 from quiver.topics.recovery import LocalFile, base_name_of, load_checkpoint, local_files
-from quiver.topics.wal_files import FileMarks, FrameScanner, Good
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 
 __all__ = ["TopicFiles"]
 

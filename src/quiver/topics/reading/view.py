@@ -29,7 +29,7 @@ from quiver.topics.format.message import NS_PER_MS, MessageCodec
 from quiver.topics.format.names import METADATA_FILE, parse_wal_file_name
 from quiver.topics.reading.ranges import Stretch
 from quiver.topics.recovery import LocalFile, load_checkpoint, local_files
-from quiver.topics.wal_files import FileMarks, FrameScanner, Good
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 
 __all__ = ["LostRange", "Piece", "TopicView", "open_cold"]
 

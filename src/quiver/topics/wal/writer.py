@@ -24,16 +24,16 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
 from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.worker import WorkerDied
-from quiver.topics.arrivals import Arrivals
 from quiver.topics.cache import MessageCache
-from quiver.topics.file_list import SealedFiles, checkpoint_of
 from quiver.topics.format.checkpoint import WalCheckpoint, encode_wal_checkpoint
 from quiver.topics.format.frame import FRAME_HEADER
 from quiver.topics.format.message import MessageCodec
 from quiver.topics.format.names import WAL_CHECKPOINT, wal_file_name
 from quiver.topics.settings import WalSettings
-from quiver.topics.turns import Turns
-from quiver.topics.wal_files import MARK_MESSAGES, FileMarks, Recovered, Span, WalFile
+from quiver.topics.wal.append_signal import Arrivals
+from quiver.topics.wal.commit_lock import Turns
+from quiver.topics.wal.file_list import SealedFiles, checkpoint_of
+from quiver.topics.wal.files import MARK_MESSAGES, FileMarks, Recovered, Span, WalFile
 
 __all__ = ["FILE_BYTES_MAX", "Recovered", "Span", "Wal"]
 

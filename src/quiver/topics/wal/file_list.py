@@ -11,7 +11,7 @@ from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.format.checkpoint import WalCheckpoint
 from quiver.topics.format.names import wal_file_name
-from quiver.topics.wal_files import FileMarks, WalFile
+from quiver.topics.wal.files import FileMarks, WalFile
 
 __all__ = ["SealedFiles", "checkpoint_of"]
 

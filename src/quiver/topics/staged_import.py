@@ -48,7 +48,7 @@ from quiver.topics.format.sink_batch import (
     named_tail,
 )
 from quiver.topics.log import TopicLog
-from quiver.topics.wal_files import read_frames
+from quiver.topics.wal.files import read_frames
 
 __all__ = ["SinkAdoption", "load_batch"]
 
