@@ -17,16 +17,16 @@ from pathlib import Path
 from sample_telemetry import fill
 
 import quiver.spark
-from quiver.spark.export_query import start_export
-from quiver.spark.exporter_settings import FileSettings
-from quiver.spark.processor_settings import (
+from quiver.spark.exporters.query import start_export
+from quiver.spark.exporters.settings import FileSettings
+from quiver.spark.processors.chain import UserProcessor
+from quiver.spark.processors.settings import (
     AttributeAction,
     AttributesSettings,
     FilterSettings,
     RedactSettings,
     SqlSettings,
 )
-from quiver.spark.processors import UserProcessor
 
 
 def with_hour(frame):

@@ -16,8 +16,8 @@ from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.primitives.batch_notes import commit_name
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import bundles_of, commit_batch, stage
+from quiver.spark.store.sink_options import SinkOptions
+from quiver.spark.store.sink_stage import bundles_of, commit_batch, stage
 from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.reading.retry_set import RetrySet
 

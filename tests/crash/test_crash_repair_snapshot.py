@@ -14,8 +14,8 @@ import pytest
 from quiver import Bundle, Damaged, Settings, Store, WrongUse
 from quiver import open as open_store
 from quiver.primitives.scan import Frame
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import commit_batch, stage
+from quiver.spark.store.sink_options import SinkOptions
+from quiver.spark.store.sink_stage import commit_batch, stage
 from quiver.store.format.names import parse_segment_name
 from quiver.store.format.progress import decode_progress
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST

@@ -93,7 +93,7 @@ def test_rule_fires(path, source, sentence):
         ("receivers/otlp_http.py", "async def f(): ...\n"),
         ("spark/spark_session.py", "import os\nos.environ['JAVA_HOME']\n"),
         ("primitives/worker.py", "import threading\nthreading.Thread(target=print)\n"),
-        ("spark/read_partition.py", "def f():\n    import pyspark\n"),
+        ("spark/store/read_partition.py", "def f():\n    import pyspark\n"),
     ],
 )
 def test_rule_leaves_alone(path, source):
@@ -180,7 +180,7 @@ def test_worker_that_reaches_the_engine_is_found():
     found = tidy.worker_rules(
         modules(
             {
-                "src/quiver/spark/read_partition.py": "from quiver.store.reading.read import read\n",
+                "src/quiver/spark/store/read_partition.py": "from quiver.store.reading.read import read\n",
                 "src/quiver/spark/cast.py": "from quiver.store.segment import reader\n",
                 "src/quiver/store/reading/read.py": "from quiver.store.store import Store\n",
                 "src/quiver/store/segment/reader.py": "import quiver.errors\n",
@@ -188,9 +188,9 @@ def test_worker_that_reaches_the_engine_is_found():
         )
     )
 
-    way = "quiver.spark.read_partition → quiver.store.reading.read → quiver.store.store"
+    way = "quiver.spark.store.read_partition → quiver.store.reading.read → quiver.store.store"
     assert [
-        f"src/quiver/spark/read_partition.py:1: Spark reads files by path and never loads the engine ({way})"
+        f"src/quiver/spark/store/read_partition.py:1: Spark reads files by path and never loads the engine ({way})"
     ] == list(map(str, found))
 
 

@@ -20,7 +20,7 @@ from quiver.errors import AccessRefused, MetadataUnavailable, SettingsInvalid
 from quiver.metadata import MetadataLocation, open_metadata
 from quiver.metadata.etcd import EtcdMetadata
 from quiver.metadata.location import EtcdAccess
-from quiver.spark.topic_options import parse_topic_options
+from quiver.spark.topics.options import parse_topic_options
 from quiver.topics import TopicSettings, TopicStore
 
 PASSWORD = "hush-quiver-hush"

@@ -11,8 +11,8 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import Damaged
 from quiver.otap import iter_bundles, view_schema
-from quiver.spark.exporter_parquet import PartWriter
-from quiver.spark.read_partition import METADATA_SCHEMA, PartitionReader
+from quiver.spark.exporters.parquet import PartWriter
+from quiver.spark.store.read_partition import METADATA_SCHEMA, PartitionReader
 from quiver.store.reading.partitions import Span
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.queries import plan_queries, source_options
-from quiver.spark.export_query import BATCH_BUNDLES_MAX
+from quiver.spark.exporters.query import BATCH_BUNDLES_MAX
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

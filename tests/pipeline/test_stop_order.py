@@ -31,8 +31,8 @@ from quiver.pipeline.queries import RunningQuery
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp_http import OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import commit_batch, stage
+from quiver.spark.store.sink_options import SinkOptions
+from quiver.spark.store.sink_stage import commit_batch, stage
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 

@@ -30,7 +30,7 @@ from quiver import AtCapacity, Bundle, BundleUnavailable, DirectoryInUse, Quiver
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver, Observer, Value
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.read_partition import open_checked
+from quiver.spark.store.read_partition import open_checked
 from quiver.store.format.cores import core_directory
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options

@@ -14,8 +14,8 @@ from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.settings import Settings
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import await_room, bundles_of, commit_batch, discard, is_committed, stage
+from quiver.spark.store.sink_options import SinkOptions
+from quiver.spark.store.sink_stage import await_room, bundles_of, commit_batch, discard, is_committed, stage
 from quiver.store.format.names import STORE_LOCK
 from quiver.store.format.sink_commit import (
     INCOMING_DIR,

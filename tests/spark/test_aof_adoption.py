@@ -23,7 +23,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.batch_notes import begun_name, commit_name, done_name, encode_note, part_directory
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.spark.aof_sink import commit_records, discard_records, is_records_batch_committed, stage_records
+from quiver.spark.aof.sink import commit_records, discard_records, is_records_batch_committed, stage_records
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

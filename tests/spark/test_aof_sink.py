@@ -8,8 +8,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from quiver.aof import AofManager
 from quiver.errors import WrongUse
-from quiver.spark.aof_sink import records_of
-from quiver.spark.aof_sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
+from quiver.spark.aof.sink import records_of
+from quiver.spark.aof.sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
 
 
 def read(directory, name="orders"):

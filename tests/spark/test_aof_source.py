@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 import quiver
 from quiver.aof import AofConfig, AofManager, Retention, TierConfig
 from quiver.errors import Damaged, DataLoss, RecordUnknown, WrongUse
-from quiver.spark.aof_source import AofDataSource
+from quiver.spark.aof.source import AofDataSource
 
 FIELDS = ["record_id", "timestamp", "ext_id", "payload"]
 

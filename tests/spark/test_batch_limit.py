@@ -4,7 +4,7 @@ How many bundles a batch of an exporter may have.
 
 import pytest
 
-from quiver.spark import export_query
+from quiver.spark.exporters import query as export_query
 
 
 def options_of(monkeypatch: pytest.MonkeyPatch, **more: object) -> dict[str, str]:

@@ -53,8 +53,8 @@ SINK = """
 import sys
 from pyspark.sql import SparkSession
 import quiver.spark
-from quiver.spark.processor_settings import RedactSettings
-from quiver.spark.processors import build
+from quiver.spark.processors.settings import RedactSettings
+from quiver.spark.processors.chain import build
 source, target, checkpoint = sys.argv[1:4]
 spark = SparkSession.builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
 quiver.spark.register(spark)
@@ -93,8 +93,8 @@ CONNECT = """
 import sys
 from pyspark.sql import SparkSession
 import quiver.spark
-from quiver.spark.processor_settings import FilterSettings, RedactSettings
-from quiver.spark.processors import build
+from quiver.spark.processors.settings import FilterSettings, RedactSettings
+from quiver.spark.processors.chain import build
 buffer, target, checkpoint = sys.argv[1:4]
 spark = SparkSession.builder.remote("local[2]").config("spark.sql.session.timeZone", "UTC").getOrCreate()
 quiver.spark.register(spark)

@@ -13,7 +13,7 @@ import quiver
 from quiver.errors import Damaged
 from quiver.objects.location import ObjectLocation
 from quiver.settings import Settings
-from quiver.spark.read_partition import open_checked
+from quiver.spark.store.read_partition import open_checked
 from quiver.store.reading.segments import store_root
 
 ROWS = 40

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 import quiver
 from quiver.errors import DataLoss, DirectoryInUse, WrongUse
 from quiver.settings import Settings
-from quiver.spark.source import QuiverDataSource
+from quiver.spark.store.source import QuiverDataSource
 from quiver.store.reading.offsets import CoresOffset, Position, StreamOffset
 
 SCHEMA = from_arrow_schema(pa.schema([("id", pa.int64())]))

@@ -19,16 +19,16 @@ from quiver.pipeline.queries import plan_queries
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.qwp import QwpReceiver
 from quiver.receivers.qwp_settings import QwpSettings
-from quiver.spark import exporters
-from quiver.spark.export_query import TableBatches
-from quiver.spark.exported import Exported, Observed, failure_type
-from quiver.spark.exporter_parquet import ParquetExporter
-from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
-from quiver.spark.exporters import ParquetTables, exporter_of
-from quiver.spark.poison import PoisonSieve
-from quiver.spark.processor_settings import SqlSettings
-from quiver.spark.questdb_export_settings import QuestdbSinkSettings
-from quiver.spark.topic_export_settings import TopicSinkSettings
+from quiver.spark.exporters import tables as exporters
+from quiver.spark.exporters.exported import Exported, Observed, failure_type
+from quiver.spark.exporters.parquet import ParquetExporter
+from quiver.spark.exporters.query import TableBatches
+from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
+from quiver.spark.exporters.tables import ParquetTables, exporter_of
+from quiver.spark.processors.bad_bundle_filter import PoisonSieve
+from quiver.spark.processors.settings import SqlSettings
+from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.topics.export_settings import TopicSinkSettings
 
 pytestmark = pytest.mark.spark
 
@@ -163,7 +163,7 @@ def test_a_frame_without_rows_or_columns_is_nothing(spark):
 
 def test_a_sink_that_read_nothing_is_not_waited_for(spark, monkeypatch):
     """Spark has no figures of it, ever."""
-    monkeypatch.setattr("quiver.spark.exported.OBSERVED_S", 0.01)
+    monkeypatch.setattr("quiver.spark.exporters.exported.OBSERVED_S", 0.01)
     assert Observed(spark.range(3)).exported() == Exported()
 
 

@@ -12,10 +12,10 @@ import pytest
 from quiver.errors import PipelineInvalid, SettingsInvalid
 from quiver.pipeline.graph import load_pipeline
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.exporter_parquet import ParquetExporter, PartWriter
-from quiver.spark.exporter_settings import FileSettings
-from quiver.spark.exporters import _FileTask
-from quiver.spark.parquet_commit import ExportCommitter, Part
+from quiver.spark.exporters.parquet import ParquetExporter, PartWriter
+from quiver.spark.exporters.parquet_commit import ExportCommitter, Part
+from quiver.spark.exporters.settings import FileSettings
+from quiver.spark.exporters.tables import _FileTask
 
 PIPELINE = """\
 nodes:

@@ -14,8 +14,8 @@ from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
 from quiver.errors import AtCapacity, DeliveryHalted, DirectoryInUse
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.held import BundleExport, HeldExports, names_apart, told
-from quiver.spark.poison import PoisonSieve
+from quiver.spark.exporters.retry_queue import BundleExport, HeldExports, names_apart, told
+from quiver.spark.processors.bad_bundle_filter import PoisonSieve
 from quiver.store.reading.retry_set import load_retry_set
 from quiver.testing.clock import ManualClock
 
@@ -305,7 +305,7 @@ class SlowExport(Export):
 
 def test_the_next_life_waits_for_a_bundle_that_is_still_exported(store, clock, monkeypatch):
     """Who closes waits a moment only. Until its export has ended nobody else may try the bundle; then it is done."""
-    monkeypatch.setattr("quiver.spark.held.CLOSE_S", 0.0)
+    monkeypatch.setattr("quiver.spark.exporters.retry_queue.CLOSE_S", 0.0)
     seal_requests(store, *(logs_request([number]) for number in (1, 0)))
     export = SlowExport()
     policy = RetryPolicy(initial_interval_s=2.0, jitter=0.0)

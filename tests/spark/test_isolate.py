@@ -5,7 +5,7 @@ What makes a batch fail is found by halving, with few probes, and nothing is bla
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.spark.isolate import PROBES_IN_VAIN_MAX, PROBES_MAX, isolate
+from quiver.spark.processors.bisect import PROBES_IN_VAIN_MAX, PROBES_MAX, isolate
 
 
 class Prober:

@@ -6,9 +6,9 @@ import pytest
 from pyspark.sql.types import StructType
 
 from quiver.errors import WrongUse
-from quiver.spark.aof_source import AofDataSource
-from quiver.spark.source import QuiverDataSource
-from quiver.spark.topic_source import TopicDataSource
+from quiver.spark.aof.source import AofDataSource
+from quiver.spark.store.source import QuiverDataSource
+from quiver.spark.topics.source import TopicDataSource
 from quiver.store.reading.offsets import Position
 from quiver.store.reading.partitions import Limits
 from quiver.store.reading.stream_options import parse_options

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quiver.errors import Damaged
-from quiver.spark.parquet_commit import (
+from quiver.spark.exporters.parquet_commit import (
     RECORDS_KEPT,
     ExportCommitter,
     ExportRecord,
@@ -296,7 +296,7 @@ def test_a_damaged_record_is_said():
 
 def test_a_record_of_the_first_version_is_read():
     """It names one store and one position."""
-    from quiver.spark.parquet_commit import _checksum
+    from quiver.spark.exporters.parquet_commit import _checksum
 
     body = {"v": 1, "batch": 4, "store": STORE, "subscriber": "exp", "through": {"seq": 7, "idx": 3}, "files": []}
     data = json.dumps({"crc32": _checksum(body), "record": body}).encode()

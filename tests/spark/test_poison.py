@@ -14,11 +14,11 @@ from quiver.bundle import BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import RetryPolicy
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.export_query import TableBatches
-from quiver.spark.exporter_settings import FileSettings
-from quiver.spark.exporters import exporter_of
-from quiver.spark.poison import PoisonSieve
-from quiver.spark.processor_settings import SqlSettings
+from quiver.spark.exporters.query import TableBatches
+from quiver.spark.exporters.settings import FileSettings
+from quiver.spark.exporters.tables import exporter_of
+from quiver.spark.processors.bad_bundle_filter import PoisonSieve
+from quiver.spark.processors.settings import SqlSettings
 from quiver.store.reading.retry_set import load_retry_set
 from quiver.testing.clock import ManualClock
 

@@ -9,7 +9,8 @@ import pytest
 
 from quiver.errors import WrongUse
 from quiver.otap import TYPED_VALUE, view_schema
-from quiver.spark.processor_settings import (
+from quiver.spark.processors.chain import UserProcessor, build, process
+from quiver.spark.processors.settings import (
     AttributeAction,
     AttributesSettings,
     FilterSettings,
@@ -17,7 +18,6 @@ from quiver.spark.processor_settings import (
     SampleSettings,
     SqlSettings,
 )
-from quiver.spark.processors import UserProcessor, build, process
 
 pytestmark = pytest.mark.spark
 

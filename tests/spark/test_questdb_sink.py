@@ -14,10 +14,10 @@ from quiver.cli.main import build_app
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.receivers.qwp import QwpReceiver
 from quiver.receivers.qwp_settings import QwpSettings
-from quiver.spark.export_query import TableBatches
-from quiver.spark.exporters import exporter_of
-from quiver.spark.questdb_export_settings import QuestdbSinkSettings
-from quiver.spark.questdb_options import parse_questdb_options
+from quiver.spark.exporters.query import TableBatches
+from quiver.spark.exporters.tables import exporter_of
+from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.questdb.options import parse_questdb_options
 
 pytestmark = pytest.mark.spark
 
@@ -132,7 +132,7 @@ def test_wrong_options_are_refused_before_anything_is_written(frame):
                    {"txnAppId": "a", "txnVersion": "-1"}):  # fmt: skip
         with pytest.raises(WrongUse):
             parse_questdb_options(good | change)
-    from quiver.spark.questdb_sink import QuestdbDataSource
+    from quiver.spark.questdb.sink import QuestdbDataSource
 
     with pytest.raises(WrongUse, match="sf_dir is missing"):
         QuestdbDataSource({**good, "conf": "ws::addr=h:1;"}).writer(frame.schema, overwrite=False)

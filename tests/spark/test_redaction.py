@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.otap import TYPED_VALUE
-from quiver.spark.redaction import Redaction
+from quiver.spark.processors.redaction import Redaction
 
 ATTRIBUTES = pa.map_(pa.string(), TYPED_VALUE)
 SCHEMA = pa.schema(

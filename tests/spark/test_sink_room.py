@@ -14,9 +14,9 @@ from quiver.cli.store_stats import collect_stats
 from quiver.errors import AtCapacity
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import KIB, Settings
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_room import SinkRoom
-from quiver.spark.sink_stage import StoreSink, commit_batch, discard, stage
+from quiver.spark.store.sink_options import SinkOptions
+from quiver.spark.store.sink_room import SinkRoom
+from quiver.spark.store.sink_stage import StoreSink, commit_batch, discard, stage
 from quiver.store.format.names import DEAD_LETTER_DIR
 from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.limits.disk_reports import find_room

@@ -16,7 +16,7 @@ import quiver.spark
 from quiver.bundle import OTLP_SCHEMA
 from quiver.errors import Damaged, DataLoss, WrongUse
 from quiver.otap import view_schema
-from quiver.spark.source import BatchReader, QuiverDataSource
+from quiver.spark.store.source import BatchReader, QuiverDataSource
 from quiver.store.segment.reader import SegmentReader
 
 
@@ -293,17 +293,19 @@ def test_files_that_are_gone_are_let_go(store):
     Path(path).unlink()
     store.rows(1)
     read(source(store, slot="30"))
-    assert path not in {known[0] for known in quiver.spark.read_partition._readers}
+    assert path not in {known[0] for known in quiver.spark.store.read_partition._readers}
 
 
 def test_pages_of_one_segment_at_a_time(store, monkeypatch):
     """Of segments that are kept for the next task no page stays in a worker's memory, but of the one it reads."""
     let_go = []
-    monkeypatch.setattr("quiver.spark.read_partition.SegmentReader.let_pages_go", lambda self: let_go.append(self.path))
+    monkeypatch.setattr(
+        "quiver.spark.store.read_partition.SegmentReader.let_pages_go", lambda self: let_go.append(self.path)
+    )
     paths = [store.rows(1) for _ in range(3)]
     read(source(store, slot="30"))
     assert [path for path in let_go if path in paths] == paths[:-1]
-    assert set(paths) <= {known[0] for known in quiver.spark.read_partition._readers}
+    assert set(paths) <= {known[0] for known in quiver.spark.store.read_partition._readers}
 
 
 def test_more_partitions_on_request(store):

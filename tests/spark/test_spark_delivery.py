@@ -18,11 +18,11 @@ from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
 from quiver.errors import DeliveryHalted
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.delivery import BundleDelivery, start_delivery
-from quiver.spark.export_query import start_export
-from quiver.spark.exporter_parquet import run_exporter
-from quiver.spark.exporter_settings import FileSettings
-from quiver.spark.poison import PoisonSieve
+from quiver.spark.exporters.delivery import BundleDelivery, start_delivery
+from quiver.spark.exporters.parquet import run_exporter
+from quiver.spark.exporters.query import start_export
+from quiver.spark.exporters.settings import FileSettings
+from quiver.spark.processors.bad_bundle_filter import PoisonSieve
 from quiver.store.reading.retry_set import load_retry_set
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.state import SegmentRef, SubscriberState

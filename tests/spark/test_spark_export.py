@@ -10,8 +10,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from quiver.spark import run_exporter, stop_query
-from quiver.spark.exporter_parquet import ParquetExporter, WrongUse
-from quiver.spark.parquet_commit import ExportCommitter
+from quiver.spark.exporters.parquet import ParquetExporter, WrongUse
+from quiver.spark.exporters.parquet_commit import ExportCommitter
 
 pytestmark = pytest.mark.spark
 
@@ -68,7 +68,7 @@ class PowerCut(Exception):
 
 
 CUTS = {
-    "before the record": ("quiver.spark.parquet_commit.replace_file", None),
+    "before the record": ("quiver.spark.exporters.parquet_commit.replace_file", None),
     "behind the record": (None, 0),
     "behind the first rename": (None, 1),
     "behind all renames": (None, 3),

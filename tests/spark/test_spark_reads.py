@@ -12,7 +12,7 @@ import pytest
 from quiver.errors import WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark import create_table, map_bundles, register, save_as_table
-from quiver.spark.source import QuiverDataSource
+from quiver.spark.store.source import QuiverDataSource
 from quiver.store.subscribers.progress_store import load_progress
 
 pytestmark = pytest.mark.spark

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from quiver.errors import SettingsInvalid, WrongUse
-from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
-from quiver.spark.processor_settings import (
+from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
+from quiver.spark.processors.settings import (
     AttributeAction,
     AttributesSettings,
     FilterSettings,
@@ -18,7 +18,7 @@ from quiver.spark.processor_settings import (
     SqlSettings,
     tables_named,
 )
-from quiver.spark.sink_options import SinkOptions, parse_sink_options
+from quiver.spark.store.sink_options import SinkOptions, parse_sink_options
 
 
 def test_settings_need_no_spark():
@@ -26,7 +26,7 @@ def test_settings_need_no_spark():
     script = (
         "import sys\n"
         "sys.modules['pyspark'] = None\n"
-        "import quiver.spark, quiver.spark.processor_settings, quiver.spark.exporter_settings\n"
+        "import quiver.spark, quiver.spark.processors.settings, quiver.spark.exporters.settings\n"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
 

@@ -13,10 +13,10 @@ from stores import StoreMaker
 
 import quiver
 from quiver.errors import WrongUse
-from quiver.spark.export_query import TableBatches, start_export
-from quiver.spark.exporter_settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
-from quiver.spark.exporters import ConsoleExporter, ParquetTables, exporter_of
-from quiver.spark.processor_settings import FilterSettings, SqlSettings
+from quiver.spark.exporters.query import TableBatches, start_export
+from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
+from quiver.spark.exporters.tables import ConsoleExporter, ParquetTables, exporter_of
+from quiver.spark.processors.settings import FilterSettings, SqlSettings
 
 pytestmark = pytest.mark.spark
 

@@ -11,10 +11,10 @@ from quiver.errors import SettingsInvalid, WrongUse
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.pipeline.topic_receiver import TopicReceiver
-from quiver.spark.export_query import TableBatches
-from quiver.spark.exporters import exporter_of
-from quiver.spark.processor_settings import SqlSettings
-from quiver.spark.topic_export_settings import TopicSinkSettings
+from quiver.spark.exporters.query import TableBatches
+from quiver.spark.exporters.tables import exporter_of
+from quiver.spark.processors.settings import SqlSettings
+from quiver.spark.topics.export_settings import TopicSinkSettings
 from quiver.topics import TopicStore
 
 pytestmark = pytest.mark.spark

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quiver.errors import WrongUse
 from quiver.pipeline.graph import load_pipeline
-from quiver.spark.topic_offsets import BEGINNING, offsets_from_json, offsets_to_json, parse_bound
-from quiver.spark.topic_options import parse_topic_options
+from quiver.spark.topics.offsets import BEGINNING, offsets_from_json, offsets_to_json, parse_bound
+from quiver.spark.topics.options import parse_topic_options
 from quiver.topics.reading.ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
 
 

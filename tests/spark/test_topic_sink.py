@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from quiver.errors import WrongUse
-from quiver.spark.topic_sink import messages_of
-from quiver.spark.topic_sink_options import check_columns, parse_topic_sink_options
+from quiver.spark.topics.sink import messages_of
+from quiver.spark.topics.sink_options import check_columns, parse_topic_sink_options
 from quiver.topics import TopicStore
 
 pytestmark = pytest.mark.spark

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import quiver
 from quiver.settings import Settings
-from quiver.spark.source import QuiverDataSource
+from quiver.spark.store.source import QuiverDataSource
 
 SCHEMA = from_arrow_schema(pa.schema([("id", pa.int64())]))
 

@@ -34,9 +34,9 @@ from quiver.qwp.ring import RingSettings
 from quiver.qwp.slot import open_slot
 from quiver.receivers.otap_grpc import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
-from quiver.spark.delivery import BundleDelivery
-from quiver.spark.held import HeldExports
-from quiver.spark.poison import PoisonSieve
+from quiver.spark.exporters.delivery import BundleDelivery
+from quiver.spark.exporters.retry_queue import HeldExports
+from quiver.spark.processors.bad_bundle_filter import PoisonSieve
 from quiver.topics import TopicStore
 from quiver.topics.cold.tier import ObjectColdTier
 from quiver.topics.staged_import import SinkAdoption

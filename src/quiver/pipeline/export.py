@@ -133,7 +133,7 @@ class _Export:
         self._start_at = now + delay_s
 
     def _failed(self, error: object) -> None:
-        from quiver.spark.exported import failure_type  # noqa: PLC0415 - an extra
+        from quiver.spark.exporters.exported import failure_type  # noqa: PLC0415 - an extra
 
         text = _in_short(error)
         self.stats.failed(failure_type(text), text)
@@ -254,7 +254,7 @@ def look_at_all(exports: Sequence[_Export]) -> None:
 
 
 def _in_short(error: Any) -> str:
-    from quiver.spark.held import told  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.retry_queue import told  # noqa: PLC0415 - an extra
 
     return told(error)
 
@@ -341,7 +341,7 @@ def _await_taken_over(path: str, deadline: float) -> None:
     """
     Wait until the store at *path* has made segments of all that was committed to it.
     """
-    from quiver.spark.sink_stage import sink_root  # noqa: PLC0415 - an extra
+    from quiver.spark.store.sink_stage import sink_root  # noqa: PLC0415 - an extra
     from quiver.store.staged_import import awaits_adoption  # noqa: PLC0415
 
     pause = threading.Event()

@@ -17,7 +17,7 @@ from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, Requ
 from quiver.pipeline.config_values import Config, Duration, FileMode, Size, settings_config
 from quiver.pipeline.words import duration_words, size_words
 from quiver.settings import MIB, SizeCapPolicy
-from quiver.spark.exporter_settings import (
+from quiver.spark.exporters.settings import (
     ConsoleSettings,
     FileSettings,
     QuiverSinkSettings,

@@ -14,7 +14,7 @@ from pydantic import Field
 from quiver.errors import WrongUse
 from quiver.pipeline.config_values import Config, Duration, Size, settings_config
 from quiver.settings import GIB, Settings
-from quiver.spark.processor_settings import (
+from quiver.spark.processors.settings import (
     AttributeAction,
     AttributesSettings,
     FilterSettings,

@@ -17,7 +17,7 @@ from quiver.pipeline.graph import Buffer, Pipeline, Route, memory_directory
 from quiver.pipeline.processor_config import UserProcessorConfig
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import MIB
-from quiver.spark.exporter_settings import directory_mode
+from quiver.spark.exporters.settings import directory_mode
 from quiver.store.format.cores import core_directory
 from quiver.store.format.names import STORE_ID, progress_name
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from quiver.delivery.dead_letters import DeadLetters
     from quiver.delivery.exporter_stats import ExporterStats
     from quiver.observe import Observer
-    from quiver.spark.held import BundleExport
-    from quiver.spark.poison import PoisonSieve
+    from quiver.spark.exporters.retry_queue import BundleExport
+    from quiver.spark.processors.bad_bundle_filter import PoisonSieve
     from quiver.store.limits.disk_budget import DiskBudget, DiskShare
 
 __all__ = [
@@ -160,7 +160,7 @@ def spark_settings(pipeline: Pipeline) -> dict[str, str]:
 
 def chain_of(route: Route) -> list[Any]:
     """
-    Return the processors of *route* as `quiver.spark.processors.process` takes them.
+    Return the processors of *route* as `quiver.spark.processors.chain.process` takes them.
     """
     return [
         node.config.load() if isinstance(node.config, UserProcessorConfig) else node.config.settings()
@@ -202,7 +202,7 @@ def start_query(
         OSError: a directory cannot be made.
     """
     from quiver.spark.bundle_query import start_bundle_query  # noqa: PLC0415 - an extra
-    from quiver.spark.poison import PoisonSieve  # noqa: PLC0415
+    from quiver.spark.processors.bad_bundle_filter import PoisonSieve  # noqa: PLC0415
 
     # Each route is a pool of its own; pools take turns under FAIR, and mean nothing under FIFO.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.subscriber)
@@ -240,7 +240,7 @@ def source_options(plan: QueryPlan) -> dict[str, str]:
     """
     Return what the source of *plan* is told: what processors may fail on comes in batches that can be told apart.
     """
-    from quiver.spark.export_query import BATCH_BUNDLES_MAX  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.query import BATCH_BUNDLES_MAX  # noqa: PLC0415 - an extra
 
     options = {"failOnDataLoss": "false"} if plan.may_lose else {}
     if plan.batch_bytes_max is not None and plan.batch_bytes_max < STREAM_BYTES_MAX:
@@ -258,9 +258,9 @@ def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExpo
         WrongUse: an option is unknown.
         OSError: a directory cannot be made.
     """
-    from quiver.spark.export_query import TableBatches  # noqa: PLC0415 - an extra
-    from quiver.spark.exporter_parquet import ParquetExporter  # noqa: PLC0415
-    from quiver.spark.exporters import ParquetTables, exporter_of  # noqa: PLC0415
+    from quiver.spark.exporters.parquet import ParquetExporter  # noqa: PLC0415
+    from quiver.spark.exporters.query import TableBatches  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.tables import ParquetTables, exporter_of  # noqa: PLC0415
 
     config: Any = plan.route.config
     # What a policy is there for is not passed over.

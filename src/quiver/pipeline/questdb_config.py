@@ -10,7 +10,7 @@ from pydantic import Field
 
 from quiver.errors import SettingsInvalid
 from quiver.pipeline.exporter_config import QueryExporterConfig
-from quiver.spark.questdb_export_settings import SYMBOL_COLUMNS, QuestdbSinkSettings
+from quiver.spark.questdb.export_settings import SYMBOL_COLUMNS, QuestdbSinkSettings
 
 __all__ = ["QuestdbExporterConfig"]
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from quiver.delivery.exporter_stats import ExporterStats
     from quiver.observe import Observer
-    from quiver.spark.held import BundleExport
+    from quiver.spark.exporters.retry_queue import BundleExport
 
 __all__ = ["LetterExport", "QueryReplay"]
 
@@ -174,7 +174,7 @@ class QueryReplay:
 
 
 def _exported(spark: SparkSession, export: BundleExport, subscriber: str, root: str, letter: DeadLetter) -> Outcome:
-    from quiver.spark.held import blames_nobody, names_apart, told, undecodable  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.retry_queue import blames_nobody, names_apart, told, undecodable  # noqa: PLC0415 - an extra
     from quiver.spark.tables import Descriptors  # noqa: PLC0415
 
     if not letter.bundle.slots:
@@ -201,7 +201,7 @@ def _sealed(place: str, bundle: Bundle) -> pa.Table:
     """
     Seal *bundle* as the only one of a store at *place*; return its descriptor.
     """
-    from quiver.spark.held import row_of  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.retry_queue import row_of  # noqa: PLC0415 - an extra
 
     with open_store(place, adapter=bundle.adapter, background=False) as store:
         store.register(_HOLDER, start="earliest")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quiver.pipeline.config_values import SettingsConfig
 from quiver.pipeline.parse import Document, nearest
 from quiver.pipeline.shapes import RawNode
-from quiver.spark.processor_settings import SIGNALS, RedactSettings, SqlSettings
+from quiver.spark.processors.settings import SIGNALS, RedactSettings, SqlSettings
 
 if TYPE_CHECKING:
     from quiver.pipeline.graph import Node, Pipeline, Route
@@ -78,6 +78,6 @@ def _settings(node: Node) -> Any:
 
 def _text_columns() -> set[str]:
     from quiver.otap import VIEWS, view_schema  # noqa: PLC0415 - for this alone
-    from quiver.spark.redaction import text_names  # noqa: PLC0415
+    from quiver.spark.processors.redaction import text_names  # noqa: PLC0415
 
     return set().union(*(text_names(view_schema(view)) for view in VIEWS))

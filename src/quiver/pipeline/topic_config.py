@@ -18,8 +18,8 @@ from quiver.pipeline.exporter_config import QueryExporterConfig
 from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.receiver_place import Receiver
 from quiver.pipeline.words import duration_words
-from quiver.spark.topic_export_settings import TopicSinkSettings
-from quiver.spark.topic_options import TopicPlace
+from quiver.spark.topics.export_settings import TopicSinkSettings
+from quiver.spark.topics.options import TopicPlace
 from quiver.topics.format.names import check_subscription, check_topic
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from quiver.primitives.scan import Damage
 from quiver.primitives.worker import Worker
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.settings import OtlpSettings
-from quiver.spark.topic_export_settings import SIGNAL_ATTRIBUTE
+from quiver.spark.topics.export_settings import SIGNAL_ATTRIBUTE
 from quiver.store.store import Store
 from quiver.topics.format.message import Message, MessageCodec
 from quiver.topics.reading.progress import TopicProgress

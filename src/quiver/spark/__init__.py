@@ -81,11 +81,11 @@ from quiver.lazy_names import lazy_names
 if TYPE_CHECKING:
     from quiver.spark.bundle_query import stop_query
     from quiver.spark.bundles import map_bundles
-    from quiver.spark.export_query import start_export
-    from quiver.spark.exporter_parquet import ParquetExporter, run_exporter
+    from quiver.spark.exporters.parquet import ParquetExporter, run_exporter
+    from quiver.spark.exporters.query import start_export
     from quiver.spark.formats import register
-    from quiver.spark.source import QuiverDataSource
     from quiver.spark.spark_session import session
+    from quiver.spark.store.source import QuiverDataSource
     from quiver.spark.table_options import create_table, save_as_table
 else:
     __getattr__, __dir__ = lazy_names(
@@ -93,10 +93,10 @@ else:
         {
             "quiver.spark.bundle_query": "stop_query",
             "quiver.spark.bundles": "map_bundles",
-            "quiver.spark.export_query": "start_export",
-            "quiver.spark.exporter_parquet": "ParquetExporter run_exporter",
+            "quiver.spark.exporters.query": "start_export",
+            "quiver.spark.exporters.parquet": "ParquetExporter run_exporter",
             "quiver.spark.formats": "register",
-            "quiver.spark.source": "QuiverDataSource",
+            "quiver.spark.store.source": "QuiverDataSource",
             "quiver.spark.spark_session": "session",
             "quiver.spark.table_options": "create_table save_as_table",
         },

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.errors import WrongUse
 from quiver.spark.cast import spark_schema
-from quiver.spark.read_partition import open_checked
+from quiver.spark.store.read_partition import open_checked
 from quiver.store.segment.cast import coalesce, conform
 
 if TYPE_CHECKING:

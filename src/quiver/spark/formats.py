@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quiver.spark.aof_source import AofDataSource
-from quiver.spark.questdb_sink import QuestdbDataSource
-from quiver.spark.source import QuiverDataSource
-from quiver.spark.topic_source import TopicDataSource
+from quiver.spark.aof.source import AofDataSource
+from quiver.spark.questdb.sink import QuestdbDataSource
+from quiver.spark.store.source import QuiverDataSource
+from quiver.spark.topics.source import TopicDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from quiver.aof.reading.resume import is_believed, resume_after
 from quiver.aof.reading.search import begin_at, require_place
 from quiver.aof.reading.source import Source
 from quiver.errors import Damaged, DataLoss, QuiverError, RecordUnknown
-from quiver.spark.aof_options import AofBound, AofPosition
+from quiver.spark.aof.options import AofBound, AofPosition
 from quiver.store.reading.offsets import IngestedAt
 
 __all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogView", "Piece", "read_piece"]

@@ -20,7 +20,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
-from quiver.spark.topic_options import TopicPlace
+from quiver.spark.topics.options import TopicPlace
 from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.cold.port import ColdLost, ColdPiece
 from quiver.topics.cold.reader import ObjectReader

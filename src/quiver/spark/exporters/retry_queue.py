@@ -33,8 +33,8 @@ from quiver.otap import VIEWS, decode_groups
 from quiver.otap.stored import stored_requests
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
-from quiver.spark.exported import failure_type
-from quiver.spark.parquet_commit import apart_id
+from quiver.spark.exporters.exported import failure_type
+from quiver.spark.exporters.parquet_commit import apart_id
 from quiver.spark.tables import Descriptors
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
 from quiver.store.reading.listing import find_segments

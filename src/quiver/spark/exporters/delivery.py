@@ -29,7 +29,7 @@ from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.spark.bundle_query import start_bundle_query
-from quiver.spark.held import LettersOf, unresolved_bundles
+from quiver.spark.exporters.retry_queue import LettersOf, unresolved_bundles
 from quiver.store.reading.retry_set import RetrySet
 from quiver.store.reading.segments import store_identity, store_root, store_roots
 

@@ -15,7 +15,7 @@ from quiver.qwp.rows import check_name
 from quiver.qwp.settings import SenderSettings
 from quiver.qwp.tables import check_columns, encode_slices
 from quiver.qwp.wire.message import SymbolIds
-from quiver.spark.questdb_options import QuestdbOptions
+from quiver.spark.questdb.options import QuestdbOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

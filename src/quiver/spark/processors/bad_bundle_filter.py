@@ -29,8 +29,16 @@ from quiver.errors import DeliveryHalted, RetryLater, StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles_at
-from quiver.spark.held import BundleExport, HeldExports, LettersOf, blames_nobody, names_apart, told, undecodable
-from quiver.spark.isolate import isolate
+from quiver.spark.exporters.retry_queue import (
+    BundleExport,
+    HeldExports,
+    LettersOf,
+    blames_nobody,
+    names_apart,
+    told,
+    undecodable,
+)
+from quiver.spark.processors.bisect import isolate
 from quiver.spark.tables import Descriptors
 from quiver.store.reading.segments import store_root, store_roots
 

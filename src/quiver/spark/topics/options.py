@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from quiver.errors import WrongUse
 from quiver.metadata.location import MetadataLocation
 from quiver.option_values import bytes_option, count_option, switch_option
-from quiver.spark.topic_offsets import Bound, parse_bound
+from quiver.spark.topics.offsets import Bound, parse_bound
 from quiver.store.reading.offsets import parse_timestamp
 from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_subscription, check_topic
 from quiver.topics.reading.ranges import TopicLimits

@@ -31,8 +31,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.exported import Exported, Observed, exported_parts
-from quiver.spark.exporter_settings import (
+from quiver.spark.exporters.exported import Exported, Observed, exported_parts
+from quiver.spark.exporters.output_files import begin_file, synced_bytes
+from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
+from quiver.spark.exporters.settings import (
     ConsoleSettings,
     FileSettings,
     QuiverSinkSettings,
@@ -41,15 +43,21 @@ from quiver.spark.exporter_settings import (
     directory_mode,
 )
 from quiver.spark.otlp_rows import is_view, json_of_rows
-from quiver.spark.output_files import begin_file, synced_bytes
-from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
-from quiver.spark.questdb_export import QuestdbExporter
-from quiver.spark.questdb_export_settings import QuestdbSinkSettings
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import Staged, await_room, commit_batch, is_committed, sink_root, stage_here, task_place
+from quiver.spark.questdb.export import QuestdbExporter
+from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.store.sink_options import SinkOptions
+from quiver.spark.store.sink_stage import (
+    Staged,
+    await_room,
+    commit_batch,
+    is_committed,
+    sink_root,
+    stage_here,
+    task_place,
+)
 from quiver.spark.tables import column_named
-from quiver.spark.topic_export import TopicExporter
-from quiver.spark.topic_export_settings import TopicSinkSettings
+from quiver.spark.topics.export import TopicExporter
+from quiver.spark.topics.export_settings import TopicSinkSettings
 from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.reading.offsets import Position
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
 
-from quiver.spark.exported import Exported, Observed
-from quiver.spark.questdb_export_settings import QuestdbSinkSettings
-from quiver.spark.questdb_sink import QuestdbDataSource
+from quiver.spark.exporters.exported import Exported, Observed
+from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.questdb.sink import QuestdbDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from quiver.spark.exporters import BatchOf
+    from quiver.spark.exporters.tables import BatchOf
     from quiver.store.reading.offsets import Position
 
 __all__ = ["QuestdbExporter", "flat"]

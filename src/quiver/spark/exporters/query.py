@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
-from quiver.spark.exporter_settings import SparkExporterSettings
-from quiver.spark.exporters import BatchOf, ParquetTables, TableExporter, exporter_of
-from quiver.spark.poison import ExportBatch
-from quiver.spark.processor_settings import SqlSettings
-from quiver.spark.processors import Step, process
+from quiver.spark.exporters.settings import SparkExporterSettings
+from quiver.spark.exporters.tables import BatchOf, ParquetTables, TableExporter, exporter_of
+from quiver.spark.processors.bad_bundle_filter import ExportBatch
+from quiver.spark.processors.chain import Step, process
+from quiver.spark.processors.settings import SqlSettings
 from quiver.spark.tables import Descriptors, tables_of
 from quiver.store.reading.segments import store_identities
 
@@ -39,7 +39,7 @@ __all__ = ["BATCH_BUNDLES_MAX", "TableBatches", "start_export"]
 BATCH_BUNDLES_MAX = 2048
 """
 Of a batch that goes through processors to an exporter which sets bundles aside. So many can be told apart by
-`quiver.spark.isolate`, also when one in fifty is bad; a backlog in one batch could not.
+`quiver.spark.processors.bisect`, also when one in fifty is bad; a backlog in one batch could not.
 """
 
 
@@ -149,7 +149,7 @@ class TableBatches:
         Args:
             spark: where it runs.
             bundle: the row for it.
-            name: `quiver.spark.parquet_commit.apart_id` of the bundle.
+            name: `quiver.spark.exporters.parquet_commit.apart_id` of the bundle.
 
         Raises:
             Exception: whatever a processor or the exporter raises.
@@ -192,7 +192,7 @@ def start_export(
         options: more options of the source: limits per trigger (`BATCH_BUNDLES_MAX` with *chain* and *around* where
             they do not say it), failOnDataLoss, startingOffsets.
         query_name: shown in logs and reports.
-        around: what stands around the export of a batch: `quiver.spark.poison.PoisonSieve`. Without one a bundle
+        around: what stands around the export of a batch: `quiver.spark.processors.bad_bundle_filter.PoisonSieve`. Without one a bundle
             that cannot be decoded fails the query.
 
     Raises:

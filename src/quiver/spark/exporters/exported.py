@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation
     from pyspark.sql.types import DataType
 
-    from quiver.spark.parquet_commit import Part
+    from quiver.spark.exporters.parquet_commit import Part
     from quiver.store.format.exporter_report import FailureType
 
 __all__ = ["Exported", "Observed", "exported_parts", "failure_type"]
@@ -89,7 +89,7 @@ def exported_parts(parts: Iterable[Part]) -> Exported:
 
 def failure_type(text: str) -> FailureType:
     """
-    Return what failed, of an error that `quiver.spark.held.told` told.
+    Return what failed, of an error that `quiver.spark.exporters.retry_queue.told` told.
     """
     if "No space left on device" in text:
         return "storage"

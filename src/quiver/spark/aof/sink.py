@@ -27,8 +27,8 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.disk.staging import last_batch, remove_staged
-from quiver.spark.aof_sink_options import AofSinkOptions
-from quiver.spark.sink_stage import task_place
+from quiver.spark.aof.sink_options import AofSinkOptions
+from quiver.spark.store.sink_stage import task_place
 
 __all__ = [
     "AofSink",
@@ -205,7 +205,7 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
 @dataclass(frozen=True, slots=True)
 class AofSink:
     """
-    Format `quiver-aof`, as `quiver.spark.sink` drives it.
+    Format `quiver-aof`, as `quiver.spark.store.sink` drives it.
     """
 
     options: AofSinkOptions

@@ -18,18 +18,18 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import WrongUse
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.exported import Exported
+from quiver.spark.exporters.exported import Exported
 from quiver.spark.otlp_rows import is_view
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_stage import bundles_of, task_place
-from quiver.spark.topic_export_settings import (
+from quiver.spark.store.sink_options import SinkOptions
+from quiver.spark.store.sink_stage import bundles_of, task_place
+from quiver.spark.topics.export_settings import (
     CONTENT_ATTRIBUTE,
     SIGNAL_ATTRIBUTE,
     TABLE_ATTRIBUTE,
     TopicSinkSettings,
 )
-from quiver.spark.topic_options import TopicPlace
-from quiver.spark.topic_sink import StagedParts, commit_messages, is_batch_committed, stage_messages
+from quiver.spark.topics.options import TopicPlace
+from quiver.spark.topics.sink import StagedParts, commit_messages, is_batch_committed, stage_messages
 from quiver.topics.format.message import NS_PER_MS, MessageCodec
 from quiver.topics.format.names import check_topic
 from quiver.topics.format.sink_batch import INCOMING_DIR, SinkPart, StagedMessage
@@ -37,7 +37,7 @@ from quiver.topics.format.sink_batch import INCOMING_DIR, SinkPart, StagedMessag
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from quiver.spark.exporters import BatchOf
+    from quiver.spark.exporters.tables import BatchOf
     from quiver.store.reading.offsets import Position
 
 __all__ = ["TopicExporter"]

@@ -30,8 +30,8 @@ from quiver.settings import MIB
 from quiver.spark.bundles import unpacked
 from quiver.spark.cast import spark_schema
 from quiver.spark.otlp_rows import request_of_rows
-from quiver.spark.sink_options import SinkOptions
-from quiver.spark.sink_room import RETRY_S, SinkRoom, wait_until
+from quiver.spark.store.sink_options import SinkOptions
+from quiver.spark.store.sink_room import RETRY_S, SinkRoom, wait_until
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, segment_name
@@ -341,7 +341,7 @@ def stage_here(
 @dataclass(frozen=True, slots=True)
 class StoreSink:
     """
-    Format `quiver`, as `quiver.spark.sink` drives it, into the store at *root*.
+    Format `quiver`, as `quiver.spark.store.sink` drives it, into the store at *root*.
     """
 
     options: SinkOptions

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from quiver.errors import SettingsInvalid
-from quiver.spark.questdb_export_settings import QuestdbSinkSettings
-from quiver.spark.topic_export_settings import TopicSinkSettings
+from quiver.spark.questdb.export_settings import QuestdbSinkSettings
+from quiver.spark.topics.export_settings import TopicSinkSettings
 
 __all__ = [
     "OPTION_NAMES",

@@ -26,7 +26,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from quiver.errors import WrongUse
 from quiver.otap import TYPED_VALUE
-from quiver.spark.processor_settings import (
+from quiver.spark.processors.redaction import Redaction
+from quiver.spark.processors.settings import (
     ATTRIBUTE_COLUMNS,
     INPUT,
     AttributeAction,
@@ -38,7 +39,6 @@ from quiver.spark.processor_settings import (
     SampleSettings,
     SqlSettings,
 )
-from quiver.spark.redaction import Redaction
 from quiver.spark.tables import column_named
 
 if TYPE_CHECKING:

@@ -24,18 +24,18 @@ from quiver.errors import DataLoss, WrongUse
 from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.refused_stream import stream_reader
-from quiver.spark.sink import BatchWriter, StreamWriter
+from quiver.spark.store.sink import BatchWriter, StreamWriter
 from quiver.spark.table_options import (
     given_options,
     options_of_table,
     refuse_write_without_options,
     schema_with_options,
 )
-from quiver.spark.topic_offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
-from quiver.spark.topic_options import STREAM_OPTIONS, TopicOptions, TopicPlace, parse_topic_options
-from quiver.spark.topic_rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
-from quiver.spark.topic_sink import TopicSink
-from quiver.spark.topic_sink_options import TopicSinkOptions, check_columns, parse_topic_sink_options
+from quiver.spark.topics.offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
+from quiver.spark.topics.options import STREAM_OPTIONS, TopicOptions, TopicPlace, parse_topic_options
+from quiver.spark.topics.rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
+from quiver.spark.topics.sink import TopicSink
+from quiver.spark.topics.sink_options import TopicSinkOptions, check_columns, parse_topic_sink_options
 from quiver.store.reading.offsets import IngestedAt
 from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
 from quiver.topics.reading.progress import TopicProgress
@@ -64,7 +64,7 @@ class TopicDataSource(DataSource):
     """
     ``format("quiver-topic")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
-    Options of reads: see `quiver.spark.topic_options`; of writes: `quiver.spark.topic_sink_options`.
+    Options of reads: see `quiver.spark.topics.options`; of writes: `quiver.spark.topics.sink_options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

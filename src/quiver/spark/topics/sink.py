@@ -25,9 +25,9 @@ from quiver.primitives.disk.file_system import File, FileSystem, Lock
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.disk.staging import last_batch, remove_staged
-from quiver.spark.sink_stage import task_place
-from quiver.spark.topic_options import TopicPlace
-from quiver.spark.topic_sink_options import TopicSinkOptions
+from quiver.spark.store.sink_stage import task_place
+from quiver.spark.topics.options import TopicPlace
+from quiver.spark.topics.sink_options import TopicSinkOptions
 from quiver.topics.cold.opening import tier_signs
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, MessageCodec
 from quiver.topics.format.names import WAL_CHECKPOINT, check_topic, parse_wal_file_name
@@ -307,7 +307,7 @@ def _hold_sink_lock(files: FileSystem, path: str, clock: Clock) -> Lock | None:
 @dataclass(frozen=True, slots=True)
 class TopicSink:
     """
-    Format `quiver-topic`, as `quiver.spark.sink` drives it.
+    Format `quiver-topic`, as `quiver.spark.store.sink` drives it.
     """
 
     options: TopicSinkOptions

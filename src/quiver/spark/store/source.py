@@ -26,17 +26,17 @@ from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.otap import slots_of_view, view_schema
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.cast import spark_schema
-from quiver.spark.read_partition import (
+from quiver.spark.refused_stream import stream_reader
+from quiver.spark.store.read_partition import (
     BUNDLE_SCHEMA,
     IPC_SCHEMA,
     METADATA_SCHEMA,
     ROWS_FIELD,
     PartitionReader,
 )
-from quiver.spark.refused_stream import stream_reader
-from quiver.spark.sink import BatchWriter, StreamWriter
-from quiver.spark.sink_options import SinkOptions, parse_sink_options
-from quiver.spark.sink_stage import store_sink
+from quiver.spark.store.sink import BatchWriter, StreamWriter
+from quiver.spark.store.sink_options import SinkOptions, parse_sink_options
+from quiver.spark.store.sink_stage import store_sink
 from quiver.spark.table_options import (
     given_options,
     options_of_table,
@@ -73,7 +73,7 @@ class QuiverDataSource(DataSource):
     """
     ``format("quiver")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
-    Options of reads: see `quiver.store.reading.stream_options`; of writes: `quiver.spark.sink_options`.
+    Options of reads: see `quiver.store.reading.stream_options`; of writes: `quiver.spark.store.sink_options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

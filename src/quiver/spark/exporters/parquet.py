@@ -33,11 +33,11 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.cast import spark_schema
-from quiver.spark.exported import exported_parts
-from quiver.spark.exporter_settings import check_file_mode, directory_mode
-from quiver.spark.output_files import begin_file, synced_bytes
-from quiver.spark.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
-from quiver.spark.poison import ExportBatch
+from quiver.spark.exporters.exported import exported_parts
+from quiver.spark.exporters.output_files import begin_file, synced_bytes
+from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
+from quiver.spark.exporters.settings import check_file_mode, directory_mode
+from quiver.spark.processors.bad_bundle_filter import ExportBatch
 from quiver.store.reading.offsets import STORE_UNKNOWN, Position
 from quiver.store.reading.segments import store_identities, store_root
 from quiver.store.segment.cast import conform
@@ -343,7 +343,7 @@ class ParquetExporter:
         Args:
             spark: where it runs.
             bundle: the row for it: path, segment, index.
-            name: `quiver.spark.parquet_commit.apart_id` of the bundle.
+            name: `quiver.spark.exporters.parquet_commit.apart_id` of the bundle.
 
         Raises:
             Damaged: a commit record or the bundle is not what was written.
@@ -429,7 +429,7 @@ def run_exporter(
         compression: of Parquet: zstd, snappy, or none.
         query_name: shown in logs and reports.
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
-        around: what stands around the export of a batch: `quiver.spark.poison.PoisonSieve`. Without one a bundle
+        around: what stands around the export of a batch: `quiver.spark.processors.bad_bundle_filter.PoisonSieve`. Without one a bundle
             that cannot be decoded fails the query.
 
     Raises:

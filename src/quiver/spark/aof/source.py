@@ -22,11 +22,11 @@ from quiver.aof.reading.files import LogFiles
 from quiver.aof.reading.view import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece, read_piece
 from quiver.errors import WrongUse
 from quiver.option_values import refuse_ending, refuse_stream_options
-from quiver.spark.aof_options import STREAM_OPTIONS, AofOptions, AofPosition, parse_aof_options, position_from_json
-from quiver.spark.aof_sink import AofSink
-from quiver.spark.aof_sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
+from quiver.spark.aof.options import STREAM_OPTIONS, AofOptions, AofPosition, parse_aof_options, position_from_json
+from quiver.spark.aof.sink import AofSink
+from quiver.spark.aof.sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
 from quiver.spark.refused_stream import stream_reader
-from quiver.spark.sink import BatchWriter, StreamWriter
+from quiver.spark.store.sink import BatchWriter, StreamWriter
 from quiver.spark.table_options import (
     given_options,
     options_of_table,
@@ -54,7 +54,7 @@ class AofDataSource(DataSource):
     """
     ``format("quiver-aof")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
-    Options of reads: see `quiver.spark.aof_options`; of writes: `quiver.spark.aof_sink_options`.
+    Options of reads: see `quiver.spark.aof.options`; of writes: `quiver.spark.aof.sink_options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from quiver.errors import WrongUse
-from quiver.spark.questdb_options import QuestdbOptions, parse_questdb_options
+from quiver.spark.questdb.options import QuestdbOptions, parse_questdb_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,7 @@ _WRITER_DIGITS = 8
 
 class QuestdbDataSource(DataSource):
     """
-    ``format("questdb")`` of `df.write` and `df.writeStream`. Options: see `quiver.spark.questdb_options`.
+    ``format("questdb")`` of `df.write` and `df.writeStream`. Options: see `quiver.spark.questdb.options`.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -156,7 +156,7 @@ def _digits(writer: str) -> str:
 
 def _task() -> Any:
     # By name: a session registers the format also where the extra `qwp` is not installed.
-    return import_module("quiver.spark.questdb_task")
+    return import_module("quiver.spark.questdb.task")
 
 
 def _send(options: QuestdbOptions, slots: str, group: tuple[str, int], batches: Iterator[pa.RecordBatch]) -> _Sent:
