@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from quiver.cli import main as entry
 from quiver.pipeline.child import read_pipeline
-from quiver.pipeline.flow import BufferKind
+from quiver.pipeline.config.flow import BufferKind
 from quiver.pipeline.picture import as_mermaid, as_text
 
 FILES = sorted(EXAMPLES.glob("*.yaml"))

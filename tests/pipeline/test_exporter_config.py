@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from quiver.delivery.policy import RetryPolicy
-from quiver.pipeline.exporter_config import OtapExporterConfig, OtlpExporterConfig, SparkExporterConfig
+from quiver.pipeline.config.exporter import OtapExporterConfig, OtlpExporterConfig, SparkExporterConfig
 
 HERE = {"grpc_endpoint": "http://127.0.0.1:1"}
 

@@ -12,14 +12,14 @@ import yaml
 from pydantic import BaseModel
 
 from quiver.errors import PipelineInvalid, WrongUse
+from quiver.pipeline.config.exporter import QueryExporterConfig
+from quiver.pipeline.config.polled import PolledReceiverConfig
+from quiver.pipeline.config.receiver_place import ReceiverPlace
 from quiver.pipeline.disk import DiskConfig, budget_of
 from quiver.pipeline.explain import describe
-from quiver.pipeline.exporter_config import QueryExporterConfig
 from quiver.pipeline.graph import MemoryConfig, check_cores, load_pipeline
 from quiver.pipeline.plugins import PLUGINS, MetricsConfig, find_plugin
-from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.queries import chain_of, plan_queries, spark_settings
-from quiver.pipeline.receiver_place import ReceiverPlace
 from quiver.pipeline.reload import needs_restart
 from quiver.settings import Settings
 

@@ -5,7 +5,7 @@ YAML text becomes plain values that know their lines.
 import pytest
 
 from quiver.errors import PipelineInvalid
-from quiver.pipeline.parse import DOCUMENT_BYTES_MAX, load_document, nearest
+from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX, load_document, nearest
 
 
 def load(text, **values):

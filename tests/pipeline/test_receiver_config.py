@@ -10,8 +10,8 @@ import yaml
 from pydantic import BaseModel
 
 from quiver.errors import PipelineInvalid
+from quiver.pipeline.config.receiver import OtlpReceiverConfig
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.receiver_config import OtlpReceiverConfig
 
 FILE = """\
 nodes:

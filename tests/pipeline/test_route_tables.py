@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from quiver.errors import PipelineInvalid
+from quiver.pipeline.config.processor import PROCESSORS_GROUP
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.processor_config import PROCESSORS_GROUP
 
 FILE = """\
 version: otel_dataflow/v1
@@ -96,7 +96,7 @@ def test_columns_of_a_query_or_of_ones_own_processor_may_be_any(monkeypatch):
         name, value = "urn:acme:tenant:processor", "acme:tenant"
 
     monkeypatch.setattr(
-        "quiver.pipeline.processor_config.entry_points", lambda group: [Entry] if group == PROCESSORS_GROUP else []
+        "quiver.pipeline.config.processor.entry_points", lambda group: [Entry] if group == PROCESSORS_GROUP else []
     )
     text = redact("signals: [mine], columns: [mine]")
     own = '{type: "urn:acme:tenant:processor"}'

@@ -16,10 +16,10 @@ from quiver.metadata import MetadataLocation
 from quiver.objects import ObjectLocation
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.child import ChildContext
+from quiver.pipeline.config.topic import TopicReceiverConfig
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
-from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.pipeline.topic_receiver import TopicReceiver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.topics import TopicStore

@@ -25,8 +25,8 @@ from websockets.exceptions import ConnectionClosed
 
 import quiver
 from quiver.observe import InMemoryObserver
-from quiver.pipeline.qwp_config import QwpReceiverConfig
-from quiver.pipeline.receiver_place import ReceiverPlace
+from quiver.pipeline.config.qwp import QwpReceiverConfig
+from quiver.pipeline.config.receiver_place import ReceiverPlace
 from quiver.qwp import Sender
 from quiver.qwp.wire.message import Flags
 from quiver.qwp.wire.responses import Ok

@@ -23,10 +23,10 @@ from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver
+from quiver.pipeline.config.store import StoreReceiverConfig
+from quiver.pipeline.config.topic import TopicReceiverConfig
 from quiver.pipeline.forwarding import Forwarding
-from quiver.pipeline.store_config import StoreReceiverConfig
 from quiver.pipeline.store_receiver import StoreReceiver
-from quiver.pipeline.topic_config import TopicReceiverConfig
 from quiver.pipeline.topic_receiver import TopicReceiver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender

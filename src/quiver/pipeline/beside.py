@@ -14,7 +14,7 @@ from quiver.store.cores.instances import instance_roots
 __all__ = ["beside", "stores_beside"]
 
 _MADE = re.compile(r"(intake|staged)(-.+)?")
-"""What `quiver.pipeline.flow` calls the buffers that stand in no file and are not in memory."""
+"""What `quiver.pipeline.config.flow` calls the buffers that stand in no file and are not in memory."""
 
 
 def beside(directory: str | Path, ending: str) -> Path:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from quiver.errors import PipelineInvalid, QuiverError, WrongUse
+from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX
 from quiver.pipeline.extras import missing_extra
 from quiver.pipeline.graph import Pipeline, load_pipeline
 from quiver.pipeline.lifeline import EXIT_WRONG_USE, Lifeline
-from quiver.pipeline.parse import DOCUMENT_BYTES_MAX
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.descriptors import raise_descriptor_limit
 from quiver.primitives.disk.real_files import REAL_FILES

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.pipeline.config_values import Config, Size
-from quiver.pipeline.words import size_words
+from quiver.pipeline.config.formatting import size_words
+from quiver.pipeline.config.values import Config, Size
 from quiver.primitives.disk.file_system import directory_name
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.limits.disk_budget import DiskBudget, DiskShare, working_bytes

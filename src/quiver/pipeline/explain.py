@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from quiver.delivery.policy import RetryPolicy
+from quiver.pipeline.config.formatting import duration_words, size_words
+from quiver.pipeline.config.polled import PolledReceiverConfig
+from quiver.pipeline.config.processor import UserProcessorConfig
+from quiver.pipeline.config.receiver import ReceiverConfig
 from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
-from quiver.pipeline.polled_config import PolledReceiverConfig
 from quiver.pipeline.port_limits import too_many_connections
-from quiver.pipeline.processor_config import UserProcessorConfig
-from quiver.pipeline.receiver_config import ReceiverConfig
-from quiver.pipeline.words import duration_words, size_words
 from quiver.primitives.disk.descriptors import descriptor_limit
 from quiver.receivers.security import is_loopback
 from quiver.receivers.settings import split_address

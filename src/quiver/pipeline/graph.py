@@ -23,9 +23,7 @@ from pydantic import Field
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.exporters.settings import shown
 from quiver.pipeline.beside import beside
-from quiver.pipeline.config_values import Config, Size
-from quiver.pipeline.disk import DiskConfig, too_small
-from quiver.pipeline.exporter_config import (
+from quiver.pipeline.config.exporter import (
     ExporterConfig,
     FileExporterConfig,
     OtlpExporterConfig,
@@ -35,14 +33,16 @@ from quiver.pipeline.exporter_config import (
     SparkExporterConfig,
     is_said,
 )
-from quiver.pipeline.flow import BufferKind, BufferPlan, plan_buffers
-from quiver.pipeline.parse import Document, Path, load_document, nearest
+from quiver.pipeline.config.flow import BufferKind, BufferPlan, plan_buffers
+from quiver.pipeline.config.parse import Document, Path, load_document, nearest
+from quiver.pipeline.config.polled import PolledReceiverConfig
+from quiver.pipeline.config.receiver import ReceiverConfig
+from quiver.pipeline.config.route_tables import check_tables
+from quiver.pipeline.config.shapes import Edge, RawNode, mapping, read_nodes
+from quiver.pipeline.config.store import StoreReceiverConfig
+from quiver.pipeline.config.values import Config, Size
+from quiver.pipeline.disk import DiskConfig, too_small
 from quiver.pipeline.plugins import Kind, MetricsConfig, PersistenceConfig, Plugin, checked
-from quiver.pipeline.polled_config import PolledReceiverConfig
-from quiver.pipeline.receiver_config import ReceiverConfig
-from quiver.pipeline.route_tables import check_tables
-from quiver.pipeline.shapes import Edge, RawNode, mapping, read_nodes
-from quiver.pipeline.store_config import StoreReceiverConfig
 from quiver.receivers.settings import overlap, split_address
 from quiver.settings import MIB, Settings
 from quiver.store.format.cores import CORE_MAX

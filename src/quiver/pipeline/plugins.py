@@ -16,8 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from quiver.errors import SettingsInvalid
-from quiver.pipeline.config_values import Config
-from quiver.pipeline.exporter_config import (
+from quiver.pipeline.config.exporter import (
     ConsoleExporterConfig,
     FileExporterConfig,
     OtapExporterConfig,
@@ -27,9 +26,9 @@ from quiver.pipeline.exporter_config import (
     QuiverExporterConfig,
     SparkExporterConfig,
 )
-from quiver.pipeline.otap_config import OtapReceiverConfig
-from quiver.pipeline.parse import Document, Path, nearest
-from quiver.pipeline.processor_config import (
+from quiver.pipeline.config.otap import OtapReceiverConfig
+from quiver.pipeline.config.parse import Document, Path, nearest
+from quiver.pipeline.config.processor import (
     PROCESSOR_CONFIGS,
     RUN_SEGMENT_OPEN_S,
     DurableBufferConfig,
@@ -37,11 +36,12 @@ from quiver.pipeline.processor_config import (
     UserProcessorConfig,
     find_user_processor,
 )
-from quiver.pipeline.questdb_config import QuestdbExporterConfig
-from quiver.pipeline.qwp_config import QwpReceiverConfig
-from quiver.pipeline.receiver_config import MetricsConfig, OtlpReceiverConfig
-from quiver.pipeline.store_config import StoreReceiverConfig
-from quiver.pipeline.topic_config import TopicExporterConfig, TopicReceiverConfig
+from quiver.pipeline.config.questdb import QuestdbExporterConfig
+from quiver.pipeline.config.qwp import QwpReceiverConfig
+from quiver.pipeline.config.receiver import MetricsConfig, OtlpReceiverConfig
+from quiver.pipeline.config.store import StoreReceiverConfig
+from quiver.pipeline.config.topic import TopicExporterConfig, TopicReceiverConfig
+from quiver.pipeline.config.values import Config
 from quiver.settings import Settings
 
 __all__ = [

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quiver.pipeline.config.exporter import ParquetExporterConfig, QueryExporterConfig
+from quiver.pipeline.config.processor import UserProcessorConfig
 from quiver.pipeline.disk import budget_of, buffer_share, letters_share
-from quiver.pipeline.exporter_config import ParquetExporterConfig, QueryExporterConfig
 from quiver.pipeline.graph import Buffer, Pipeline, Route, memory_directory
-from quiver.pipeline.processor_config import UserProcessorConfig
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import MIB
 from quiver.spark.exporters.settings import directory_mode

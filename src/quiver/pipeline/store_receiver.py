@@ -19,7 +19,7 @@ from quiver.bundle import Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, Damaged, QuiverError
 from quiver.observe import Observer
-from quiver.pipeline.store_config import StoreReceiverSettings
+from quiver.pipeline.config.store import StoreReceiverSettings
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import QuiverError
 from quiver.observe import Observer
-from quiver.pipeline.topic_config import TopicReceiverSettings
+from quiver.pipeline.config.topic import TopicReceiverSettings
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.primitives.worker import Worker

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from quiver.errors import WrongUse
-from quiver.pipeline.polled_config import PolledReceiverConfig
-from quiver.pipeline.receiver_place import Receiver
-from quiver.pipeline.words import duration_words
+from quiver.pipeline.config.formatting import duration_words
+from quiver.pipeline.config.polled import PolledReceiverConfig
+from quiver.pipeline.config.receiver_place import Receiver
 from quiver.store.format.names import check_subscriber_id
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from quiver.errors import SettingsInvalid
-from quiver.pipeline.config_values import Duration, Size
-from quiver.pipeline.receiver_config import OtlpReceiverConfig
-from quiver.pipeline.receiver_place import Receiver
+from quiver.pipeline.config.receiver import OtlpReceiverConfig
+from quiver.pipeline.config.receiver_place import Receiver
+from quiver.pipeline.config.values import Duration, Size
 from quiver.receivers.otap_settings import OtapSettings
 from quiver.settings import MIB
 

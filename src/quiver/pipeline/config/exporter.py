@@ -14,8 +14,8 @@ from quiver.delivery.letter_policy import LetterPolicy, Replay
 from quiver.delivery.policy import OnExhausted, RetryPolicy
 from quiver.errors import SettingsInvalid
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
-from quiver.pipeline.config_values import Config, Duration, FileMode, Size, settings_config
-from quiver.pipeline.words import duration_words, size_words
+from quiver.pipeline.config.formatting import duration_words, size_words
+from quiver.pipeline.config.values import Config, Duration, FileMode, Size, settings_config
 from quiver.settings import MIB, SizeCapPolicy
 from quiver.spark.exporters.settings import (
     ConsoleSettings,

@@ -8,8 +8,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from quiver.pipeline.config_values import Config, Duration
-from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
+from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
+from quiver.pipeline.config.values import Config, Duration
 
 if TYPE_CHECKING:
     from quiver.observe import Observer

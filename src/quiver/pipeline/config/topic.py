@@ -14,10 +14,10 @@ from pydantic import BeforeValidator, Field
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
-from quiver.pipeline.exporter_config import QueryExporterConfig
-from quiver.pipeline.polled_config import PolledReceiverConfig
-from quiver.pipeline.receiver_place import Receiver
-from quiver.pipeline.words import duration_words
+from quiver.pipeline.config.exporter import QueryExporterConfig
+from quiver.pipeline.config.formatting import duration_words
+from quiver.pipeline.config.polled import PolledReceiverConfig
+from quiver.pipeline.config.receiver_place import Receiver
 from quiver.spark.topics.export_settings import TopicSinkSettings
 from quiver.spark.topics.options import TopicPlace
 from quiver.topics.format.names import check_subscription, check_topic

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quiver.pipeline.parse import Document, Path
-from quiver.pipeline.shapes import RawNode
+from quiver.pipeline.config.parse import Document, Path
+from quiver.pipeline.config.shapes import RawNode
 
 __all__ = ["BufferKind", "BufferPlan", "RoutePlan", "plan_buffers"]
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
 from quiver.errors import WrongUse
-from quiver.pipeline.parse import Document, Path, nearest
+from quiver.pipeline.config.parse import Document, Path, nearest
 from quiver.pipeline.plugins import Kind, Plugin, find_plugin, known_urns
 from quiver.store.format.names import check_subscriber_id
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quiver.errors import SettingsInvalid
-from quiver.pipeline.config_values import Address, Config, Duration, Size
-from quiver.pipeline.receiver_config import RECEIVING_BYTES_MIN, ReceiverConfig
-from quiver.pipeline.receiver_place import Receiver, ReceiverPlace
-from quiver.pipeline.words import duration_words, size_words
+from quiver.pipeline.config.formatting import duration_words, size_words
+from quiver.pipeline.config.receiver import RECEIVING_BYTES_MIN, ReceiverConfig
+from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
+from quiver.pipeline.config.values import Address, Config, Duration, Size
 from quiver.receivers.qwp_settings import Durable, QwpSettings
 from quiver.receivers.settings import KeepaliveSettings, split_address
 from quiver.settings import MIB

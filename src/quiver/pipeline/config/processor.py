@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from quiver.errors import WrongUse
-from quiver.pipeline.config_values import Config, Duration, Size, settings_config
+from quiver.pipeline.config.values import Config, Duration, Size, settings_config
 from quiver.settings import GIB, Settings
 from quiver.spark.processors.settings import (
     AttributeAction,

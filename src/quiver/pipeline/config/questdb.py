@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quiver.errors import SettingsInvalid
-from quiver.pipeline.exporter_config import QueryExporterConfig
+from quiver.pipeline.config.exporter import QueryExporterConfig
 from quiver.spark.questdb.export_settings import SYMBOL_COLUMNS, QuestdbSinkSettings
 
 __all__ = ["QuestdbExporterConfig"]
