@@ -78,8 +78,8 @@ ENVIRONMENT_READERS = (
 """Programs: placeholders of a pipeline file, where Java is, and `Sender.from_env`, which is asked for by name."""
 
 THREAD_PLACES = (
-    "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/export.py", "src/quiver/pipeline/lifeline.py",
-    "src/quiver/pipeline/run.py", "src/quiver/pipeline/supervise.py", "src/quiver/primitives/worker.py",
+    "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/export.py", "src/quiver/pipeline/processes/parent_watchdog.py",
+    "src/quiver/pipeline/processes/run.py", "src/quiver/pipeline/processes/supervise.py", "src/quiver/primitives/worker.py",
     "src/quiver/receivers/loop_thread.py", "src/quiver/testing/", "src/quiver/topics/handover.py",
 )  # fmt: skip
 """Besides workers: threads that do one thing and end, and event loops, which outlive what fails in them."""

@@ -10,7 +10,7 @@ import pytest
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
 from quiver.delivery.dead_letters import DeadLetters
-from quiver.pipeline.beside import stores_beside
+from quiver.pipeline.companion_stores import stores_beside
 from quiver.pipeline.graph import load_pipeline
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.retry_set import RetrySet

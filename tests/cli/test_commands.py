@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import quiver
 from quiver.cli import main as entry
 from quiver.cli.demo import MARKER
-from quiver.pipeline.extras import missing_extra
+from quiver.pipeline.processes.extras import missing_extra
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "otlp-to-parquet.yaml"

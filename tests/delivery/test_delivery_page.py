@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 from quiver.delivery.policy import OnExhausted, RetryPolicy
-from quiver.pipeline.child import read_pipeline
 from quiver.pipeline.config.exporter import DeadLettersConfig, RetryConfig
+from quiver.pipeline.processes.child import read_pipeline
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "delivery.md"
 

@@ -37,7 +37,7 @@ def test_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
 
 def test_pipeline_of_the_howto_is_valid(tmp_path):
     """The pipeline file of the OTLP page is accepted."""
-    from quiver.pipeline.child import read_pipeline
+    from quiver.pipeline.processes.child import read_pipeline
 
     (source,) = blocks("docs/howto/otlp.md", "yaml")
     path = tmp_path / "pipeline.yaml"

@@ -13,9 +13,9 @@ import pytest
 from far_side import far_side, rows, value
 
 from lifeline import Lifeline
-from quiver.pipeline.child import ChildContext
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
+from quiver.pipeline.processes.child import ChildContext
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent.parent / "examples" / "application-store.yaml"

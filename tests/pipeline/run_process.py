@@ -16,7 +16,7 @@ from pathlib import Path
 import quiver
 from quiver.clock import SYSTEM_CLOCK
 from quiver.otap import view
-from quiver.pipeline.run import read_state
+from quiver.pipeline.processes.run import read_state
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -9,9 +9,9 @@ from run_process import EXAMPLES, with_processor
 from typer.testing import CliRunner
 
 from quiver.cli import main as entry
-from quiver.pipeline.child import read_pipeline
 from quiver.pipeline.config.flow import BufferKind
-from quiver.pipeline.picture import as_mermaid, as_text
+from quiver.pipeline.diagram import as_mermaid, as_text
+from quiver.pipeline.processes.child import read_pipeline
 
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 VALUES = {"backend_hostname": "far"}

@@ -16,11 +16,11 @@ from lifeline import Lifeline
 from quiver.delivery.dead_letters import DeadLetters
 from quiver.delivery.exporter_stats import ExporterStats
 from quiver.metrics import METRICS, OpenTelemetryObserver
-from quiver.pipeline.child import ChildContext
 from quiver.pipeline.exporter_figures import ExporterFigures
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.plugins import PLUGINS
+from quiver.pipeline.processes.child import ChildContext
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.exporter_report import FAILURE_TYPES
 from quiver.store.format.names import report_name, retry_set_name

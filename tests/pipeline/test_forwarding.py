@@ -29,11 +29,11 @@ from quiver.delivery.dead_letters import count_letters
 from quiver.errors import PipelineInvalid, WrongUse
 from quiver.exporters.settings import ExporterSettings
 from quiver.observe import InMemoryObserver
-from quiver.pipeline.child import read_pipeline
 from quiver.pipeline.explain import describe
 from quiver.pipeline.forwarding import Forwarding
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.plugins import OtlpExporterConfig
+from quiver.pipeline.processes.child import read_pipeline
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp_grpc import OtlpGrpcReceiver

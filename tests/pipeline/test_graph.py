@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from quiver.errors import PipelineInvalid, WrongUse
-from quiver.pipeline.child import parse_assignments, read_pipeline
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import check_cores, load_pipeline
-from quiver.pipeline.run import default_run_dir
+from quiver.pipeline.processes.child import parse_assignments, read_pipeline
+from quiver.pipeline.processes.run import default_run_dir
 from quiver.settings import MIB, Settings
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from quiver.pipeline.disk import DiskConfig, budget_of
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import MemoryConfig, check_cores, load_pipeline
 from quiver.pipeline.plugins import PLUGINS, MetricsConfig, find_plugin
+from quiver.pipeline.processes.reload import needs_restart
 from quiver.pipeline.queries import chain_of, plan_queries, spark_settings
-from quiver.pipeline.reload import needs_restart
 from quiver.settings import Settings
 
 RETRY = {

@@ -14,7 +14,7 @@ from quiver.cli.main import build_app
 from quiver.delivery.dead_letters import DeadLetters
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline, memory_directory
-from quiver.pipeline.run import RunOptions, _memory, _Running, lost_letters
+from quiver.pipeline.processes.run import RunOptions, _memory, _Running, lost_letters
 
 PIPELINE = """\
 nodes:

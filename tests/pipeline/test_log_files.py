@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.pipeline import supervise
-from quiver.pipeline.log_files import keep_short
-from quiver.pipeline.supervise import ChildSpec, Supervisor
+from quiver.pipeline.processes import supervise
+from quiver.pipeline.processes.log_files import keep_short
+from quiver.pipeline.processes.supervise import ChildSpec, Supervisor
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.crashfs import CrashFileSystem

@@ -17,11 +17,11 @@ from run_process import Run, bodies, free_ports, request
 from lifeline import Lifeline
 from quiver.errors import StoreFailed
 from quiver.pipeline import explain, ingest
-from quiver.pipeline.child import ChildContext
 from quiver.pipeline.config.receiver_place import ReceiverPlace
 from quiver.pipeline.explain import promises
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.port_limits import OWN_DESCRIPTORS, connection_share, too_many_connections
+from quiver.pipeline.processes.child import ChildContext
 from quiver.primitives.disk.descriptors import raise_descriptor_limit
 from quiver.primitives.worker import WorkerDied
 

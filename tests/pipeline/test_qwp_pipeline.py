@@ -13,11 +13,11 @@ from lifeline import Lifeline
 from quiver.bundle import QWP_SLOT
 from quiver.cli.main import main
 from quiver.observe import InMemoryObserver
-from quiver.pipeline.child import ChildContext
 from quiver.pipeline.config.receiver_place import ReceiverPlace
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
+from quiver.pipeline.processes.child import ChildContext
 from quiver.qwp import Sender
 
 

@@ -5,7 +5,7 @@ What a changed file asks for: exporters, processors and the level of the log can
 import pytest
 
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.reload import changed_queries, needs_restart, told
+from quiver.pipeline.processes.reload import changed_queries, needs_restart, told
 
 TEXT = """\
 nodes:

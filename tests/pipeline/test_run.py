@@ -20,9 +20,9 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import DirectoryInUse, QuiverError
-from quiver.pipeline.child import INGEST_READY, write_ready
 from quiver.pipeline.graph import load_pipeline
-from quiver.pipeline.run import RunOptions, _Running, left_behind, not_sealed, read_state, run_pipeline
+from quiver.pipeline.processes.child import INGEST_READY, write_ready
+from quiver.pipeline.processes.run import RunOptions, _Running, left_behind, not_sealed, read_state, run_pipeline
 
 PIPELINE = """\
 nodes:

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from quiver.pipeline.scratch import NOTE_NAME, scratch_of
+from quiver.pipeline.processes.spark_scratch import NOTE_NAME, scratch_of
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import threading
 from run_process import free_ports
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.pipeline.run import read_state
+from quiver.pipeline.processes.run import read_state
 
 PIPELINE = """\
 nodes:

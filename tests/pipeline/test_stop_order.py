@@ -22,11 +22,13 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import AtCapacity
-from quiver.pipeline import child, export, lifeline
-from quiver.pipeline.child import INGEST_READY, ChildContext, has_closed, write_closed, write_ready
+from quiver.pipeline import export
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
-from quiver.pipeline.lifeline import Lifeline
+from quiver.pipeline.processes import child
+from quiver.pipeline.processes import parent_watchdog as lifeline
+from quiver.pipeline.processes.child import INGEST_READY, ChildContext, has_closed, write_closed, write_ready
+from quiver.pipeline.processes.parent_watchdog import Lifeline
 from quiver.pipeline.queries import RunningQuery
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp_http import OtlpHttpReceiver

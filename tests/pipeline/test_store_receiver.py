@@ -16,11 +16,11 @@ from quiver import Bundle, Settings
 from quiver.cli.main import main
 from quiver.errors import DirectoryInUse, PipelineInvalid, WrongUse
 from quiver.observe import InMemoryObserver
-from quiver.pipeline.child import ChildContext
 from quiver.pipeline.config.store import StoreReceiverConfig
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
+from quiver.pipeline.processes.child import ChildContext
 from quiver.pipeline.store_receiver import StoreReceiver
 
 SMALL = Settings(segment_bytes_max=2_000, delete_grace_s=0.0)

@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.pipeline.lifeline import Lifeline
-from quiver.pipeline.supervise import ChildSpec, Supervisor
+from quiver.pipeline.processes.parent_watchdog import Lifeline
+from quiver.pipeline.processes.supervise import ChildSpec, Supervisor
 from quiver.primitives.backoff import Backoff
 
 BARE = [sys.executable, "-I", "-S", "-c"]
@@ -24,7 +24,7 @@ FULL = [sys.executable, "-c"]
 PATIENT = "import sys; print('up', flush=True); sys.stdin.read()"
 STUBBORN = "import signal, sys; signal.signal(15, signal.SIG_IGN); print('up', flush=True); sys.stdin.read()"
 ON_LIFELINE = (
-    "from quiver.pipeline.lifeline import Lifeline\n"
+    "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
     "line = Lifeline(deadline_s=5)\n"
     "print('up', flush=True)\n"
     "while not line.wait(60): pass\n"
@@ -157,7 +157,7 @@ def test_children_are_stopped_in_order(tmp_path):
 def test_none_is_stopped_before_all_have_closed(tmp_path):
     """Each is told that all will stop, and the first stage ends when the other says that it takes nothing more."""
     script = (
-        "from quiver.pipeline.lifeline import Lifeline\n"
+        "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
         "line = Lifeline(deadline_s=5)\n"
         "print('up', flush=True)\n"
         "while not line.is_closing: line.wait(60)\n"
@@ -235,7 +235,7 @@ def test_children_die_with_a_supervisor_that_was_killed(tmp_path):
     """SIGKILL to the supervisor: the kernel closes the pipe, and the child stops by itself."""
     script = (
         "import sys\nfrom pathlib import Path\nfrom random import Random\n"
-        "from quiver.pipeline.supervise import ChildSpec, Supervisor\nfrom quiver.primitives.backoff import Backoff\n"
+        "from quiver.pipeline.processes.supervise import ChildSpec, Supervisor\nfrom quiver.primitives.backoff import Backoff\n"
         f"spec = ChildSpec('a', [sys.executable, '-c', {ON_LIFELINE!r}], Path({str(tmp_path / 'a.log')!r}))\n"
         "s = Supervisor([spec], on_change=lambda s, w: print(s.children[0].pid, flush=True), backoff=Backoff(), "
         "random=Random(1))\n"
@@ -255,7 +255,7 @@ def test_those_of_one_stage_are_stopped_together(tmp_path):
     """None of them waits for another; the next stage waits for all."""
     note = tmp_path / "order"
     script = (
-        "from quiver.pipeline.lifeline import Lifeline\n"
+        "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
         "line = Lifeline(deadline_s=5)\n"
         "print('up', flush=True)\n"
         "while not line.wait(60): pass\n"
@@ -369,7 +369,7 @@ def test_one_that_waits_for_its_next_start_can_go_and_come_back(tmp_path):
 def test_a_signal_is_handed_on(tmp_path):
     """To the child that is named."""
     script = (
-        "from quiver.pipeline.lifeline import Lifeline\n"
+        "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
         "line = Lifeline(deadline_s=5)\n"
         "print('up', flush=True)\n"
         "while not line.wait(60):\n"
@@ -390,7 +390,7 @@ def test_a_reload_waits_for_a_child_that_starts(tmp_path):
         "import pathlib, threading\n"
         "print('born', flush=True)\n"
         f"while not pathlib.Path({str(tmp_path / 'go')!r}).exists(): threading.Event().wait(0.02)\n"
-        "from quiver.pipeline.lifeline import Lifeline\n"
+        "from quiver.pipeline.processes.parent_watchdog import Lifeline\n"
         "line = Lifeline(deadline_s=5)\n"
         "while not line.wait(60):\n"
         "    if line.reload_asked(): print('again', flush=True)\n"

@@ -15,11 +15,11 @@ from quiver.errors import AtCapacity, PipelineInvalid
 from quiver.metadata import MetadataLocation
 from quiver.objects import ObjectLocation
 from quiver.observe import InMemoryObserver
-from quiver.pipeline.child import ChildContext
 from quiver.pipeline.config.topic import TopicReceiverConfig
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
+from quiver.pipeline.processes.child import ChildContext
 from quiver.pipeline.topic_receiver import TopicReceiver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.topics import TopicStore

@@ -23,8 +23,8 @@ from soak_far_side import FIRST_NS, FarSide, is_poison, numbers_of
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import read_letters
-from quiver.pipeline.child import INGEST_READY, SPARK_READY
-from quiver.pipeline.run import read_state
+from quiver.pipeline.processes.child import INGEST_READY, SPARK_READY
+from quiver.pipeline.processes.run import read_state
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import parse_segment_name
 from quiver.store.reading.listing import standings

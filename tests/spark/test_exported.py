@@ -13,8 +13,8 @@ from quiver.delivery.exporter_stats import ExporterStats, load_report
 from quiver.delivery.policy import RetryPolicy
 from quiver.observe import InMemoryObserver
 from quiver.pipeline import export
-from quiver.pipeline.child import read_pipeline
 from quiver.pipeline.counts import CountsRead, CountsWritten
+from quiver.pipeline.processes.child import read_pipeline
 from quiver.pipeline.queries import plan_queries
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.qwp import QwpReceiver

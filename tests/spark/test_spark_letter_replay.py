@@ -14,7 +14,7 @@ from quiver.cli.main import build_app
 from quiver.delivery.batches import read_stored
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.observe import InMemoryObserver
-from quiver.pipeline.child import read_pipeline
+from quiver.pipeline.processes.child import read_pipeline
 from quiver.pipeline.queries import plan_queries
 from quiver.pipeline.replay import QueryReplay
 from quiver.primitives.disk.real_files import REAL_FILES

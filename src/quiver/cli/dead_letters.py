@@ -120,7 +120,7 @@ def _ref_of(text: str) -> BundleRef:
 
 def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
     from quiver.delivery.dead_letters import exporters_with_letters, letters_root, read_letters  # noqa: PLC0415
-    from quiver.pipeline.beside import stores_beside  # noqa: PLC0415
+    from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.format.names import QUARANTINE_DIR, check_subscriber_id  # noqa: PLC0415
@@ -272,8 +272,8 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
     from quiver.exporters.parts import PartSender  # noqa: PLC0415
     from quiver.exporters.settings import ExporterSettings, RequestSizes  # noqa: PLC0415
     from quiver.exporters.size_limit import SizeLimit  # noqa: PLC0415
-    from quiver.pipeline.child import read_pipeline  # noqa: PLC0415
     from quiver.pipeline.forwarding import sender_of  # noqa: PLC0415
+    from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415
 
     if (pipeline is None) == (endpoint is None):
         raise WrongUse("replay where to? --pipeline FILE, as the exporter of that name there, or --to URL")

@@ -94,7 +94,7 @@ def _prepare(directory: Path) -> Path:
 
 
 def _require_idle(run_dir: Path) -> None:
-    from quiver.pipeline.run import RUN_LOCK  # noqa: PLC0415
+    from quiver.pipeline.processes.run import RUN_LOCK  # noqa: PLC0415
     from quiver.primitives.disk.lock import hold  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from quiver.pipeline.extras import missing_extra
+from quiver.pipeline.processes.extras import missing_extra
 
 if TYPE_CHECKING:
     import typer

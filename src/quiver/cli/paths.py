@@ -61,8 +61,8 @@ def pipeline_given(
     """
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
-    from quiver.pipeline.child import read_pipeline  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.pipeline.run import default_run_dir  # noqa: PLC0415
+    from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.processes.run import default_run_dir  # noqa: PLC0415
 
     if not source.is_file():
         if assignments or run_dir is not None:

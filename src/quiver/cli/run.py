@@ -46,11 +46,11 @@ def run(
     """
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
-    from quiver.pipeline.child import read_pipeline  # noqa: PLC0415
+    from quiver.pipeline.diagram import as_mermaid  # noqa: PLC0415
     from quiver.pipeline.explain import describe  # noqa: PLC0415
     from quiver.pipeline.graph import check_cores  # noqa: PLC0415
-    from quiver.pipeline.picture import as_mermaid  # noqa: PLC0415
-    from quiver.pipeline.run import RunOptions, default_run_dir, run_pipeline  # noqa: PLC0415
+    from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415
+    from quiver.pipeline.processes.run import RunOptions, default_run_dir, run_pipeline  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
     if as_json and (mermaid or not check):
@@ -84,7 +84,7 @@ def run(
 
 
 def _tell_briefly(checked: Any, described: dict[str, Any]) -> None:
-    from quiver.pipeline.picture import as_text  # noqa: PLC0415
+    from quiver.pipeline.diagram import as_text  # noqa: PLC0415
 
     typer.echo(as_text(checked))
     for sentence in described["says"]:
@@ -95,7 +95,7 @@ def _tell(checked: Any, described: dict[str, Any]) -> None:
     """
     Print the graph, and what each node will do.
     """
-    from quiver.pipeline.picture import as_text  # noqa: PLC0415
+    from quiver.pipeline.diagram import as_text  # noqa: PLC0415
 
     typer.echo(as_text(checked))
     typer.echo()

@@ -78,7 +78,7 @@ def _others(directory: Path) -> tuple[dict[str, str], str | None]:
     Return the stores that a pipeline keeps beside *directory*, by what their names have after its name; and why they
     are not known.
     """
-    from quiver.pipeline.beside import beside, stores_beside  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.companion_stores import beside, stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     try:

@@ -40,7 +40,7 @@ def subscribers(
     Rewinding delivers again what still exists. With --to ahead of where the subscriber is, what it had not got before
     that is skipped for good, and recorded in quiver.drops.ID.
     """
-    from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.reading.check import refuse_snapshot  # noqa: PLC0415

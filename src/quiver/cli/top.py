@@ -46,7 +46,7 @@ def top(
 
     from quiver.cli.top_figures import showing, take_look  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK as clock  # noqa: N811, PLC0415
-    from quiver.pipeline.beside import beside  # noqa: PLC0415
+    from quiver.pipeline.companion_stores import beside  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.receivers.settings import split_address  # noqa: PLC0415
     from quiver.settings import parse_duration_s  # noqa: PLC0415

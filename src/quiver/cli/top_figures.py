@@ -19,7 +19,7 @@ from quiver.cli.store_stats import StoreStats, SubscriberStats, collect_stats
 from quiver.cli.waiting import Waiting, waiting_of
 from quiver.delivery.dead_letters import count_letters
 from quiver.errors import RetryLater, WrongUse
-from quiver.pipeline.beside import stores_beside
+from quiver.pipeline.companion_stores import stores_beside
 from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["Flow", "Look", "Node", "Sample", "Showing", "fetch_samples", "parse_samples", "showing", "take_look"]

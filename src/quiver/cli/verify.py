@@ -77,7 +77,7 @@ def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) 
     """
     Return the directories of the stores to read, and what there is to say of anything else.
     """
-    from quiver.pipeline.beside import stores_beside  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415

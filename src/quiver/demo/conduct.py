@@ -24,8 +24,8 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.demo.account import exported_rows
 from quiver.demo.names import SIGNALS
 from quiver.errors import QuiverError
-from quiver.pipeline.child import INGEST_READY, SPARK_READY
-from quiver.pipeline.run import read_state
+from quiver.pipeline.processes.child import INGEST_READY, SPARK_READY
+from quiver.pipeline.processes.run import read_state
 
 __all__ = ["Conductor", "DemoPlan", "Progress"]
 

@@ -23,8 +23,8 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.exporter_stats import ExporterStats
 from quiver.errors import DeliveryHalted, QuiverError, WrongUse
 from quiver.observe import InMemoryObserver
-from quiver.pipeline.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
 from quiver.pipeline.counts import CountsWritten
+from quiver.pipeline.processes.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
 from quiver.pipeline.queries import QueryPlan, RunningQuery, plan_queries, spark_settings, start_query
 from quiver.pipeline.replay import QueryReplay
 from quiver.primitives.disk.real_files import REAL_FILES

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.exporters.settings import shown
-from quiver.pipeline.beside import beside
+from quiver.pipeline.companion_stores import beside
 from quiver.pipeline.config.exporter import (
     ExporterConfig,
     FileExporterConfig,

@@ -21,7 +21,6 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.exporter_stats import begin_counts
 from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, StoreClosed, WrongUse
 from quiver.observe import InMemoryObserver, Observer
-from quiver.pipeline.child import DRAIN_S, ChildContext, child_main, set_log_level, write_closed, write_ready
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
 from quiver.pipeline.counts import CountsRead
 from quiver.pipeline.disk import budget_of, buffer_share, letters_share
@@ -31,6 +30,7 @@ from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.port_limits import KEPT_FOR_LOGS, connection_share, too_many_connections
+from quiver.pipeline.processes.child import DRAIN_S, ChildContext, child_main, set_log_level, write_closed, write_ready
 from quiver.primitives.disk.descriptors import RESERVE, descriptor_limit
 from quiver.receivers.settings import split_address
 from quiver.store.cores.opening import open_path

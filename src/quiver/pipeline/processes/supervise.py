@@ -23,8 +23,8 @@ from pathlib import Path
 from random import Random
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.pipeline.lifeline import EXIT_WRONG_USE
-from quiver.pipeline.log_files import LOG_BYTES_MAX, keep_short
+from quiver.pipeline.processes.log_files import LOG_BYTES_MAX, keep_short
+from quiver.pipeline.processes.parent_watchdog import EXIT_WRONG_USE
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.real_files import REAL_FILES
 

@@ -33,14 +33,14 @@ from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, WrongUse
-from quiver.pipeline.beside import beside
-from quiver.pipeline.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
-from quiver.pipeline.extras import missing_extra
+from quiver.pipeline.companion_stores import beside
 from quiver.pipeline.graph import Pipeline, memory_directory
-from quiver.pipeline.reload import changed_queries, needs_restart, told
-from quiver.pipeline.scratch import scratch_of
-from quiver.pipeline.sd_notify import notify
-from quiver.pipeline.supervise import ChildSpec, Supervisor
+from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
+from quiver.pipeline.processes.extras import missing_extra
+from quiver.pipeline.processes.reload import changed_queries, needs_restart, told
+from quiver.pipeline.processes.sd_notify import notify
+from quiver.pipeline.processes.spark_scratch import scratch_of
+from quiver.pipeline.processes.supervise import ChildSpec, Supervisor
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.lock import hold

@@ -17,9 +17,9 @@ from typing import Any
 
 from quiver.errors import PipelineInvalid, QuiverError, WrongUse
 from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX
-from quiver.pipeline.extras import missing_extra
 from quiver.pipeline.graph import Pipeline, load_pipeline
-from quiver.pipeline.lifeline import EXIT_WRONG_USE, Lifeline
+from quiver.pipeline.processes.extras import missing_extra
+from quiver.pipeline.processes.parent_watchdog import EXIT_WRONG_USE, Lifeline
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.descriptors import raise_descriptor_limit
 from quiver.primitives.disk.real_files import REAL_FILES
