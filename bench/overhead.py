@@ -33,7 +33,7 @@ import quiver
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.settings import ExporterSettings
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show
 from telemetry import ROWS, log_request

@@ -15,7 +15,7 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
 from quiver.delivery.dead_letters import DeadLetters
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from quiver.store.reading.retry_set import RetrySet
 

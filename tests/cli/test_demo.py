@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from quiver.cli.demo import MARKER, _problems
-from quiver.demo.account import exported_rows, settle
-from quiver.demo.conduct import Conductor, DemoPlan
 from quiver.demo.names import ID_KEY, SIGNALS, ids_path
+from quiver.demo.report import exported_rows, settle
+from quiver.demo.runner import Conductor, DemoPlan
 
 VALUE = pa.struct([("string_value", pa.string()), ("int_value", pa.int64())])
 SCHEMA = pa.schema([("attributes", pa.map_(pa.string(), VALUE))])

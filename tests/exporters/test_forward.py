@@ -14,8 +14,8 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.delivery.policy import RETRY_AFTER_S_MAX
 from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, StoreClosed, SubscriberUnknown
+from quiver.exporters.circuit_breaker import SUSPECTS
 from quiver.exporters.forward import BundleForwarder
-from quiver.exporters.pace import SUSPECTS
 from quiver.exporters.reply import Reply
 from quiver.observe import InMemoryObserver
 from quiver.otap import from_otlp

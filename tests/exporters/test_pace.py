@@ -4,7 +4,7 @@ One sick bundle does not make the far side count as down; several in a row do, a
 
 from random import Random
 
-from quiver.exporters.pace import SUSPECTS, Pace
+from quiver.exporters.circuit_breaker import SUSPECTS, Pace
 from quiver.primitives.backoff import Backoff
 
 

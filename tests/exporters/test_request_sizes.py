@@ -27,8 +27,8 @@ from quiver.exporters.settings import ExporterSettings, RequestSizes
 from quiver.exporters.size_limit import SizeLimit
 from quiver.observe import InMemoryObserver
 from quiver.primitives.backoff import Backoff
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
-from quiver.receivers.otlp_http import OtlpHttpReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 from quiver.settings import Settings
 from quiver.store.opening import open_store

@@ -90,7 +90,7 @@ def test_rule_fires(path, source, sentence):
         ("primitives/disk/real_files.py", "import mmap\nimport os\nos.fsync(3)\nos.replace('a', 'b')\n"),
         ("primitives/checksum.py", "def f():\n    from awscrt import checksums\n"),
         ("cli/main.py", "def f():\n    from quiver.cli import stats\n"),
-        ("receivers/otlp_http.py", "async def f(): ...\n"),
+        ("receivers/otlp/http_receiver.py", "async def f(): ...\n"),
         ("spark/spark_session.py", "import os\nos.environ['JAVA_HOME']\n"),
         ("primitives/worker.py", "import threading\nthreading.Thread(target=print)\n"),
         ("spark/store/read_partition.py", "def f():\n    import pyspark\n"),

@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 import quiver
 from quiver.clock import SYSTEM_CLOCK
 from quiver.otap.stored import stored_requests
-from quiver.receivers.otlp_grpc import SERVICES
+from quiver.receivers.otlp.grpc_receiver import SERVICES
 
 RECORDS = 20
 START_PROCESSOR_S = 60.0

@@ -6,7 +6,7 @@ import sys
 import threading
 
 import quiver
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 

@@ -17,8 +17,8 @@ from otap_ways import CASES, bytes_of, parsed
 import quiver
 from quiver.otap import StatusCode, StreamEncoder, decode_status, from_otlp, to_otlp
 from quiver.otap.sound_tables import check_tables
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
-from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
+from quiver.receivers.otap.settings import OtapSettings
 from quiver.receivers.settings import OtlpSettings
 
 CHILD = Path(__file__).with_name("otap_kill_child.py")

@@ -10,8 +10,8 @@ from otap_ways import CASES, bytes_of, parsed
 
 import quiver
 from quiver.otap import StatusCode, StreamEncoder, from_otlp, to_otlp
-from quiver.receivers.captured import add_headers
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.header_capture import add_headers
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 NAMES = ("x-tenant", "X-Zone")

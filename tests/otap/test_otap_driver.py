@@ -16,7 +16,7 @@ from otap_ways import CASES, VIEW_OF, bytes_of, parsed, restored, tables_of
 from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.otap import ArrowBatch, StatusCode, StreamDecoder, StreamEncoder, decode_status, to_otlp
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 pytestmark = [

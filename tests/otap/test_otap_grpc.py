@@ -19,9 +19,9 @@ from quiver.errors import AtCapacity, StoreClosed, StoreFailed
 from quiver.otap import StatusCode, StreamEncoder, from_otlp, to_otlp
 from quiver.otap.arrow_message import ArrowPayload, decode_records, encode_records
 from quiver.otap.payload_schema import SIGNALS
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
-from quiver.receivers.otap_settings import OtapSettings
-from quiver.receivers.otlp_grpc import SERVICES
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
+from quiver.receivers.otap.settings import OtapSettings
+from quiver.receivers.otlp.grpc_receiver import SERVICES
 from quiver.receivers.security import AuthSettings, SecuritySettings
 from quiver.receivers.settings import OtlpSettings
 

@@ -26,9 +26,9 @@ from quiver.otap import BatchStatus, StatusCode, StreamDecoder, encode_status, t
 from quiver.otap.arrow_message import decode_records
 from quiver.otap.payload_schema import SIGNALS
 from quiver.otap.tables_from_otlp import tables_of_request
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
-from quiver.receivers.otap_settings import OtapSettings
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
+from quiver.receivers.otap.settings import OtapSettings
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2)

@@ -17,7 +17,7 @@ from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.otap import StatusCode, StreamEncoder, from_otlp, to_otlp, view
 from quiver.pipeline.graph import load_pipeline
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 SEALED_BY_HAND = quiver.Settings(segment_open_s_max=3600)

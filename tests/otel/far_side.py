@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import quiver
 from quiver.otap import decode_requests
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
-from quiver.receivers.otlp_http import OtlpHttpReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 
 RECEIVERS = {"grpc": OtlpGrpcReceiver, "http": OtlpHttpReceiver}

@@ -36,7 +36,7 @@ from quiver.pipeline.plugins import OtlpExporterConfig
 from quiver.pipeline.processes.child import read_pipeline
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "otlp-forward.yaml"

@@ -18,7 +18,7 @@ import quiver
 from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.pipeline.processes.sd_notify import notify
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from quiver.store.opening import open_store
 

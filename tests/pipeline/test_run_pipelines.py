@@ -14,8 +14,8 @@ from run_process import EXAMPLES, Run, bodies, free_ports, request, with_process
 
 import quiver
 from quiver.pipeline.graph import memory_directory
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"

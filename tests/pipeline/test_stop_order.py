@@ -31,7 +31,7 @@ from quiver.pipeline.processes.child import INGEST_READY, ChildContext, has_clos
 from quiver.pipeline.processes.parent_watchdog import Lifeline
 from quiver.pipeline.queries import RunningQuery
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.receivers.otlp_http import OtlpHttpReceiver
+from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 from quiver.spark.store.sink_options import SinkOptions
 from quiver.spark.store.sink_stage import commit_batch, stage

@@ -21,7 +21,7 @@ from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.processes.child import ChildContext
-from quiver.pipeline.store_receiver import StoreReceiver
+from quiver.receivers.store_receiver import StoreReceiver
 
 SMALL = Settings(segment_bytes_max=2_000, delete_grace_s=0.0)
 

@@ -20,8 +20,8 @@ from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
 from quiver.pipeline.processes.child import ChildContext
-from quiver.pipeline.topic_receiver import TopicReceiver
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.receivers.topic_receiver import TopicReceiver
 from quiver.topics import TopicStore
 from quiver.topics.dispatch.saved import SubscriptionFiles
 

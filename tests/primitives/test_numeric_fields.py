@@ -10,8 +10,8 @@ import pytest
 
 from quiver import Settings
 from quiver.errors import SettingsInvalid
-from quiver.receivers.otap_settings import OtapSettings
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.otap.settings import OtapSettings
+from quiver.receivers.qwp.settings import QwpSettings
 from quiver.receivers.settings import KeepaliveSettings, OtlpSettings
 from quiver.topics import settings as topics
 

@@ -6,7 +6,7 @@ import sys
 import threading
 
 import quiver
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 

@@ -16,8 +16,8 @@ from quiver.qwp.rows import RowTable
 from quiver.qwp.wire.decoded import TABLE_KEY
 from quiver.qwp.wire.message import encode_message
 from quiver.qwp.wire.responses import decode_response
-from quiver.receivers.qwp import QwpReceiver
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp.receiver import QwpReceiver
+from quiver.receivers.qwp.settings import QwpSettings
 
 HERE = QwpSettings(listening_addr="127.0.0.1:0")
 

@@ -12,10 +12,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from quiver.errors import SettingsInvalid
 from quiver.otap import decode_requests
 from quiver.primitives.scan import Damage
-from quiver.receivers.captured import add_headers
+from quiver.receivers.header_capture import add_headers
 from quiver.receivers.intake import OtlpIntake
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
-from quiver.receivers.otlp_http import PROTOBUF, OtlpHttpReceiver
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import PROTOBUF, OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 
 NAMES = ("X-Tenant", "user-agent")

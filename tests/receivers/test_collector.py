@@ -24,7 +24,7 @@ from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.otlp_http import OtlpHttpSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.otap import to_otlp
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 pytestmark = [

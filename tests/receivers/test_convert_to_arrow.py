@@ -17,8 +17,8 @@ from quiver.errors import SettingsInvalid
 from quiver.observe import InMemoryObserver
 from quiver.otap import to_otlp, view
 from quiver.receivers.intake import OtlpIntake
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
-from quiver.receivers.otlp_http import JSON, OtlpHttpReceiver
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import JSON, OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", otlp_handling="convert_to_arrow")

@@ -12,8 +12,8 @@ from quiver.errors import AtCapacity
 from quiver.observe import InMemoryObserver
 from quiver.otap import StatusCode, StreamEncoder, from_otlp
 from quiver.receivers.intake import OtlpIntake
-from quiver.receivers.otap_intake import OtapIntake
-from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.otap.intake import OtapIntake
+from quiver.receivers.otap.settings import OtapSettings
 from quiver.receivers.settings import OtlpSettings
 from quiver.testing.clock import ManualClock
 

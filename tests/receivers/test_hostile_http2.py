@@ -15,7 +15,7 @@ import grpc
 import pytest
 from fake_store import FakeStore, log_request
 
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=1, head_timeout_s=5.0)

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from quiver.receivers.http_listener import ConnectionLimits, HttpListener
+from quiver.receivers.otlp.http_listener import ConnectionLimits, HttpListener
 
 LIMITS = ConnectionLimits(connections_max=10, head_timeout_s=5, idle_timeout_s=5)
 
@@ -83,8 +83,8 @@ def test_without_file_descriptors_nobody_is_let_in_until_they_are_back(monkeypat
             return super().accept()
 
     async def served():
-        monkeypatch.setattr("quiver.receivers.http_listener._ACCEPT_PAUSE_S", 0.0)
-        monkeypatch.setattr("quiver.receivers.http_listener.socket.socket", Exhausted)
+        monkeypatch.setattr("quiver.receivers.otlp.http_listener._ACCEPT_PAUSE_S", 0.0)
+        monkeypatch.setattr("quiver.receivers.otlp.http_listener.socket.socket", Exhausted)
         server = Server()
         listener = HttpListener(server, LIMITS, None, lambda: None)
         port = await listener.listen("127.0.0.1", 0)
@@ -137,5 +137,5 @@ def test_an_address_cannot_keep_others_out(newcomer, closed):
 
 def test_an_address_takes_from_itself(monkeypatch):
     """What was silent for a while."""
-    monkeypatch.setattr("quiver.receivers.http_listener.WAIT_MIN_S", 0.0)
+    monkeypatch.setattr("quiver.receivers.otlp.http_listener.WAIT_MIN_S", 0.0)
     assert asyncio.run(crowded(["127.0.0.2"] * 10, newcomer="127.0.0.2")) == [0]

@@ -24,8 +24,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from quiver.errors import AtCapacity
 from quiver.otap import decode_requests
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
-from quiver.receivers.otlp_http import OtlpHttpReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2, dedupe_window_s=60)

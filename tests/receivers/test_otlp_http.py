@@ -16,7 +16,7 @@ from fake_store import FakeStore, log_request
 from google.rpc.status_pb2 import Status
 
 from quiver.errors import AtCapacity, RetryLater, StoreClosed, StoreFailed
-from quiver.receivers.otlp_http import JSON, PATHS, PROTOBUF, OtlpHttpReceiver
+from quiver.receivers.otlp.http_receiver import JSON, PATHS, PROTOBUF, OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 
 SETTINGS = OtlpSettings(listening_addr="127.0.0.1:0", workers=2)

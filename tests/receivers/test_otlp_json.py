@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from quiver.primitives.scan import Damage
-from quiver.receivers.otlp_json import request_from_json
+from quiver.receivers.otlp.json_requests import request_from_json
 
 TRACE, SPAN = "5B8EFFF798038103D269B633813FC60C", "eee19b7ec3c1b174"
 

@@ -15,11 +15,12 @@ import pytest
 from fake_store import FakeStore, log_request
 
 from quiver.otap.payload_schema import SIGNALS
-from quiver.receivers import otlp_http, places
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
-from quiver.receivers.otap_settings import OtapSettings
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
-from quiver.receivers.otlp_http import PROTOBUF, OtlpHttpReceiver
+from quiver.receivers import places
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
+from quiver.receivers.otap.settings import OtapSettings
+from quiver.receivers.otlp import http_receiver as otlp_http
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import PROTOBUF, OtlpHttpReceiver
 from quiver.receivers.places import Places, address_of_peer, network_of
 from quiver.receivers.settings import OtlpSettings
 

@@ -13,7 +13,7 @@ import quiver
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
 from quiver.cli.main import build_app
 from quiver.qwp import Sender
-from quiver.receivers.qwp import QwpReceiver, QwpSettings
+from quiver.receivers.qwp.receiver import QwpReceiver, QwpSettings
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ from quiver.objects.location import ObjectLocation
 from quiver.qwp import Sender
 from quiver.qwp.wire.message import MESSAGE_HEADER, Flags
 from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, Status
-from quiver.receivers.qwp import QwpReceiver
-from quiver.receivers.qwp_intake import QwpIntake
+from quiver.receivers.qwp.intake import QwpIntake
+from quiver.receivers.qwp.receiver import QwpReceiver
 from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings
 from quiver.settings import Settings
 from quiver.store.opening import open_store

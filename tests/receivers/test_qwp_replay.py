@@ -30,9 +30,9 @@ from quiver.pipeline.config.receiver_place import ReceiverPlace
 from quiver.qwp import Sender
 from quiver.qwp.wire.message import Flags
 from quiver.qwp.wire.responses import Ok
-from quiver.receivers.qwp_intake import QwpIntake
-from quiver.receivers.qwp_ledger import LEDGER_NAME
-from quiver.receivers.qwp_replay import sender_key
+from quiver.receivers.qwp.intake import QwpIntake
+from quiver.receivers.qwp.ledger import LEDGER_NAME
+from quiver.receivers.qwp.replay import sender_key
 from quiver.receivers.settings import KeepaliveSettings
 from quiver.settings import Settings
 from quiver.testing.clock import ManualClock
@@ -508,12 +508,12 @@ def test_a_client_may_come_back_days_later_unless_that_is_limited(store):
 
 def test_as_many_bytes_are_remembered_as_a_client_may_keep(store, monkeypatch):
     """Of each connection; of all together so many tables. The oldest are forgotten first."""
-    monkeypatch.setattr("quiver.receivers.qwp_replay._TRIM_BYTES", 1000)
+    monkeypatch.setattr("quiver.receivers.qwp.replay._TRIM_BYTES", 1000)
     size = len(message(100))
     with taking(store, replace(HERE, dedupe_bytes_max=5000)) as intake:
         intake.open().take([message(100 + number) for number in range(300)])
         assert 5000 // size <= len(intake.replay) <= 6000 // size + 1
-    monkeypatch.setattr("quiver.receivers.qwp_ledger._EVICTED_AT_ONCE", 50)
+    monkeypatch.setattr("quiver.receivers.qwp.ledger._EVICTED_AT_ONCE", 50)
     with taking(store, replace(HERE, dedupe_entries_max=100)) as intake:
         for turn in range(2):
             one = intake.open()
@@ -526,8 +526,8 @@ def test_as_many_bytes_are_remembered_as_a_client_may_keep(store, monkeypatch):
 
 def test_what_a_client_knows_is_forgotten_soon(store, monkeypatch):
     """All but a few segments: it has removed the others."""
-    monkeypatch.setattr("quiver.receivers.qwp_replay._KNOWN_BYTES", 5000)
-    monkeypatch.setattr("quiver.receivers.qwp_replay._TRIM_BYTES", 1000)
+    monkeypatch.setattr("quiver.receivers.qwp.replay._KNOWN_BYTES", 5000)
+    monkeypatch.setattr("quiver.receivers.qwp.replay._TRIM_BYTES", 1000)
     size = len(message(100))
     with taking(store) as intake:
         one = intake.open()

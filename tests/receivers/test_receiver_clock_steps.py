@@ -18,7 +18,7 @@ import quiver
 from quiver.observe import InMemoryObserver
 from quiver.receivers import request_window
 from quiver.receivers.intake import OtlpIntake
-from quiver.receivers.qwp_intake import QwpIntake
+from quiver.receivers.qwp.intake import QwpIntake
 from quiver.receivers.request_window import RequestWindow
 from quiver.receivers.settings import OtlpSettings
 from quiver.testing.clock import ManualClock

@@ -13,7 +13,7 @@ from fake_store import log_request
 
 from quiver.primitives.scan import Damage
 from quiver.receivers.inflate import inflate
-from quiver.receivers.otlp_json import request_from_json
+from quiver.receivers.otlp.json_requests import request_from_json
 from quiver.receivers.zstd_frames import inflate_zstd
 
 SIZE_MAX = 100_000

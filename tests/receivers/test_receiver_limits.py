@@ -18,8 +18,8 @@ from google.rpc.status_pb2 import Status
 
 from quiver.errors import RetryLater, SettingsInvalid
 from quiver.observe import InMemoryObserver
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver, server_options
-from quiver.receivers.otlp_http import PROTOBUF, OtlpHttpReceiver
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver, server_options
+from quiver.receivers.otlp.http_receiver import PROTOBUF, OtlpHttpReceiver
 from quiver.receivers.security import SecuritySettings
 from quiver.receivers.settings import KeepaliveSettings, OtlpSettings
 
@@ -143,7 +143,7 @@ def test_an_address_without_its_family_is_left_out_and_a_strange_one_refused(sto
         return real(family, *more, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr("quiver.receivers.http_listener.socket.socket", without_ipv6)
+        patched.setattr("quiver.receivers.otlp.http_listener.socket.socket", without_ipv6)
         with OtlpHttpReceiver(store, replace(SETTINGS, listening_addr="localhost:0")) as receiver:
             assert post(receiver) == 200
         with pytest.raises(RetryLater, match="cannot listen on"):

@@ -20,8 +20,8 @@ from certificates import install
 from quiver.errors import SettingsInvalid
 from quiver.observe import InMemoryObserver
 from quiver.otap import decode_requests
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
-from quiver.receivers.otlp_http import PROTOBUF, OtlpHttpReceiver
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import PROTOBUF, OtlpHttpReceiver
 from quiver.receivers.security import AuthSettings, SecuritySettings, TlsSettings
 from quiver.receivers.settings import OtlpSettings
 

@@ -12,7 +12,7 @@ from fake_store import log_request
 import quiver
 from quiver.otap import decode_requests, view
 from quiver.receivers.intake import OtlpIntake
-from quiver.receivers.otlp_grpc import SERVICES, OtlpGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from quiver.settings import MIB
 

@@ -8,8 +8,8 @@ import pytest
 from fake_store import FakeStore
 
 from quiver.errors import RetryLater
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
-from quiver.receivers.otlp_http import OtlpHttpReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
 from quiver.receivers.settings import KeepaliveSettings, OtlpSettings
 
 RECEIVERS = pytest.mark.parametrize("receiver", [OtlpGrpcReceiver, OtlpHttpReceiver])

@@ -24,11 +24,11 @@ from quiver.exporters.otlp_http import OtlpHttpSender
 from quiver.exporters.settings import ExporterSettings
 from quiver.qwp import Sender
 from quiver.qwp.wire.responses import Ok
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver
-from quiver.receivers.otlp_http import OtlpHttpReceiver
-from quiver.receivers.qwp import QwpReceiver
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
+from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
+from quiver.receivers.qwp.receiver import QwpReceiver
+from quiver.receivers.qwp.settings import QwpSettings
 from quiver.receivers.security import SecuritySettings, TlsSettings
 from quiver.receivers.settings import OtlpSettings
 

@@ -17,8 +17,8 @@ from quiver.pipeline.counts import CountsRead, CountsWritten
 from quiver.pipeline.processes.child import read_pipeline
 from quiver.pipeline.queries import plan_queries
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.receivers.qwp import QwpReceiver
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp.receiver import QwpReceiver
+from quiver.receivers.qwp.settings import QwpSettings
 from quiver.spark.exporters import tables as exporters
 from quiver.spark.exporters.exported import Exported, Observed, failure_type
 from quiver.spark.exporters.parquet import ParquetExporter

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from quiver.bundle import OTLP_SCHEMA
 from quiver.errors import WrongUse
 from quiver.otap import view, view_schema
-from quiver.receivers.otlp_json import request_from_json
+from quiver.receivers.otlp.json_requests import request_from_json
 from quiver.spark.otlp_rows import is_view, json_of_rows, request_of_rows
 
 VECTORS = sorted((Path(__file__).parents[1] / "vectors" / "otlp").glob("*.pb"))

@@ -12,8 +12,8 @@ import quiver
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
 from quiver.cli.main import build_app
 from quiver.errors import SettingsInvalid, WrongUse
-from quiver.receivers.qwp import QwpReceiver
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp.receiver import QwpReceiver
+from quiver.receivers.qwp.settings import QwpSettings
 from quiver.spark.exporters.query import TableBatches
 from quiver.spark.exporters.tables import exporter_of
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings

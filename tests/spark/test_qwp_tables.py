@@ -12,8 +12,8 @@ import quiver
 from quiver.errors import WrongUse
 from quiver.qwp.rows import RowTable
 from quiver.qwp.wire.message import encode_message
-from quiver.receivers.qwp_intake import QwpIntake
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp.intake import QwpIntake
+from quiver.receivers.qwp.settings import QwpSettings
 from quiver.store.reading.stream_options import parse_options
 
 pytestmark = pytest.mark.spark

@@ -10,7 +10,7 @@ import quiver
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.config.topic import TopicReceiverConfig
-from quiver.pipeline.topic_receiver import TopicReceiver
+from quiver.receivers.topic_receiver import TopicReceiver
 from quiver.spark.exporters.query import TableBatches
 from quiver.spark.exporters.tables import exporter_of
 from quiver.spark.processors.settings import SqlSettings

@@ -26,14 +26,14 @@ from quiver.observe import InMemoryObserver
 from quiver.pipeline.config.store import StoreReceiverConfig
 from quiver.pipeline.config.topic import TopicReceiverConfig
 from quiver.pipeline.forwarding import Forwarding
-from quiver.pipeline.store_receiver import StoreReceiver
-from quiver.pipeline.topic_receiver import TopicReceiver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender
 from quiver.qwp.ring import RingSettings
 from quiver.qwp.slot import open_slot
-from quiver.receivers.otap_grpc import OtapGrpcReceiver
+from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
+from quiver.receivers.store_receiver import StoreReceiver
+from quiver.receivers.topic_receiver import TopicReceiver
 from quiver.spark.exporters.delivery import BundleDelivery
 from quiver.spark.exporters.retry_queue import HeldExports
 from quiver.spark.processors.bad_bundle_filter import PoisonSieve

@@ -19,8 +19,8 @@ from quiver.errors import WrongUse
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quiver.demo.account import SignalAccount
-    from quiver.demo.conduct import Conductor
+    from quiver.demo.report import SignalAccount
+    from quiver.demo.runner import Conductor
 
 __all__ = ["demo"]
 
@@ -47,7 +47,7 @@ def demo(
     import pyspark  # noqa: F401, PLC0415
     from rich.console import Console  # noqa: PLC0415
 
-    from quiver.demo.conduct import Conductor, DemoPlan  # noqa: PLC0415
+    from quiver.demo.runner import Conductor, DemoPlan  # noqa: PLC0415
 
     usual = DemoPlan()
     plan = DemoPlan(
@@ -127,7 +127,7 @@ def _watch(course: Conductor, console: Console) -> bool:
 
 
 def _account(course: Conductor) -> list[dict[str, Any]]:
-    from quiver.demo.account import settle  # noqa: PLC0415
+    from quiver.demo.report import settle  # noqa: PLC0415
 
     accounts: list[SignalAccount] = settle(course.output, course.load_dir, course.progress.sent)
     return [

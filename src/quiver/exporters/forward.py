@@ -40,10 +40,10 @@ from quiver.errors import (
     SubscriberUnknown,
 )
 from quiver.exporters.attempts import AttemptTable
+from quiver.exporters.circuit_breaker import Pace
 from quiver.exporters.counts import ExporterCounts
 from quiver.exporters.forward_state import ForwardState
 from quiver.exporters.once import send_once
-from quiver.exporters.pace import Pace
 from quiver.exporters.parts import ALL_RECORDS, PartSender
 from quiver.exporters.ports import ForwardedHandle, Sender, Source
 from quiver.exporters.reply import Reply

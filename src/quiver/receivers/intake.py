@@ -24,10 +24,10 @@ from quiver.otap.table_digest import digest_of_tables
 from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
-from quiver.receivers.captured import add_headers
 from quiver.receivers.dedupe import DedupeWindow, request_digest
+from quiver.receivers.header_capture import add_headers
 from quiver.receivers.inflate import inflate
-from quiver.receivers.otlp_json import request_from_json
+from quiver.receivers.otlp.json_requests import request_from_json
 from quiver.receivers.request_window import RequestWindow
 from quiver.receivers.settings import OtlpSettings
 from quiver.receivers.zstd_frames import inflate_zstd

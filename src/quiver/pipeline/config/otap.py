@@ -14,7 +14,7 @@ from quiver.errors import SettingsInvalid
 from quiver.pipeline.config.receiver import OtlpReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver
 from quiver.pipeline.config.values import Duration, Size
-from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.otap.settings import OtapSettings
 from quiver.settings import MIB
 
 __all__ = ["OtapReceiverConfig"]
@@ -73,6 +73,6 @@ class OtapReceiverConfig(OtlpReceiverConfig):
         )
 
     def _over_grpc(self) -> Callable[..., Receiver]:
-        from quiver.receivers.otap_grpc import OtapGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured
+        from quiver.receivers.otap.receiver import OtapGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured
 
         return partial(OtapGrpcReceiver, otap=self.otap())

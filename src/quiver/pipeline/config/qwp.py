@@ -15,7 +15,7 @@ from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.receiver import RECEIVING_BYTES_MIN, ReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
 from quiver.pipeline.config.values import Address, Config, Duration, Size
-from quiver.receivers.qwp_settings import Durable, QwpSettings
+from quiver.receivers.qwp.settings import Durable, QwpSettings
 from quiver.receivers.settings import KeepaliveSettings, split_address
 from quiver.settings import MIB
 
@@ -107,7 +107,7 @@ class QwpReceiverConfig(ReceiverConfig):
         """
         Yield what listens, not yet started.
         """
-        from quiver.receivers.qwp import QwpReceiver  # noqa: PLC0415 - an extra; only what is configured
+        from quiver.receivers.qwp.receiver import QwpReceiver  # noqa: PLC0415 - an extra; only what is configured
 
         for settings in self.settings_at(place).values():
             yield QwpReceiver(place.store, settings, observer=place.observer)

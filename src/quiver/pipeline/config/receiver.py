@@ -283,7 +283,7 @@ class OtlpReceiverConfig(ReceiverConfig):
         Yield what listens, not yet started: one for each port.
         """
         from quiver.receivers.intake import OtlpIntake  # noqa: PLC0415 - an extra; only what is configured
-        from quiver.receivers.otlp_http import OtlpHttpReceiver  # noqa: PLC0415
+        from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver  # noqa: PLC0415
 
         intake: OtlpIntake | None = None
         for protocol, settings in self.settings_at(place).items():
@@ -295,7 +295,7 @@ class OtlpReceiverConfig(ReceiverConfig):
                 yield OtlpHttpReceiver(place.store, settings, intake=intake)
 
     def _over_grpc(self) -> Callable[..., Receiver]:
-        from quiver.receivers.otlp_grpc import OtlpGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured
+        from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver  # noqa: PLC0415 - an extra; only what is configured
 
         return OtlpGrpcReceiver
 

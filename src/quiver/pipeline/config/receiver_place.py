@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp.settings import QwpSettings
 from quiver.receivers.settings import OtlpSettings
 
 if TYPE_CHECKING:

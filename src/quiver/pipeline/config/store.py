@@ -91,7 +91,7 @@ class StoreReceiverConfig(PolledReceiverConfig):
         """
         Return the receiver, not yet started, that fills *store*.
         """
-        from quiver.pipeline.store_receiver import StoreReceiver  # noqa: PLC0415 - only what is configured
+        from quiver.receivers.store_receiver import StoreReceiver  # noqa: PLC0415 - only what is configured
 
         return StoreReceiver(store, self.settings(), observer=observer)
 

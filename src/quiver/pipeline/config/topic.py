@@ -189,7 +189,7 @@ class TopicReceiverConfig(PolledReceiverConfig):
         """
         Return the receiver, not yet started, that fills *store*.
         """
-        from quiver.pipeline.topic_receiver import TopicReceiver  # noqa: PLC0415 - only what is configured
+        from quiver.receivers.topic_receiver import TopicReceiver  # noqa: PLC0415 - only what is configured
 
         return TopicReceiver(store, self.settings(), observer=observer)
 

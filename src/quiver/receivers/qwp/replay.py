@@ -31,7 +31,7 @@ from blake3 import blake3
 from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
 from quiver.observe import Observer
 from quiver.qwp.wire.decoded import TABLE_KEY
-from quiver.receivers.qwp_ledger import ReplayLedger, Stored
+from quiver.receivers.qwp.ledger import ReplayLedger, Stored
 
 __all__ = ["Life", "Replaced", "ReplayIndex", "Unproven", "is_stamped", "sender_key", "table_digest"]
 

@@ -30,9 +30,9 @@ from quiver.qwp.wire.decoder import Message, SymbolDictionary, decode_message, d
 from quiver.qwp.wire.message import Flags
 from quiver.qwp.wire.responses import Status
 from quiver.receivers.intake import IntakeStore
-from quiver.receivers.qwp_ledger import LEDGER_NAME, Stored
-from quiver.receivers.qwp_replay import Replaced, ReplayIndex, Unproven, is_stamped, table_digest
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp.ledger import LEDGER_NAME, Stored
+from quiver.receivers.qwp.replay import Replaced, ReplayIndex, Unproven, is_stamped, table_digest
+from quiver.receivers.qwp.settings import QwpSettings
 
 __all__ = ["Progress", "QwpClient", "QwpIntake", "QwpStore"]
 

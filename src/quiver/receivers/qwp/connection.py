@@ -31,9 +31,9 @@ from quiver.qwp.wire.responses import (
     encode_ok,
     encode_refusal,
 )
-from quiver.receivers.qwp_intake import Progress, QwpClient, QwpIntake
-from quiver.receivers.qwp_replay import sender_key
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp.intake import Progress, QwpClient, QwpIntake
+from quiver.receivers.qwp.replay import sender_key
+from quiver.receivers.qwp.settings import QwpSettings
 
 __all__ = ["QUERY_PATH", "WRITE_PATHS", "Host", "QwpConnection"]
 

@@ -25,10 +25,10 @@ from quiver.otap.table_digest import digest_of_columns, digest_of_tables
 from quiver.otap.tables_from_otlp import tables_of_request
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
-from quiver.receivers.captured import add_headers
+from quiver.receivers.header_capture import add_headers
 from quiver.receivers.inflate import GZIP_MAGIC, inflate
 from quiver.receivers.intake import IntakeStore, Window
-from quiver.receivers.otap_settings import OtapSettings
+from quiver.receivers.otap.settings import OtapSettings
 
 __all__ = ["OtapIntake", "OtapStream", "Taken"]
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.demo.account import exported_rows
 from quiver.demo.names import SIGNALS
+from quiver.demo.report import exported_rows
 from quiver.errors import QuiverError
 from quiver.pipeline.processes.child import INGEST_READY, SPARK_READY
 from quiver.pipeline.processes.run import read_state

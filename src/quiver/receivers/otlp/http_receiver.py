@@ -25,8 +25,8 @@ from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, StoreClosed
 from quiver.observe import Observer
-from quiver.receivers.http_listener import ConnectionLimits, HttpListener
 from quiver.receivers.intake import Encoding, IntakeStore, OtlpIntake, Verdict
+from quiver.receivers.otlp.http_listener import ConnectionLimits, HttpListener
 from quiver.receivers.places import Place, Places, network_of
 from quiver.receivers.port import PortReceiver
 from quiver.receivers.rpc_status import encode_partial_success, encode_status

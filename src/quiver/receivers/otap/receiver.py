@@ -24,9 +24,9 @@ from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, encode_status
 from quiver.otap.payload_schema import SIGNALS
 from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
-from quiver.receivers.otap_intake import OtapIntake, OtapStream, Taken
-from quiver.receivers.otap_settings import OtapSettings
-from quiver.receivers.otlp_grpc import OtlpGrpcReceiver, refuse_call
+from quiver.receivers.otap.intake import OtapIntake, OtapStream, Taken
+from quiver.receivers.otap.settings import OtapSettings
+from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver, refuse_call
 from quiver.receivers.places import Place, Places, address_of_peer, network_of
 from quiver.receivers.request_window import RequestWindow
 from quiver.receivers.settings import OtlpSettings

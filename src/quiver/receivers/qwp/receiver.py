@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import QuiverError
 from quiver.observe import Observer
-from quiver.receivers.http_listener import ConnectionLimits, HttpListener
+from quiver.receivers.otlp.http_listener import ConnectionLimits, HttpListener
 from quiver.receivers.port import PortReceiver
-from quiver.receivers.qwp_connection import QwpConnection
-from quiver.receivers.qwp_intake import QwpIntake, QwpStore
-from quiver.receivers.qwp_settings import QwpSettings
+from quiver.receivers.qwp.connection import QwpConnection
+from quiver.receivers.qwp.intake import QwpIntake, QwpStore
+from quiver.receivers.qwp.settings import QwpSettings
 from quiver.receivers.security import server_context
 from quiver.receivers.settings import split_address
 
