@@ -17,10 +17,11 @@ from time import process_time
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from quiver.otap import decode_groups, iter_bundles, views
+from quiver.otap import decode_groups, iter_bundles
 from quiver.otap.arrays import Odd
 from quiver.otap.stored import StoredTables
-from quiver.otap.tables_from_otlp import tables_of_message, tables_of_request
+from quiver.otap.tables.from_otlp import tables_of_message, tables_of_request
+from quiver.otap.views import view as views
 from report import bench_parser, machine, noise, ratios, run_rounds, show
 from telemetry import ROWS, log_request
 

@@ -31,7 +31,7 @@ import grpc
 
 import quiver
 from quiver.otap import BatchStatus, StatusCode, StreamEncoder, decode_status, iter_bundles
-from quiver.otap.payload_schema import SIGNALS
+from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from report import Result, bench_parser, machine, noise, ratios, run_rounds_of_several, show

@@ -11,7 +11,7 @@ import grpc
 
 from quiver.bundle import Bundle
 from quiver.otap import BatchStatus, decode_status
-from quiver.otap.payload_schema import SIGNALS
+from quiver.otap.tables.payload_schema import SIGNALS
 
 
 class KeptTables:

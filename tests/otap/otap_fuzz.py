@@ -23,18 +23,18 @@ from otap_ways import CASES, bytes_of
 from quiver.otap import StreamDecoder, decode_requests, iter_bundles
 from quiver.otap.any_values import key_values
 from quiver.otap.arrays import Odd
-from quiver.otap.arrow_message import ArrowRecords, decode_records, try_decode_status
-from quiver.otap.cbor import decode_value, encode_value, measure_value
-from quiver.otap.cbor_columns import count_flat, written_flat
-from quiver.otap.columns import json_text
-from quiver.otap.ipc_pieces import pieces_of
-from quiver.otap.nested_json import JSON
-from quiver.otap.otlp_from_tables import request_of_tables
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
 from quiver.otap.request import parse_request
-from quiver.otap.sound_tables import check_tables
-from quiver.otap.stream_decoder import ArrowBatch
-from quiver.otap.tables_from_otlp import Converted, tables_of_request
+from quiver.otap.stream.arrow_message import ArrowRecords, decode_records, try_decode_status
+from quiver.otap.stream.decoder import ArrowBatch
+from quiver.otap.stream.ipc_pieces import pieces_of
+from quiver.otap.tables.cbor import decode_value, encode_value, measure_value
+from quiver.otap.tables.cbor_columns import count_flat, written_flat
+from quiver.otap.tables.from_otlp import Converted, tables_of_request
+from quiver.otap.tables.to_otlp import request_of_tables
+from quiver.otap.tables.validation import check_tables
+from quiver.otap.views.columns import json_text
+from quiver.otap.views.nested_json import JSON
 from quiver.primitives.scan import Damage
 
 STUMBLED = Path(__file__).parents[1] / "vectors" / "fuzz"

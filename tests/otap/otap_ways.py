@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from otap_oracle import REQUESTS
 
-from quiver.otap.otlp_from_tables import request_of_tables
-from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder
-from quiver.otap.stream_encoder import StreamEncoder
-from quiver.otap.tables_from_otlp import Converted, tables_of_request
+from quiver.otap.stream.decoder import ArrowBatch, StreamDecoder
+from quiver.otap.stream.encoder import StreamEncoder
+from quiver.otap.tables.from_otlp import Converted, tables_of_request
+from quiver.otap.tables.to_otlp import request_of_tables
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 VIEW_OF = {"logs": "logs", "traces": "spans", "metrics": "metrics"}

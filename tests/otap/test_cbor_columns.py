@@ -10,11 +10,11 @@ import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from quiver.otap.arrays import Odd
-from quiver.otap.cbor import decode_value, encode_value, measure_value
-from quiver.otap.cbor_columns import count_flat, written_flat
-from quiver.otap.columns import json_text
-from quiver.otap.nested_json import JSON
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
+from quiver.otap.tables.cbor import decode_value, encode_value, measure_value
+from quiver.otap.tables.cbor_columns import count_flat, written_flat
+from quiver.otap.views.columns import json_text
+from quiver.otap.views.nested_json import JSON
 
 ARM = {False: "array_value", True: "kvlist_value"}
 

@@ -10,10 +10,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from otap_random import random_request
 
 from quiver.otap import decode_requests, view_schema
-from quiver.otap import views as module
 from quiver.otap.arrays import Odd
-from quiver.otap.columnar import decode_columnar
 from quiver.otap.request import Measured, measure_request, parse_request
+from quiver.otap.views import view as module
+from quiver.otap.views.columnar import decode_columnar
 from quiver.primitives.scan import Damage
 
 

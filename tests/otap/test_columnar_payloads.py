@@ -12,11 +12,11 @@ from otap_random import carried_request
 from otap_ways import CASES, VECTORS, VIEW_OF, bytes_of, parsed
 
 from quiver.otap.arrays import Odd
-from quiver.otap.columnar_payloads import tables_of_columns
-from quiver.otap.payload_arrays import array_of, default_array, lists_of
-from quiver.otap.payload_schema import TABLES
 from quiver.otap.request import parse_request
-from quiver.otap.tables_from_otlp import Converted, tables_of_message, tables_of_request
+from quiver.otap.tables.columnar_payloads import tables_of_columns
+from quiver.otap.tables.from_otlp import Converted, tables_of_message, tables_of_request
+from quiver.otap.tables.payload_arrays import array_of, default_array, lists_of
+from quiver.otap.tables.payload_schema import TABLES
 from quiver.primitives.scan import Damage
 
 SIGNALS = list(VIEW_OF)

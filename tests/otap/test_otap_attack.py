@@ -16,7 +16,7 @@ from otap_ways import CASES, bytes_of, parsed
 
 import quiver
 from quiver.otap import StatusCode, StreamEncoder, decode_status, from_otlp, to_otlp
-from quiver.otap.sound_tables import check_tables
+from quiver.otap.tables.validation import check_tables
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.otap.settings import OtapSettings
 from quiver.receivers.settings import OtlpSettings

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 
-from quiver.otap.cbor import decode_value, encode_value
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
+from quiver.otap.tables.cbor import decode_value, encode_value
 
 
 def array(*values) -> AnyValue:

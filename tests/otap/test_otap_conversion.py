@@ -18,8 +18,8 @@ from otap_random import carried_request
 from otap_strategies import requests
 from otap_ways import CASES, VECTORS, VIEW_OF, Line, bytes_of, parsed, restored, tables_of
 
-from quiver.otap.otlp_from_tables import request_of_tables
-from quiver.otap.tables_from_otlp import Converted, tables_of_request
+from quiver.otap.tables.from_otlp import Converted, tables_of_request
+from quiver.otap.tables.to_otlp import request_of_tables
 from quiver.primitives.scan import Damage
 
 SIGNALS = ["logs", "traces", "metrics"]

@@ -17,8 +17,8 @@ from test_otap_vectors import LOST_BY_ALL
 
 from quiver.errors import AtCapacity, StoreClosed, StoreFailed
 from quiver.otap import StatusCode, StreamEncoder, from_otlp, to_otlp
-from quiver.otap.arrow_message import ArrowPayload, decode_records, encode_records
-from quiver.otap.payload_schema import SIGNALS
+from quiver.otap.stream.arrow_message import ArrowPayload, decode_records, encode_records
+from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.otap.settings import OtapSettings
 from quiver.receivers.otlp.grpc_receiver import SERVICES

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from otap_ways import restored
 
-from quiver.otap.payload_schema import ENCODING, TABLES
-from quiver.otap.refused import Refused
-from quiver.otap.transport_ids import plain_ids
-from quiver.otap.transport_order import sorted_tables, travelling_rows
+from quiver.otap.conversion_errors import Refused
+from quiver.otap.stream.transport_ids import plain_ids
+from quiver.otap.stream.transport_order import sorted_tables, travelling_rows
+from quiver.otap.tables.payload_schema import ENCODING, TABLES
 
 QUICK = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 U16, U32 = pa.uint16(), pa.uint32()

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from quiver.errors import BundleInvalid
-from quiver.otap.arrow_message import (
+from quiver.otap.conversion_errors import Refused
+from quiver.otap.stream.arrow_message import (
     ArrowPayload,
     ArrowRecords,
     BatchStatus,
@@ -16,9 +17,8 @@ from quiver.otap.arrow_message import (
     encode_records,
     encode_status,
 )
-from quiver.otap.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, pieces_of
-from quiver.otap.payload_schema import SIGNALS, TABLES, root_signal
-from quiver.otap.refused import Refused
+from quiver.otap.stream.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, pieces_of
+from quiver.otap.tables.payload_schema import SIGNALS, TABLES, root_signal
 from quiver.primitives.scan import Damage
 
 RECORDS = bytes.fromhex("0801120a0a0137101e1a030102031a0168")

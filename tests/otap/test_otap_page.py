@@ -5,10 +5,10 @@ The page docs/formats/otap.md says what the code does.
 import re
 from pathlib import Path
 
-from quiver.otap.cbor import ITEMS_MAX
-from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, INDEX_TYPES
-from quiver.otap.payload_schema import ROOT_ROWS_MAX, TABLES
-from quiver.otap.stream_decoder import StreamLimits
+from quiver.otap.stream.decoder import StreamLimits
+from quiver.otap.tables.cbor import ITEMS_MAX
+from quiver.otap.tables.payload_arrays import COLUMN_BYTES_MAX, INDEX_TYPES
+from quiver.otap.tables.payload_schema import ROOT_ROWS_MAX, TABLES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats" / "otap.md").read_text(encoding="utf-8")
 INDEX = {0: "-", 8: "8, 16", 16: "16"}

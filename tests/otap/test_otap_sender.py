@@ -23,9 +23,9 @@ from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings
 from quiver.otap import BatchStatus, StatusCode, StreamDecoder, encode_status, to_otlp
-from quiver.otap.arrow_message import decode_records
-from quiver.otap.payload_schema import SIGNALS
-from quiver.otap.tables_from_otlp import tables_of_request
+from quiver.otap.stream.arrow_message import decode_records
+from quiver.otap.tables.from_otlp import tables_of_request
+from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.otap.settings import OtapSettings
 from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
@@ -243,8 +243,8 @@ def test_a_record_too_long_for_a_message_goes_as_otlp(receiver, store):
 
 def test_of_several_sets_of_tables_none_is_sent_when_one_does_not_fit(receiver, store, monkeypatch):
     """All of it goes as OTLP, once; the stream is of use to what comes next."""
-    monkeypatch.setattr("quiver.otap.tables_from_otlp.ROOT_ROWS_MAX", 2)
-    monkeypatch.setattr("quiver.otap.columnar_payloads.ROOT_ROWS_MAX", 2)
+    monkeypatch.setattr("quiver.otap.tables.from_otlp.ROOT_ROWS_MAX", 2)
+    monkeypatch.setattr("quiver.otap.tables.columnar_payloads.ROOT_ROWS_MAX", 2)
     sender = sender_to(receiver.port, OtapSenderSettings(payload_compression="none", message_bytes_max=65_536))
     assert sender.send("logs", log_request("before")).outcome == "confirmed"
     stream = sender._streams["logs"]

@@ -10,12 +10,12 @@ from otap_oracle import REQUESTS
 from otap_ways import CASES, Line, bytes_of, parsed, restored, tables_of, weighed
 
 from quiver.errors import WrongUse
-from quiver.otap.arrow_message import ArrowPayload, decode_records, encode_records
-from quiver.otap.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, pieces_of
-from quiver.otap.otlp_from_tables import request_of_tables
-from quiver.otap.payload_schema import ENCODING
-from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder, StreamLimits
-from quiver.otap.stream_encoder import StreamEncoder
+from quiver.otap.stream.arrow_message import ArrowPayload, decode_records, encode_records
+from quiver.otap.stream.decoder import ArrowBatch, StreamDecoder, StreamLimits
+from quiver.otap.stream.encoder import StreamEncoder
+from quiver.otap.stream.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, pieces_of
+from quiver.otap.tables.payload_schema import ENCODING
+from quiver.otap.tables.to_otlp import request_of_tables
 from quiver.primitives.scan import Damage
 
 

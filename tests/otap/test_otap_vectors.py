@@ -7,10 +7,10 @@ import pytest
 from otap_equal import merged
 from otap_ways import CASES, Line, bytes_of, parsed, restored, weighed
 
-from quiver.otap.arrow_message import decode_records
-from quiver.otap.ipc_pieces import DICTIONARY, SCHEMA, pieces_of
-from quiver.otap.payload_schema import ENCODING, TABLES
-from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder
+from quiver.otap.stream.arrow_message import decode_records
+from quiver.otap.stream.decoder import ArrowBatch, StreamDecoder
+from quiver.otap.stream.ipc_pieces import DICTIONARY, SCHEMA, pieces_of
+from quiver.otap.tables.payload_schema import ENCODING, TABLES
 
 BY_NAME = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 EVERY_STREAM = pytest.mark.parametrize("case", weighed("logs_dict_reset", "metrics_growing", "logs_schema_changes"))

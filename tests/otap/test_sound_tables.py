@@ -9,11 +9,11 @@ from otap_oracle import REQUESTS
 from otap_ways import CASES, bytes_of, weighed
 
 from quiver.otap import ArrowBatch, StreamDecoder
-from quiver.otap.cbor import encode_value
-from quiver.otap.otlp_from_tables import request_of_tables
 from quiver.otap.request import measure_request
-from quiver.otap.sound_tables import check_tables
-from quiver.otap.tables_from_otlp import Converted, tables_of_message
+from quiver.otap.tables.cbor import encode_value
+from quiver.otap.tables.from_otlp import Converted, tables_of_message
+from quiver.otap.tables.to_otlp import request_of_tables
+from quiver.otap.tables.validation import check_tables
 from quiver.primitives.scan import Damage
 
 

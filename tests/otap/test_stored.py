@@ -18,10 +18,10 @@ from quiver.otap import (
     slots_of_view,
     view,
 )
-from quiver.otap.columnar_tables import decode_tables
-from quiver.otap.sound_tables import sound_tables
 from quiver.otap.stored import StoredTables, split_stored, stored_requests
-from quiver.otap.tables_from_otlp import tables_of_request
+from quiver.otap.tables.from_otlp import tables_of_request
+from quiver.otap.tables.validation import sound_tables
+from quiver.otap.views.columnar_tables import decode_tables
 from quiver.primitives.scan import Damage
 
 SAMPLES = sorted((VECTORS / "otlp").glob("*.pb"))

@@ -5,7 +5,7 @@ Dictionaries of a stream: every value is validated, whatever comes of it, and a 
 import pyarrow as pa
 import pytest
 
-from quiver.otap.stream_dictionaries import StreamDictionaries
+from quiver.otap.stream.dictionaries import StreamDictionaries
 
 
 def batch(indices, values) -> pa.RecordBatch:

@@ -8,9 +8,9 @@ from otap_random import carried_request
 from otap_ways import CASES, VIEW_OF, bytes_of
 
 from quiver.otap import StreamDecoder, StreamEncoder, from_otlp
-from quiver.otap.stream_decoder import ArrowBatch
-from quiver.otap.table_digest import DIGEST_BYTES, digest_of_tables
-from quiver.otap.tables_from_otlp import Converted, tables_of_request
+from quiver.otap.stream.decoder import ArrowBatch
+from quiver.otap.tables.digest import DIGEST_BYTES, digest_of_tables
+from quiver.otap.tables.from_otlp import Converted, tables_of_request
 from quiver.primitives.scan import Damage
 
 

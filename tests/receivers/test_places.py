@@ -14,7 +14,7 @@ import grpc
 import pytest
 from fake_store import FakeStore, log_request
 
-from quiver.otap.payload_schema import SIGNALS
+from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.receivers import places
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.otap.settings import OtapSettings

@@ -153,8 +153,8 @@ def _rows_of_view(
     Return the view's schema and rows; requests that cannot be read are told in *problems*.
     """
     from quiver.otap.stored import slots_of_view, stored_requests  # noqa: PLC0415
-    from quiver.otap.view_schemas import projected_schema, view_name  # noqa: PLC0415
-    from quiver.otap.views import decode_groups  # noqa: PLC0415
+    from quiver.otap.views.schemas import projected_schema, view_name  # noqa: PLC0415
+    from quiver.otap.views.view import decode_groups  # noqa: PLC0415
     from quiver.store.subscribers.state import instant_ns  # noqa: PLC0415
 
     name = view_name(view)

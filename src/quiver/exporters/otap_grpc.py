@@ -25,9 +25,9 @@ from quiver.exporters.settings import MESSAGE_BYTES_MIN, ExporterSettings, OtapS
 from quiver.exporters.size_limit import SizeLimit
 from quiver.observe import InMemoryObserver
 from quiver.otap import EncodedBatch, StatusCode, StreamEncoder
-from quiver.otap.arrow_message import try_decode_status
-from quiver.otap.payload_schema import SIGNALS
-from quiver.otap.tables_from_otlp import Converted, tables_of_request
+from quiver.otap.stream.arrow_message import try_decode_status
+from quiver.otap.tables.from_otlp import Converted, tables_of_request
+from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.primitives.scan import Damage
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 

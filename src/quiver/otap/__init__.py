@@ -38,26 +38,26 @@ from typing import TYPE_CHECKING
 from quiver.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from quiver.otap.arrow_message import BatchStatus, StatusCode, decode_status, encode_status
     from quiver.otap.bundles import from_otlp, iter_bundles, to_otlp
     from quiver.otap.request import ROWS_BYTES_MAX
     from quiver.otap.stored import slots_of_view
-    from quiver.otap.stream_decoder import ArrowBatch, StreamDecoder, StreamLimits
-    from quiver.otap.stream_encoder import EncodedBatch, StreamEncoder
-    from quiver.otap.view_schemas import TYPED_VALUE, VIEW_SLOTS, VIEWS, view_schema
-    from quiver.otap.views import DecodedRequests, decode_groups, decode_requests, view
+    from quiver.otap.stream.arrow_message import BatchStatus, StatusCode, decode_status, encode_status
+    from quiver.otap.stream.decoder import ArrowBatch, StreamDecoder, StreamLimits
+    from quiver.otap.stream.encoder import EncodedBatch, StreamEncoder
+    from quiver.otap.views.schemas import TYPED_VALUE, VIEW_SLOTS, VIEWS, view_schema
+    from quiver.otap.views.view import DecodedRequests, decode_groups, decode_requests, view
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "quiver.otap.arrow_message": "BatchStatus StatusCode decode_status encode_status",
+            "quiver.otap.stream.arrow_message": "BatchStatus StatusCode decode_status encode_status",
             "quiver.otap.bundles": "from_otlp iter_bundles to_otlp",
             "quiver.otap.request": "ROWS_BYTES_MAX",
             "quiver.otap.stored": "slots_of_view",
-            "quiver.otap.stream_decoder": "ArrowBatch StreamDecoder StreamLimits",
-            "quiver.otap.stream_encoder": "EncodedBatch StreamEncoder",
-            "quiver.otap.view_schemas": "TYPED_VALUE VIEW_SLOTS VIEWS view_schema",
-            "quiver.otap.views": "DecodedRequests decode_groups decode_requests view",
+            "quiver.otap.stream.decoder": "ArrowBatch StreamDecoder StreamLimits",
+            "quiver.otap.stream.encoder": "EncodedBatch StreamEncoder",
+            "quiver.otap.views.schemas": "TYPED_VALUE VIEW_SLOTS VIEWS view_schema",
+            "quiver.otap.views.view": "DecodedRequests decode_groups decode_requests view",
         },
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from quiver.otap.view_schemas import TIME
+from quiver.otap.views.schemas import TIME
 
 __all__ = [
     "Odd",

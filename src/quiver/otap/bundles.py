@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from quiver.bundle import OTLP_SLOTS, Bundle
 from quiver.errors import BundleInvalid
-from quiver.otap.otlp_from_tables import request_of_tables
-from quiver.otap.payload_schema import ROOT_ROWS_MAX, SIGNALS
-from quiver.otap.refused import or_raise
-from quiver.otap.tables_from_otlp import tables_of_request
-from quiver.otap.view_schemas import view_name
+from quiver.otap.conversion_errors import or_raise
+from quiver.otap.tables.from_otlp import tables_of_request
+from quiver.otap.tables.payload_schema import ROOT_ROWS_MAX, SIGNALS
+from quiver.otap.tables.to_otlp import request_of_tables
+from quiver.otap.views.schemas import view_name
 
 __all__ = ["from_otlp", "iter_bundles", "to_otlp"]
 

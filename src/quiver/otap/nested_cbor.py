@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.cbor import encode_value, encoded_head
 from quiver.otap.nested_values import Notation, nested_column
+from quiver.otap.tables.cbor import encode_value, encoded_head
 
 __all__ = ["cbor_values"]
 

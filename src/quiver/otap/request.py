@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.view_schemas import view_name
+from quiver.otap.views.schemas import view_name
 from quiver.otap.wire_schema import shell_class
 from quiver.primitives.scan import Damage
 

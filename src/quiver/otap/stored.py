@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from quiver.bundle import OTLP_SLOTS
-from quiver.otap.otlp_from_tables import request_of_tables
-from quiver.otap.payload_schema import SIGNALS
-from quiver.otap.view_schemas import VIEW_SLOTS, view_name
+from quiver.otap.tables.payload_schema import SIGNALS
+from quiver.otap.tables.to_otlp import request_of_tables
+from quiver.otap.views.schemas import VIEW_SLOTS, view_name
 from quiver.primitives.scan import Damage
 
 __all__ = ["StoredTables", "slots_of_view", "split_stored", "stored_requests"]

@@ -18,8 +18,8 @@ from blake3 import blake3
 
 from quiver.bundle import OTLP_FINGERPRINT, OTLP_SCHEMA, OTLP_SLOTS
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.otap.payload_schema import SIGNALS, TABLES
-from quiver.otap.table_digest import digest_of_tables
+from quiver.otap.tables.digest import digest_of_tables
+from quiver.otap.tables.payload_schema import SIGNALS, TABLES
 
 __all__ = ["DedupeWindow", "digests_of_batches", "digests_of_entry", "request_digest"]
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from quiver.otap.request import parse_request
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.view_schemas import view_name
+from quiver.otap.views.schemas import view_name
 from quiver.primitives.scan import Damage
 
 __all__ = ["ATTRIBUTE_PREFIX", "add_headers"]

@@ -20,8 +20,8 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, BundleTooLarge, QuiverError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap.request import parse_request
-from quiver.otap.table_digest import digest_of_tables
-from quiver.otap.tables_from_otlp import tables_of_request
+from quiver.otap.tables.digest import digest_of_tables
+from quiver.otap.tables.from_otlp import tables_of_request
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
 from quiver.receivers.dedupe import DedupeWindow, request_digest

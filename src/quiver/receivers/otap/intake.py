@@ -19,10 +19,10 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, QuiverError, WrongUse
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, StreamDecoder, StreamLimits
-from quiver.otap.otlp_from_tables import request_of_tables
-from quiver.otap.sound_tables import sound_tables
-from quiver.otap.table_digest import digest_of_columns, digest_of_tables
-from quiver.otap.tables_from_otlp import tables_of_request
+from quiver.otap.tables.digest import digest_of_columns, digest_of_tables
+from quiver.otap.tables.from_otlp import tables_of_request
+from quiver.otap.tables.to_otlp import request_of_tables
+from quiver.otap.tables.validation import sound_tables
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
 from quiver.receivers.header_capture import add_headers

@@ -22,7 +22,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import QuiverError
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, encode_status
-from quiver.otap.payload_schema import SIGNALS
+from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.receivers.intake import IntakeStore, OtlpIntake, Verdict
 from quiver.receivers.otap.intake import OtapIntake, OtapStream, Taken
 from quiver.receivers.otap.settings import OtapSettings

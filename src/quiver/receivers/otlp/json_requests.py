@@ -22,7 +22,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import EncodeError
 
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.view_schemas import view_name
+from quiver.otap.views.schemas import view_name
 from quiver.primitives.scan import Damage
 
 __all__ = ["request_from_json"]

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.cbor import ITEMS_MAX, measure_value
-from quiver.otap.cbor_columns import count_flat
-from quiver.otap.otlp_from_tables import value_levels
-from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, Flat
-from quiver.otap.payload_schema import SIGNALS, TABLES, Table, signal_named
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
 from quiver.otap.request import ROWS_BYTES_MAX
-from quiver.otap.transport_ids import plain_columns
+from quiver.otap.stream.transport_ids import plain_columns
+from quiver.otap.tables.cbor import ITEMS_MAX, measure_value
+from quiver.otap.tables.cbor_columns import count_flat
+from quiver.otap.tables.payload_arrays import COLUMN_BYTES_MAX, Flat
+from quiver.otap.tables.payload_schema import SIGNALS, TABLES, Table, signal_named
+from quiver.otap.tables.to_otlp import value_levels
 from quiver.primitives.scan import Damage
 
 __all__ = ["SoundTables", "check_tables", "sound_tables"]

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.columns import json_number, json_text
 from quiver.otap.nested_values import Notation, nested_column
+from quiver.otap.views.columns import json_number, json_text
 
 __all__ = ["JSON", "json_values"]
 

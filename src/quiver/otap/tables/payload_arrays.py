@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.payload_schema import ENCODING, Column, Table
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
+from quiver.otap.tables.payload_schema import ENCODING, Column, Table
 
 __all__ = [
     "COLUMN_BYTES_MAX",

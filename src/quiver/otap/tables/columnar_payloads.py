@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from quiver.otap.any_values import AnyValues, key_values, lone_values
 from quiver.otap.arrays import Odd, counts_of, counts_of_binary, relist, repeated, require_one_arm
 from quiver.otap.nested_cbor import cbor_values
-from quiver.otap.payload_arrays import PRESENCE, batch_of
-from quiver.otap.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, ROOT_ROWS_MAX, SIGNALS, TABLES
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.view_schemas import view_name
+from quiver.otap.tables.payload_arrays import PRESENCE, batch_of
+from quiver.otap.tables.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, ROOT_ROWS_MAX, SIGNALS, TABLES
+from quiver.otap.views.schemas import view_name
 from quiver.otap.wire_schema import narrow_handler
 
 __all__ = ["tables_of_columns"]

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from quiver.errors import WrongUse
-from quiver.otap.arrow_message import ArrowPayload, encode_records
-from quiver.otap.payload_arrays import INDEX_TYPES, PRESENCE, Flat, default_array
-from quiver.otap.payload_schema import SIGNALS, TABLES, Column, signal_named
-from quiver.otap.refused import Refused, or_raise
-from quiver.otap.transport_order import Travelling, sorted_tables, travelling_rows
+from quiver.otap.conversion_errors import Refused, or_raise
+from quiver.otap.stream.arrow_message import ArrowPayload, encode_records
+from quiver.otap.stream.transport_order import Travelling, sorted_tables, travelling_rows
+from quiver.otap.tables.payload_arrays import INDEX_TYPES, PRESENCE, Flat, default_array
+from quiver.otap.tables.payload_schema import SIGNALS, TABLES, Column, signal_named
 from quiver.primitives.scan import Damage
 
 __all__ = ["COMPRESSIONS", "EncodedBatch", "StreamEncoder"]

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.view_schemas import TIME, TYPED_VALUE
+from quiver.otap.views.schemas import TIME, TYPED_VALUE
 
 __all__ = [
     "Column",

@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message import EncodeError
 
-from quiver.otap.cbor import ITEMS_MAX, LEVELS_MAX, decode_value
-from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, PRESENCE, Lists, lists_of
-from quiver.otap.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, SIGNALS, TABLES
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.transport_ids import plain_ids
-from quiver.otap.view_schemas import view_name
+from quiver.otap.stream.transport_ids import plain_ids
+from quiver.otap.tables.cbor import ITEMS_MAX, LEVELS_MAX, decode_value
+from quiver.otap.tables.payload_arrays import COLUMN_BYTES_MAX, PRESENCE, Lists, lists_of
+from quiver.otap.tables.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, SIGNALS, TABLES
+from quiver.otap.views.schemas import view_name
 from quiver.primitives.scan import Damage
 
 __all__ = ["Restored", "message_of_tables", "request_of_tables", "value_levels"]

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from quiver.otap.arrays import Odd, counts_of, repeated, texts, widened
-from quiver.otap.columnar_metrics import metric_arrays
-from quiver.otap.columnar_records import log_arrays, span_arrays
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.typed_arrays import maps, repeated_maps
+from quiver.otap.views.columnar_metrics import metric_arrays
+from quiver.otap.views.columnar_records import log_arrays, span_arrays
+from quiver.otap.views.typed_arrays import maps, repeated_maps
 from quiver.otap.wire_schema import narrow_handler
 
 __all__ = ["ColumnarRequests", "decode_columnar"]

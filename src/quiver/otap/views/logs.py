@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from quiver.otap.columns import Flat, attribute_maps, hex_ids, nanoseconds, texts, times, typed_values
+from quiver.otap.views.columns import Flat, attribute_maps, hex_ids, nanoseconds, texts, times, typed_values
 
 __all__ = ["log_columns"]
 

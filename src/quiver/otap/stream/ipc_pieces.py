@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
 
 __all__ = ["DICTIONARY", "RECORD_BATCH", "SCHEMA", "Piece", "pieces_of"]
 

@@ -17,14 +17,14 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from quiver.otap.arrays import Odd
-from quiver.otap.cbor import encode_value
-from quiver.otap.columnar_payloads import tables_of_columns
-from quiver.otap.payload_arrays import PRESENCE, Lists, build_batch
-from quiver.otap.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, ROOT_ROWS_MAX, SIGNALS, TABLES
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
 from quiver.otap.request import measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.view_schemas import view_name
+from quiver.otap.tables.cbor import encode_value
+from quiver.otap.tables.columnar_payloads import tables_of_columns
+from quiver.otap.tables.payload_arrays import PRESENCE, Lists, build_batch
+from quiver.otap.tables.payload_schema import ATTRIBUTES_OF, POINTS_OF_KIND, ROOT_ROWS_MAX, SIGNALS, TABLES
+from quiver.otap.views.schemas import view_name
 from quiver.primitives.scan import Damage
 
 __all__ = ["Converted", "tables_of_message", "tables_of_request"]

@@ -15,17 +15,17 @@ import pyarrow as pa
 from quiver.bundle import Bundle
 from quiver.errors import BundleInvalid, WrongUse
 from quiver.otap.arrays import Odd
-from quiver.otap.columnar import decode_columnar
-from quiver.otap.columnar_tables import decode_tables
-from quiver.otap.columns import Flat, flatten, origin_columns
-from quiver.otap.logs import log_columns
-from quiver.otap.metrics import metric_columns, points_of
 from quiver.otap.request import ROWS_BYTES_MAX, Measured, measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
-from quiver.otap.sound_tables import SoundTables, sound_tables
-from quiver.otap.spans import span_columns
 from quiver.otap.stored import StoredTables, stored_requests
-from quiver.otap.view_schemas import VIEW_SLOTS, projected_schema, view_name
+from quiver.otap.tables.validation import SoundTables, sound_tables
+from quiver.otap.views.columnar import decode_columnar
+from quiver.otap.views.columnar_tables import decode_tables
+from quiver.otap.views.columns import Flat, flatten, origin_columns
+from quiver.otap.views.logs import log_columns
+from quiver.otap.views.metrics import metric_columns, points_of
+from quiver.otap.views.schemas import VIEW_SLOTS, projected_schema, view_name
+from quiver.otap.views.spans import span_columns
 from quiver.primitives.scan import Damage
 
 __all__ = ["GROUP_BYTES", "DecodedRequests", "decode_groups", "decode_requests", "view"]

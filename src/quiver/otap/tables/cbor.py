@@ -15,7 +15,7 @@ from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
 
 __all__ = ["ITEMS_MAX", "LEVELS_MAX", "decode_value", "encode_value", "encoded_head", "measure_value"]
 

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.payload_arrays import COLUMN_BYTES_MAX, PRESENCE, Flat, default_array
-from quiver.otap.payload_schema import CHILD_ROWS_MAX, SIGNALS, TABLES, Table
-from quiver.otap.refused import Refused
-from quiver.otap.transport_ids import equal_to_previous, plain_columns
+from quiver.otap.conversion_errors import Refused
+from quiver.otap.stream.transport_ids import equal_to_previous, plain_columns
+from quiver.otap.tables.payload_arrays import COLUMN_BYTES_MAX, PRESENCE, Flat, default_array
+from quiver.otap.tables.payload_schema import CHILD_ROWS_MAX, SIGNALS, TABLES, Table
 
 __all__ = ["Travelling", "sorted_tables", "travelling_rows"]
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from quiver.otap.any_values import AnyValues, key_values, lone_values
 from quiver.otap.arrays import counts_of, require_distinct
-from quiver.otap.nested_json import json_values
-from quiver.otap.view_schemas import TYPED_VALUE
+from quiver.otap.views.nested_json import json_values
+from quiver.otap.views.schemas import TYPED_VALUE
 
 __all__ = ["maps", "repeated_maps", "typed_values"]
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.otap.arrays import codes, hex_ids, nanoseconds, relist, texts, times, widened
-from quiver.otap.spans import SPAN_KINDS, STATUS_CODES
-from quiver.otap.typed_arrays import maps, typed_values
-from quiver.otap.view_schemas import view_schema
+from quiver.otap.views.schemas import view_schema
+from quiver.otap.views.spans import SPAN_KINDS, STATUS_CODES
+from quiver.otap.views.typed_arrays import maps, typed_values
 
 __all__ = ["log_arrays", "span_arrays"]
 

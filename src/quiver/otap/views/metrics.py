@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.otap.columns import (
+from quiver.otap.views.columns import (
     Flat,
     attribute_maps,
     codes,
@@ -28,7 +28,7 @@ from quiver.otap.columns import (
     texts,
     times,
 )
-from quiver.otap.view_schemas import view_schema
+from quiver.otap.views.schemas import view_schema
 
 __all__ = ["METRIC_TYPES", "TEMPORALITIES", "Points", "metric_columns", "points_of"]
 

@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from quiver.otap.arrays import Odd, placed, texts, validity, widened
-from quiver.otap.cbor import decode_value
-from quiver.otap.cbor_columns import written_flat
-from quiver.otap.columnar import ColumnarRequests
-from quiver.otap.columnar_records import log_arrays, span_arrays
-from quiver.otap.columns import json_text
-from quiver.otap.nested_json import JSON
-from quiver.otap.otlp_from_tables import value_levels
-from quiver.otap.payload_arrays import Flat, default_array
-from quiver.otap.payload_schema import ATTRIBUTES_OF, SIGNALS, TABLES, Column, Table
-from quiver.otap.sound_tables import SoundTables
-from quiver.otap.typed_arrays import maps, repeated_maps
+from quiver.otap.tables.cbor import decode_value
+from quiver.otap.tables.cbor_columns import written_flat
+from quiver.otap.tables.payload_arrays import Flat, default_array
+from quiver.otap.tables.payload_schema import ATTRIBUTES_OF, SIGNALS, TABLES, Column, Table
+from quiver.otap.tables.to_otlp import value_levels
+from quiver.otap.tables.validation import SoundTables
+from quiver.otap.views.columnar import ColumnarRequests
+from quiver.otap.views.columnar_records import log_arrays, span_arrays
+from quiver.otap.views.columns import json_text
+from quiver.otap.views.nested_json import JSON
+from quiver.otap.views.typed_arrays import maps, repeated_maps
 
 __all__ = ["decode_tables"]
 

@@ -25,9 +25,9 @@ from quiver.otap.arrays import (
     times,
     widened,
 )
-from quiver.otap.metrics import METRIC_TYPES, TEMPORALITIES
-from quiver.otap.typed_arrays import maps, repeated_maps
-from quiver.otap.view_schemas import view_schema
+from quiver.otap.views.metrics import METRIC_TYPES, TEMPORALITIES
+from quiver.otap.views.schemas import view_schema
+from quiver.otap.views.typed_arrays import maps, repeated_maps
 
 __all__ = ["MetricArrays", "metric_arrays"]
 

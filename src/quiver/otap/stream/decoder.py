@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.otap.arrow_message import ArrowPayload, decode_records
-from quiver.otap.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, Piece, pieces_of
-from quiver.otap.payload_arrays import Flat
-from quiver.otap.payload_schema import TABLES, signal_named
-from quiver.otap.refused import Refused, or_raise
-from quiver.otap.stream_dictionaries import StreamDictionaries
-from quiver.otap.transport_ids import plain_ids
+from quiver.otap.conversion_errors import Refused, or_raise
+from quiver.otap.stream.arrow_message import ArrowPayload, decode_records
+from quiver.otap.stream.dictionaries import StreamDictionaries
+from quiver.otap.stream.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, Piece, pieces_of
+from quiver.otap.stream.transport_ids import plain_ids
+from quiver.otap.tables.payload_arrays import Flat
+from quiver.otap.tables.payload_schema import TABLES, signal_named
 from quiver.primitives.scan import Damage
 
 __all__ = ["ArrowBatch", "StreamDecoder", "StreamLimits"]

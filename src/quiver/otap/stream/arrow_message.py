@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from quiver.otap.refused import or_raise
+from quiver.otap.conversion_errors import or_raise
 from quiver.primitives.scan import Damage
 
 __all__ = [

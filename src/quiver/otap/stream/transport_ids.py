@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.otap.arrays import truths, validity
-from quiver.otap.payload_arrays import PLAIN, Flat, flat_columns, plain_values
-from quiver.otap.payload_schema import ENCODING, TABLES, Column, Table
-from quiver.otap.refused import Refused
+from quiver.otap.conversion_errors import Refused
+from quiver.otap.tables.payload_arrays import PLAIN, Flat, flat_columns, plain_values
+from quiver.otap.tables.payload_schema import ENCODING, TABLES, Column, Table
 
 __all__ = ["equal_to_previous", "plain_columns", "plain_ids"]
 

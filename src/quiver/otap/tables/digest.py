@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from blake3 import blake3
 
 from quiver.otap.arrays import truths, validity
-from quiver.otap.payload_arrays import PRESENCE, Flat, is_all_default
-from quiver.otap.payload_schema import TABLES
-from quiver.otap.refused import Refused
-from quiver.otap.transport_ids import plain_columns
+from quiver.otap.conversion_errors import Refused
+from quiver.otap.stream.transport_ids import plain_columns
+from quiver.otap.tables.payload_arrays import PRESENCE, Flat, is_all_default
+from quiver.otap.tables.payload_schema import TABLES
 from quiver.primitives.scan import Damage
 
 __all__ = ["DIGEST_BYTES", "digest_of_columns", "digest_of_tables"]

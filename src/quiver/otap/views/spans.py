@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.columns import (
+from quiver.otap.views.columns import (
     Flat,
     attribute_maps,
     codes,
@@ -20,7 +20,7 @@ from quiver.otap.columns import (
     texts,
     times,
 )
-from quiver.otap.view_schemas import view_schema
+from quiver.otap.views.schemas import view_schema
 
 __all__ = ["SPAN_KINDS", "STATUS_CODES", "span_columns"]
 
