@@ -71,7 +71,7 @@ print([one.name for one in threads if one.is_alive()] + failures)
 TOGETHER = (
     ("quiver", "quiver.qwp", "quiver.topics", "quiver.aof"),
     ("quiver", "quiver.qwp"),
-    ("quiver.qwp", "quiver.qwp.sender", "quiver.qwp.slot", "quiver"),
+    ("quiver.qwp", "quiver.qwp.sender", "quiver.qwp.slots.slot", "quiver"),
     ("quiver.otap", "quiver.store.store", "quiver.topics.store", "quiver.objects"),
     ("quiver.aof.log", "quiver.aof", "quiver.metadata", "quiver.metadata.ownership"),
     ("quiver.spark", "quiver.spark.spark_session", "quiver.store.reading.segments", "quiver.delivery.batches"),

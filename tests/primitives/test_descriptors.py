@@ -186,8 +186,8 @@ import pyarrow as pa, quiver
 from quiver import Bundle, Settings
 from quiver.aof import AofConfig, AofManager
 from quiver.errors import RetryLater
-from quiver.qwp.ring import RingSettings
-from quiver.qwp.slot import open_slot
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import open_slot
 from quiver.observe import InMemoryObserver
 from quiver.topics import TopicStore
 

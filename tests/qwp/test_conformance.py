@@ -24,13 +24,8 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Category, DrainerEvent, Policy, Sender, SenderError, SenderSettings
-from quiver.qwp.dead_letters import read_dead_letters
-from quiver.qwp.failover import Backoff, HostState, HostTracker
-from quiver.qwp.format.segment import SegmentHeader, encode_frame_head, encode_segment_header, scan_segment
-from quiver.qwp.format.watermark import encode_watermark
-from quiver.qwp.inbox import ErrorInbox
-from quiver.qwp.ring import RingSettings
-from quiver.qwp.session import (
+from quiver.qwp.connection.failover import Backoff, HostState, HostTracker
+from quiver.qwp.connection.session import (
     Accepted,
     Confirm,
     Drop,
@@ -43,7 +38,12 @@ from quiver.qwp.session import (
     judge_answer,
     request_headers,
 )
-from quiver.qwp.slot import Slot, find_orphans, open_slot
+from quiver.qwp.format.segment import SegmentHeader, encode_frame_head, encode_segment_header, scan_segment
+from quiver.qwp.format.watermark import encode_watermark
+from quiver.qwp.inbox import ErrorInbox
+from quiver.qwp.slots.dead_letters import read_dead_letters
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import Slot, find_orphans, open_slot
 from quiver.qwp.wire.decoder import decode_message
 from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, encode_durable_ack, encode_ok, encode_refusal
 from quiver.testing.clock import ManualClock

@@ -19,7 +19,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.groups import GROUP_NAME, Group, send_group
 from quiver.qwp.rows import RowTable
 from quiver.qwp.settings import SenderSettings
-from quiver.qwp.slot import open_slot
+from quiver.qwp.slots.slot import open_slot
 from quiver.qwp.wire.message import encode_message
 from quiver.qwp.wire.responses import Refusal, Status, encode_refusal
 

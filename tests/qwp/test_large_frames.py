@@ -16,12 +16,12 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
 from quiver.qwp import Category, Policy, Sender, SenderError
-from quiver.qwp.dead_letters import read_dead_letters
-from quiver.qwp.fitting import FrameFitter
-from quiver.qwp.ring import RingSettings
+from quiver.qwp.connection.fitting import FrameFitter
+from quiver.qwp.connection.session import Confirm, Drop, Reconnect, Session, SessionSettings
 from quiver.qwp.rows import RowTable
-from quiver.qwp.session import Confirm, Drop, Reconnect, Session, SessionSettings
-from quiver.qwp.slot import open_slot
+from quiver.qwp.slots.dead_letters import read_dead_letters
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import open_slot
 from quiver.qwp.wire.decoder import SymbolDictionary, decode_message, decode_symbol_delta
 from quiver.qwp.wire.message import BATCH_BYTES_DEFAULT, Flags, encode_message, with_all_symbols
 from quiver.qwp.wire.pieces import as_group, split_message

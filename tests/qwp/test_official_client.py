@@ -18,9 +18,9 @@ from qwp_server import QwpServer, confirm
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender
-from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable
-from quiver.qwp.slot import open_slot
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import open_slot
 from quiver.qwp.wire.arrow_columns import columns_of_batch
 from quiver.qwp.wire.message import SymbolIds, TableData, encode_message
 

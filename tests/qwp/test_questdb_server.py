@@ -154,7 +154,9 @@ def test_a_server_that_does_not_know_us_halts_the_sender(start, tmp_path, monkey
     with Sender.from_conf(f"ws::addr=127.0.0.1:1;{slot}close_flush_timeout_millis=0;") as sender:
         sender.row("t", columns={"v": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("quiver.qwp.transport.WRITE_PATH", "/exec?query=1")  # it knows no other that asks who we are
+        patch.setattr(
+            "quiver.qwp.connection.transport.WRITE_PATH", "/exec?query=1"
+        )  # it knows no other that asks who we are
         keys = f"ws::addr=127.0.0.1:{port};{slot}username=admin;password=wrong;"
         with Sender.from_conf(keys, on_error=lambda _: None) as sender:
             _until(lambda: sender.last_terminal_error is not None)

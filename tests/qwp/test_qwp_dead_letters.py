@@ -19,7 +19,11 @@ from quiver.errors import RetryLater, SettingsInvalid
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender, SenderSettings
-from quiver.qwp.dead_letters import (
+from quiver.qwp.format import dead_letters as record_format
+from quiver.qwp.format.dead_letters import DeadLetter, encode_dead_letter, find_dead_letter
+from quiver.qwp.format.names import dead_letters_name, number_of_dead_letters
+from quiver.qwp.rows import RowTable
+from quiver.qwp.slots.dead_letters import (
     DeadLetterFiles,
     LettersDamage,
     count_dead_letters,
@@ -27,11 +31,7 @@ from quiver.qwp.dead_letters import (
     read_dead_letters,
     remove_dead_letters,
 )
-from quiver.qwp.format import dead_letters as record_format
-from quiver.qwp.format.dead_letters import DeadLetter, encode_dead_letter, find_dead_letter
-from quiver.qwp.format.names import dead_letters_name, number_of_dead_letters
-from quiver.qwp.resending import resend
-from quiver.qwp.rows import RowTable
+from quiver.qwp.slots.resending import resend
 from quiver.qwp.wire.message import Flags, encode_message
 from quiver.qwp.wire.responses import Refusal, encode_refusal
 from quiver.testing.clock import ManualClock
@@ -249,7 +249,7 @@ def test_a_record_is_found_wherever_it_begins(monkeypatch, searched_at_once):
 
 def test_files_of_a_large_bound_are_small_enough_to_be_read(monkeypatch):
     """There are more of them, and the oldest is still the one that is removed."""
-    monkeypatch.setattr("quiver.qwp.dead_letters._SHARE_BYTES_MAX", 500)
+    monkeypatch.setattr("quiver.qwp.slots.dead_letters._SHARE_BYTES_MAX", 500)
     fs = disk()
     files = files_on(fs, 1 << 40)
     for number in range(40):
@@ -487,7 +487,7 @@ def test_letters_stay_when_there_is_no_server_or_it_ends_it(sf_dir):
 
 def test_many_letters_go_in_batches(sf_dir, monkeypatch):
     """So that memory is bounded."""
-    monkeypatch.setattr("quiver.qwp.resending._BATCH_BYTES", 150)
+    monkeypatch.setattr("quiver.qwp.slots.resending._BATCH_BYTES", 150)
     with QwpServer() as server:
         assert resend(settings(server), f"{sf_dir}/edge", stored(sf_dir)).taken == 6
         assert len(server.lives) > 1

@@ -22,13 +22,13 @@ from quiver.primitives.disk.real_files import REAL_FILES as REAL
 from quiver.primitives.scan import Damage
 from quiver.qwp import DrainerEvent, Sender, SenderError
 from quiver.qwp.conf import Address as _Address
+from quiver.qwp.connection.session import Accepted, Halt, Refused, Session, SessionSettings, judge_answer
+from quiver.qwp.connection.transport import ConnectionLost, WakeUp, open_connection
 from quiver.qwp.format.segment import SegmentHeader, encode_frame_head, encode_segment_header
 from quiver.qwp.format.watermark import encode_watermark
-from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable
-from quiver.qwp.session import Accepted, Halt, Refused, Session, SessionSettings, judge_answer
-from quiver.qwp.slot import Slot, open_slot
-from quiver.qwp.transport import ConnectionLost, WakeUp, open_connection
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import Slot, open_slot
 from quiver.qwp.wire.decoder import decode_message
 from quiver.qwp.wire.responses import Ok, Refusal, encode_ok, encode_refusal
 from quiver.testing.clock import ManualClock

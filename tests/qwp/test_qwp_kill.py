@@ -17,7 +17,7 @@ from qwp_server import Close, QwpServer
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
 from quiver.qwp import Sender
-from quiver.qwp.recovery import read_watermark, scan_slot
+from quiver.qwp.slots.recovery import read_watermark, scan_slot
 from quiver.qwp.wire.decoder import Message, SymbolDictionary, decode_message
 from quiver.qwp.wire.responses import Ok, encode_ok
 

@@ -22,7 +22,7 @@ from certificates import Authority
 from quiver.errors import AtCapacity, PartlyKept, SenderHalted, SettingsInvalid, StoreClosed, WrongUse
 from quiver.observe import InMemoryObserver
 from quiver.qwp import Category, Sender, SenderError
-from quiver.qwp.recovery import scan_slot
+from quiver.qwp.slots.recovery import scan_slot
 from quiver.qwp.wire.message import ROWS_MAX
 from quiver.qwp.wire.responses import Ok, Refusal, encode_ok, encode_refusal
 from quiver.testing.crashfs import CrashFileSystem

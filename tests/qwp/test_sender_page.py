@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiver.qwp import Category, Policy, Sender, SenderSettings
-from quiver.qwp.session import DEFAULT_POLICIES
+from quiver.qwp.connection.session import DEFAULT_POLICIES
 from quiver.qwp.settings import _KEYS, _POLICIES, IGNORED_KEYS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "qwp.md").read_text(encoding="utf-8")

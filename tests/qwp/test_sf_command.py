@@ -21,10 +21,10 @@ from quiver.primitives.disk.file_system import NotRegularFile
 from quiver.primitives.disk.real_files import REAL_FILES, RealFile
 from quiver.qwp import Char, Geohash, Long256, Sender
 from quiver.qwp.format.dead_letters import DeadLetter
-from quiver.qwp.inspection import look_at_slot
-from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable
-from quiver.qwp.slot import mark_failed, open_slot
+from quiver.qwp.slots.inspection import look_at_slot
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import mark_failed, open_slot
 from quiver.qwp.wire.message import encode_message
 
 
@@ -92,7 +92,7 @@ def test_list_says_what_waits_and_for_whom(sf_dir):
 
 def test_list_looks_again_and_again(sf_dir, monkeypatch):
     """A line of JSON for each look; segments that have not changed are read once."""
-    from quiver.qwp import inspection
+    from quiver.qwp.slots import inspection
 
     scanned = []
     scan = inspection.scan_file

@@ -8,9 +8,9 @@ import pytest
 
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.qwp.recovery import scan_slot
-from quiver.qwp.ring import Durability, RingSettings
-from quiver.qwp.slot import Slot, open_slot
+from quiver.qwp.slots.recovery import scan_slot
+from quiver.qwp.slots.ring import Durability, RingSettings
+from quiver.qwp.slots.slot import Slot, open_slot
 from quiver.testing.clock import ManualClock
 from quiver.testing.log_contract import AppendLogContract
 

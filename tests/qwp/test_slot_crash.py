@@ -17,14 +17,14 @@ from quiver.errors import AtCapacity, Damaged, DirectoryInUse, FormatUnsupported
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.qwp.dead_letters import read_dead_letters
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.format.newer import NEWER_RECORD
 from quiver.qwp.format.segment import SegmentHeader, encode_frame_head, encode_segment_header
 from quiver.qwp.format.watermark import encode_watermark
-from quiver.qwp.ring import Durability, RingSettings
 from quiver.qwp.rows import RowTable
-from quiver.qwp.slot import Slot, find_orphans, mark_failed, memory_slot, open_slot
+from quiver.qwp.slots.dead_letters import read_dead_letters
+from quiver.qwp.slots.ring import Durability, RingSettings
+from quiver.qwp.slots.slot import Slot, find_orphans, mark_failed, memory_slot, open_slot
 from quiver.qwp.wire.message import encode_message
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

@@ -17,12 +17,12 @@ from quiver.metrics import observe_senders
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender, SenderSettings
-from quiver.qwp.append_times import AppendTimes
-from quiver.qwp.failover import HostTracker
-from quiver.qwp.ring import Ring, RingSettings
-from quiver.qwp.segment_files import MemorySegments
-from quiver.qwp.slot import memory_slot, open_slot
-from quiver.qwp.wire_loop import Counters, WireLoop
+from quiver.qwp.connection.failover import HostTracker
+from quiver.qwp.connection.wire_loop import Counters, WireLoop
+from quiver.qwp.slots.append_times import AppendTimes
+from quiver.qwp.slots.ring import Ring, RingSettings
+from quiver.qwp.slots.segment_files import MemorySegments
+from quiver.qwp.slots.slot import memory_slot, open_slot
 from quiver.testing.clock import ManualClock
 
 pytestmark = pytest.mark.usefixtures("quiet")

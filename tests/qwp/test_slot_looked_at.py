@@ -6,10 +6,10 @@ import pytest
 
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.qwp.inspection import frames_of_slot, look_at_slot, slots_below
-from quiver.qwp.ring import RingSettings
 from quiver.qwp.rows import RowTable
-from quiver.qwp.slot import find_orphans, open_slot
+from quiver.qwp.slots.inspection import frames_of_slot, look_at_slot, slots_below
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import find_orphans, open_slot
 from quiver.qwp.wire.message import encode_message
 
 SETTINGS = RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s=1.0)

@@ -15,8 +15,8 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.qwp.format.names import is_segment_name, is_unfinished_name, segment_name, shorter_name
 from quiver.qwp.format.segment import scan_segment
-from quiver.qwp.ring import RingSettings
-from quiver.qwp.slot import Slot, find_orphans, memory_slot, open_slot
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import Slot, find_orphans, memory_slot, open_slot
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

@@ -21,8 +21,8 @@ from certificates import Authority
 from quiver.errors import SettingsInvalid
 from quiver.primitives.scan import Damage, Frame
 from quiver.qwp import Sender, SenderSettings
-from quiver.qwp.java_keystore import decode_java_keystore
-from quiver.qwp.trust_store import trusted_certificates
+from quiver.qwp.connection.java_keystore import decode_java_keystore
+from quiver.qwp.connection.trust_store import trusted_certificates
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

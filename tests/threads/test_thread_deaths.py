@@ -28,8 +28,8 @@ from quiver.pipeline.config.topic import TopicReceiverConfig
 from quiver.pipeline.forwarding import Forwarding
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender
-from quiver.qwp.ring import RingSettings
-from quiver.qwp.slot import open_slot
+from quiver.qwp.slots.ring import RingSettings
+from quiver.qwp.slots.slot import open_slot
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 from quiver.receivers.store_receiver import StoreReceiver

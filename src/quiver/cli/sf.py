@@ -107,7 +107,7 @@ def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:
     Show a slot: its segments, and which tables wait in it. Exits with 1 when it cannot be read.
     """
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.qwp.inspection import frames_of_slot, rows_by_table  # noqa: PLC0415
+    from quiver.qwp.slots.inspection import frames_of_slot, rows_by_table  # noqa: PLC0415
 
     (name,) = names_of_slots(root, [slot])
     one = look(root, name)
@@ -155,9 +155,9 @@ def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> li
     from random import Random  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
+    from quiver.qwp.connection.failover import HostTracker  # noqa: PLC0415
     from quiver.qwp.drainers import Drainers  # noqa: PLC0415
     from quiver.qwp.environment import conf_from_env  # noqa: PLC0415
-    from quiver.qwp.failover import HostTracker  # noqa: PLC0415
     from quiver.qwp.settings import SenderSettings  # noqa: PLC0415
 
     settings = replace(SenderSettings.from_conf(conf or conf_from_env()), sf_dir=str(root))
@@ -208,7 +208,7 @@ def tail(
     from collections import deque  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.qwp.inspection import frames_of_slot, rows_of  # noqa: PLC0415
+    from quiver.qwp.slots.inspection import frames_of_slot, rows_of  # noqa: PLC0415
 
     (name,) = names_of_slots(root, [slot])
     newest: deque[dict[str, Any]] = deque(maxlen=rows)

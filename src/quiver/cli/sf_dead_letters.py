@@ -21,7 +21,7 @@ from quiver.errors import WrongUse
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from quiver.qwp.dead_letters import StoredLetter
+    from quiver.qwp.slots.dead_letters import StoredLetter
     from quiver.qwp.wire.decoded import Table
 
 __all__ = ["dead_letters"]
@@ -89,7 +89,7 @@ _Found = list[tuple["StoredLetter", tuple["Table", ...]]]
 def _find(directory: str, wanted: list[str], table: str | None) -> tuple[_Found, list[object]]:
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.scan import Frame  # noqa: PLC0415
-    from quiver.qwp.dead_letters import StoredLetter, dead_letters_of  # noqa: PLC0415
+    from quiver.qwp.slots.dead_letters import StoredLetter, dead_letters_of  # noqa: PLC0415
     from quiver.qwp.wire.decoder import decode_message  # noqa: PLC0415
 
     found: _Found = []
@@ -126,7 +126,7 @@ def _as_dict(one: StoredLetter, tables: tuple[Table, ...]) -> dict[str, Any]:
 
 
 def _rows(tables: tuple[Table, ...]) -> dict[str, list[dict[str, Any]]]:
-    from quiver.qwp.inspection import rows_of  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.qwp.slots.inspection import rows_of  # noqa: PLC0415 - keeps `--help` quick
 
     return {each.name: rows_of(each) for each in tables}
 
@@ -152,7 +152,7 @@ def _list(directory: str, found: _Found, *, as_json: bool) -> None:
 
 def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> None:
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.qwp.dead_letters import remove_dead_letters  # noqa: PLC0415
+    from quiver.qwp.slots.dead_letters import remove_dead_letters  # noqa: PLC0415
 
     removed = remove_dead_letters(REAL_FILES, directory, None if is_all else {one.id for one, _ in found})
     if as_json:
@@ -163,8 +163,8 @@ def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> Non
 
 def _resend(directory: str, letters: list[StoredLetter], conf: str | None, *, as_json: bool) -> None:
     from quiver.qwp.environment import conf_from_env  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.qwp.resending import resend  # noqa: PLC0415
     from quiver.qwp.settings import SenderSettings  # noqa: PLC0415
+    from quiver.qwp.slots.resending import resend  # noqa: PLC0415
 
     settings = replace(SenderSettings.from_conf(conf or conf_from_env()), sf_dir=None)
     done = resend(settings, directory, letters, observer=NoServerReporter())

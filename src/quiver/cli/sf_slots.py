@@ -16,7 +16,7 @@ from quiver.errors import WrongUse
 from quiver.observe import InMemoryObserver, Value
 
 if TYPE_CHECKING:
-    from quiver.qwp.inspection import SlotReport
+    from quiver.qwp.slots.inspection import SlotReport
 
 __all__ = ["NoServerReporter", "age_s", "holder", "look", "names_of_slots", "slot_as_dict"]
 
@@ -51,7 +51,7 @@ def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
         WrongUse: one is not there.
     """
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.qwp.inspection import slots_below  # noqa: PLC0415
+    from quiver.qwp.slots.inspection import slots_below  # noqa: PLC0415
 
     found = slots_below(REAL_FILES, str(root))
     for name in wanted or ():
@@ -65,7 +65,7 @@ def look(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotRepo
     Return what is in the slot *name*. *known* is kept from one look to the next.
     """
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.qwp.inspection import look_at_slot  # noqa: PLC0415
+    from quiver.qwp.slots.inspection import look_at_slot  # noqa: PLC0415
 
     return look_at_slot(REAL_FILES, str(root), name, known)
 

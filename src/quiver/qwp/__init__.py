@@ -39,9 +39,9 @@ from typing import TYPE_CHECKING
 from quiver.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from quiver.qwp.connection.session import Category, Policy, SenderError
     from quiver.qwp.drainers import DrainerEvent
     from quiver.qwp.sender import Sender
-    from quiver.qwp.session import Category, Policy, SenderError
     from quiver.qwp.settings import SenderSettings
     from quiver.qwp.values import Char, DateMillis, Geohash, Long256, TimestampMicros, TimestampNanos
 else:
@@ -50,7 +50,7 @@ else:
         {
             "quiver.qwp.drainers": "DrainerEvent",
             "quiver.qwp.sender": "Sender",
-            "quiver.qwp.session": "Category Policy SenderError",
+            "quiver.qwp.connection.session": "Category Policy SenderError",
             "quiver.qwp.settings": "SenderSettings",
             "quiver.qwp.values": "Char DateMillis Geohash Long256 TimestampMicros TimestampNanos",
         },

@@ -22,11 +22,11 @@ from quiver.errors import Damaged, DirectoryInUse, SettingsInvalid, StoreFailed
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
-from quiver.qwp.failover import HostTracker
-from quiver.qwp.session import SenderError
+from quiver.qwp.connection.failover import HostTracker
+from quiver.qwp.connection.session import SenderError
+from quiver.qwp.connection.wire_loop import Counters, WireLoop
 from quiver.qwp.settings import SenderSettings
-from quiver.qwp.slot import Slot, find_orphans, mark_failed, open_slot
-from quiver.qwp.wire_loop import Counters, WireLoop
+from quiver.qwp.slots.slot import Slot, find_orphans, mark_failed, open_slot
 
 __all__ = ["DrainerEvent", "DrainerListener", "Drainers"]
 

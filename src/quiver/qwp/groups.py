@@ -28,12 +28,12 @@ from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.qwp.connection.failover import HostTracker
+from quiver.qwp.connection.session import SenderError
+from quiver.qwp.connection.wire_loop import Counters, WireLoop
 from quiver.qwp.drainers import Drainers
-from quiver.qwp.failover import HostTracker
-from quiver.qwp.session import SenderError
 from quiver.qwp.settings import SenderSettings
-from quiver.qwp.slot import Slot, open_slot
-from quiver.qwp.wire_loop import Counters, WireLoop
+from quiver.qwp.slots.slot import Slot, open_slot
 
 __all__ = ["GROUP_NAME", "Group", "GroupSent", "message_bytes_max", "send_group"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from quiver.clock import Clock
 from quiver.observe import Observer
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
-from quiver.qwp.session import Policy, SenderError
+from quiver.qwp.connection.session import Policy, SenderError
 
 __all__ = ["ErrorHandler", "ErrorInbox"]
 

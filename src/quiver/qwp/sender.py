@@ -29,18 +29,18 @@ from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.forked import refuse_in_children
+from quiver.qwp.connection.failover import HostTracker
+from quiver.qwp.connection.session import SenderError
+from quiver.qwp.connection.wire_loop import Counters, WireLoop
 from quiver.qwp.drainers import DrainerListener, Drainers
 from quiver.qwp.environment import conf_from_env
-from quiver.qwp.failover import HostTracker
 from quiver.qwp.inbox import ErrorHandler, ErrorInbox
 from quiver.qwp.rows import At, RowTable
 from quiver.qwp.sender_figures import SenderFigures
-from quiver.qwp.session import SenderError
 from quiver.qwp.settings import SenderSettings
-from quiver.qwp.slot import MemorySlot, Slot, memory_slot, open_slot
+from quiver.qwp.slots.slot import MemorySlot, Slot, memory_slot, open_slot
 from quiver.qwp.tables import encode_slices, record_batches
 from quiver.qwp.wire.message import MessageBuffer, SymbolIds, encode_message
-from quiver.qwp.wire_loop import Counters, WireLoop
 
 __all__ = ["Sender"]
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from quiver.qwp.connection.session import SenderError
+from quiver.qwp.connection.wire_loop import Counters, WireLoop
 from quiver.qwp.drainers import Drainers
 from quiver.qwp.inbox import ErrorInbox
-from quiver.qwp.session import SenderError
 from quiver.qwp.settings import SenderSettings
-from quiver.qwp.slot import MemorySlot, Slot
-from quiver.qwp.wire_loop import Counters, WireLoop
+from quiver.qwp.slots.slot import MemorySlot, Slot
 
 __all__ = ["SenderFigures"]
 

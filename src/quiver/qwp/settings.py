@@ -20,10 +20,10 @@ from quiver.qwp.conf import (
     parse_size,
     parse_whole,
 )
-from quiver.qwp.dead_letters import DEAD_LETTERS_BYTES_MAX
+from quiver.qwp.connection.session import Category, Policy
 from quiver.qwp.format.names import check_sender_id
-from quiver.qwp.ring import Durability, RingSettings
-from quiver.qwp.session import Category, Policy
+from quiver.qwp.slots.dead_letters import DEAD_LETTERS_BYTES_MAX
+from quiver.qwp.slots.ring import Durability, RingSettings
 from quiver.qwp.wire.message import BATCH_BYTES_DEFAULT, SCHEMAS_MAX, Dialect
 
 __all__ = ["IGNORED_KEYS", "InitialConnect", "SenderSettings"]
@@ -67,7 +67,7 @@ class SenderSettings:
         durable_ack: only frames that the server calls durable count as confirmed.
         keepalive_s: between pings that ask for durable acknowledgements; 0 or less sends none.
         inbox_capacity: errors that wait for the handler.
-        policies: category → what happens to a frame that is refused so; see `quiver.qwp.session.Policy`.
+        policies: category → what happens to a frame that is refused so; see `quiver.qwp.connection.session.Policy`.
         auto_flush_rows, auto_flush_bytes, auto_flush_s: a row that reaches one of them flushes; None: never.
         message_bytes_max: ``max_buf_size``: no message is larger.
         offline_bytes_max: ``quiver_offline_frame_bytes``: nor are several rows together, before a server has said how

@@ -46,7 +46,7 @@ from quiver.qwp.format.segment import (
     scan_segment,
 )
 from quiver.qwp.format.watermark import WATERMARK, WATERMARK_MAGIC, decode_watermark
-from quiver.qwp.segment_files import Segment
+from quiver.qwp.slots.segment_files import Segment
 from quiver.qwp.wire.decoder import SymbolDelta, SymbolDictionary, decode_symbol_delta
 from quiver.qwp.wire.message import MESSAGE_HEADER, MESSAGE_MAGIC, Flags
 

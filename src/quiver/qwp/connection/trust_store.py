@@ -13,7 +13,7 @@ from quiver.errors import SettingsInvalid
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
-from quiver.qwp.java_keystore import JAVA_KEYSTORE_MAGIC, decode_java_keystore
+from quiver.qwp.connection.java_keystore import JAVA_KEYSTORE_MAGIC, decode_java_keystore
 
 __all__ = ["trusted_certificates"]
 

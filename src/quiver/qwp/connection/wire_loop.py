@@ -26,10 +26,9 @@ from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Frame
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
 from quiver.qwp.conf import Address
-from quiver.qwp.failover import Backoff, HostTracker
-from quiver.qwp.fitting import FrameFitter
-from quiver.qwp.format.dead_letters import DeadLetter
-from quiver.qwp.session import (
+from quiver.qwp.connection.failover import Backoff, HostTracker
+from quiver.qwp.connection.fitting import FrameFitter
+from quiver.qwp.connection.session import (
     Accepted,
     Action,
     Category,
@@ -43,9 +42,7 @@ from quiver.qwp.session import (
     SessionSettings,
     request_headers,
 )
-from quiver.qwp.settings import SenderSettings
-from quiver.qwp.slot import MemorySlot, Slot
-from quiver.qwp.transport import (
+from quiver.qwp.connection.transport import (
     Connection,
     ConnectionLost,
     HandshakeFailed,
@@ -53,6 +50,9 @@ from quiver.qwp.transport import (
     open_connection,
     tls_context,
 )
+from quiver.qwp.format.dead_letters import DeadLetter
+from quiver.qwp.settings import SenderSettings
+from quiver.qwp.slots.slot import MemorySlot, Slot
 from quiver.qwp.wire.decoder import decode_symbol_delta
 from quiver.qwp.wire.message import MESSAGE_HEADER, with_all_symbols
 

@@ -27,10 +27,10 @@ from quiver.errors import AtCapacity, StoreClosed, StoreFailed, WrongUse
 from quiver.observe import Observer
 from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
 from quiver.primitives.disk.file_system import Buffer, File
-from quiver.qwp.append_times import AppendTimes
 from quiver.qwp.format.segment import FRAME_HEAD, SEGMENT_HEADER, SegmentHeader, encode_frame_head
 from quiver.qwp.format.watermark import WATERMARK_FSN_OFFSET, WATERMARK_MAGIC
-from quiver.qwp.segment_files import Segment, SegmentStorage
+from quiver.qwp.slots.append_times import AppendTimes
+from quiver.qwp.slots.segment_files import Segment, SegmentStorage
 
 __all__ = ["Durability", "Ring", "RingSettings"]
 

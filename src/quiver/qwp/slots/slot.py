@@ -18,7 +18,6 @@ from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SettingsIn
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import File, FileSystem, Lock
-from quiver.qwp.dead_letters import DEAD_LETTERS_BYTES_MAX, DeadLetterFiles
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.format.names import (
     FAILED_NAME,
@@ -31,9 +30,10 @@ from quiver.qwp.format.names import (
     is_sender_id,
 )
 from quiver.qwp.format.watermark import WATERMARK, encode_watermark
-from quiver.qwp.recovery import recover_slot
-from quiver.qwp.ring import Ring, RingSettings
-from quiver.qwp.segment_files import DiskSegments, MemorySegments
+from quiver.qwp.slots.dead_letters import DEAD_LETTERS_BYTES_MAX, DeadLetterFiles
+from quiver.qwp.slots.recovery import recover_slot
+from quiver.qwp.slots.ring import Ring, RingSettings
+from quiver.qwp.slots.segment_files import DiskSegments, MemorySegments
 
 __all__ = [
     "MemorySlot",

@@ -26,12 +26,12 @@ from quiver.primitives.disk.file_system import FileStat, FileSystem
 from quiver.primitives.disk.lock import is_held
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
 from quiver.primitives.scan import Frame
-from quiver.qwp.dead_letters import count_dead_letters
 from quiver.qwp.format.names import FAILED_NAME, LOCK_NAME, SYMBOLS_NAME, is_segment_name, is_sender_id
 from quiver.qwp.format.newer import decode_symbol_file
 from quiver.qwp.format.segment import scan_segment
-from quiver.qwp.recovery import Scanned, read_watermark, scan_file
-from quiver.qwp.slot import holder_of_slot
+from quiver.qwp.slots.dead_letters import count_dead_letters
+from quiver.qwp.slots.recovery import Scanned, read_watermark, scan_file
+from quiver.qwp.slots.slot import holder_of_slot
 from quiver.qwp.wire.column_types import ColumnType
 from quiver.qwp.wire.decoded import SCALE_KEY, TYPE_KEY, Table
 from quiver.qwp.wire.decoder import SymbolDictionary, decode_message

@@ -29,8 +29,8 @@ from quiver.errors import QuiverError, SettingsInvalid
 from quiver.primitives.certificates import pem_bytes
 from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.conf import Address
-from quiver.qwp.session import WRITE_PATH, Accepted, Refused, judge_answer
-from quiver.qwp.trust_store import trusted_certificates
+from quiver.qwp.connection.session import WRITE_PATH, Accepted, Refused, judge_answer
+from quiver.qwp.connection.trust_store import trusted_certificates
 
 __all__ = ["Connection", "ConnectionLost", "HandshakeFailed", "WakeUp", "open_connection", "tls_context"]
 

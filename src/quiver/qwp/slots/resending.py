@@ -19,16 +19,16 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.qwp.dead_letters import DeadLetterFiles, StoredLetter, remove_dead_letters
-from quiver.qwp.failover import HostTracker
+from quiver.qwp.connection.failover import HostTracker
+from quiver.qwp.connection.session import Category, Policy, SenderError
+from quiver.qwp.connection.wire_loop import Counters, WireLoop
 from quiver.qwp.format.dead_letters import DeadLetter
-from quiver.qwp.ring import Ring, RingSettings
-from quiver.qwp.segment_files import MemorySegments
-from quiver.qwp.session import Category, Policy, SenderError
 from quiver.qwp.settings import SenderSettings
-from quiver.qwp.slot import MemorySlot
+from quiver.qwp.slots.dead_letters import DeadLetterFiles, StoredLetter, remove_dead_letters
+from quiver.qwp.slots.ring import Ring, RingSettings
+from quiver.qwp.slots.segment_files import MemorySegments
+from quiver.qwp.slots.slot import MemorySlot
 from quiver.qwp.wire.pieces import committing
-from quiver.qwp.wire_loop import Counters, WireLoop
 
 __all__ = ["Resent", "resend"]
 
