@@ -4,7 +4,7 @@ Brackets in a path are a path, not markup.
 
 import pytest
 
-from quiver.cli.output import print_table
+from quiver.cli.console.output import print_table
 
 
 @pytest.mark.parametrize("path", ["my [bold] buffer", "q[/bold]/buffer", "[red]", "a["])

@@ -9,9 +9,9 @@ import shutil
 
 import pytest
 
+from quiver.cli.console.progress import QUIET_S, Progress
 from quiver.cli.measure import MODES, measure
-from quiver.cli.progress import QUIET_S, Progress
-from quiver.cli.stats import watch
+from quiver.cli.stats.commands import watch
 from quiver.errors import WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
@@ -64,7 +64,7 @@ def test_an_interrupt_ends_the_watch_in_peace(made_store, monkeypatch, call):
     def interrupted(*_arguments, **_named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quiver.cli.stats.watch", interrupted)
+    monkeypatch.setattr("quiver.cli.stats.commands.watch", interrupted)
     assert call("stats", made_store, "--watch").exit_code == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import quiver
 from quiver.bundle import BundleRef
-from quiver.cli.top_figures import Look, Sample, fetch_samples, parse_samples, showing
+from quiver.cli.stats.top_figures import Look, Sample, fetch_samples, parse_samples, showing
 from quiver.errors import RetryLater
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.primitives.disk.real_files import REAL_FILES

@@ -232,16 +232,16 @@ def test_module_that_nobody_imports_is_found():
         "src/quiver/store/wal/scan.py": "from quiver.store.wal import replay\n",
         "src/quiver/store/wal/replay.py": "",
         "src/quiver/cli/main.py": "",
-        "src/quiver/cli/stats.py": "",
+        "src/quiver/cli/stats/commands.py": "",
         "src/quiver/testing/crashfs.py": "",
         "tests/test_wal.py": "from quiver.store.wal.scan import scan\nfrom quiver.testing import (\n    crashfs,\n)\n",
         "pyproject.toml": 'quiver = "quiver.cli.main:main"',
-        "docs/cli.md": "# quiver.cli.stats\n",
+        "docs/cli.md": "# quiver.cli.stats.commands\n",
     }
 
     found = tidy.dead_rules(modules({path: text for path, text in files.items() if path.startswith("src")}), files)
 
-    assert [finding.path for finding in found] == ["src/quiver/cli/stats.py"]
+    assert [finding.path for finding in found] == ["src/quiver/cli/stats/commands.py"]
 
 
 def test_reads_what_git_would_track(tmp_path: Path):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import quiver
 from quiver.cli.main import build_app
-from quiver.cli.store_stats import collect_stats
+from quiver.cli.stats.store import collect_stats
 from quiver.errors import AtCapacity
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import KIB, Settings

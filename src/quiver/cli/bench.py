@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.errors import WrongUse
 
 __all__ = ["bench"]
@@ -43,8 +43,8 @@ def bench(
     synced: one caller waits for each sync. shared: several at a time share syncs. burst: nobody waits, the log is
     synced every 25 ms.
     """
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415
     from quiver.cli.measure import MODES, Mode, measure  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.cli.progress import Progress  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quiver.cli.console.output import human_bytes, print_json, print_table
 from quiver.cli.object_store import object_location
-from quiver.cli.output import human_bytes, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def restore_cold(
     """
     Make the store *target* from the objects at *url*, or show what is there.
     """
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415

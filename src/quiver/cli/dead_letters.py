@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
 
 
 def _list(directory: str, look: _Look, *, as_json: bool) -> None:
-    from quiver.cli.paths import place_of  # noqa: PLC0415
+    from quiver.cli.console.paths import place_of  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     if as_json:
@@ -318,7 +318,7 @@ def _replay(found: _Found, deliver: _Deliver, *, as_json: bool) -> None:
 
 
 def _replay_of(root: str, name: str, letters: list[DeadLetter], deliver: _Deliver) -> Iterator[dict[str, Any]]:
-    from quiver.cli.progress import Progress  # noqa: PLC0415
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415
     from quiver.delivery.dead_letters import open_letters, replay_letters  # noqa: PLC0415
     from quiver.delivery.policy import Delivered  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415

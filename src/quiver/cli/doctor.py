@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, human_bytes, print_json, print_table
 
 if TYPE_CHECKING:
     from quiver.store.reading.doctor import Diagnosis
@@ -28,7 +28,7 @@ def doctor(
     Writes a few small files there and removes them; safe beside a live writer. Exits with 1 when a store should not
     live there.
     """
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.doctor import diagnose  # noqa: PLC0415

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.output import JsonFlag, human_bytes, print_json
+from quiver.cli.console.output import JsonFlag, human_bytes, print_json
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def export(
     Reads only; safe beside a live writer. The file appears whole or not at all, and takes little memory. Exits with
     1 when something was left out because it is damaged.
     """
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.export import export as write  # noqa: PLC0415
@@ -105,7 +105,7 @@ def _counted(
 
 
 def _span(since: str | None, until: str | None, now_ns: int) -> Span:
-    from quiver.cli.instants import parse_instant  # noqa: PLC0415
+    from quiver.cli.console.instants import parse_instant  # noqa: PLC0415
 
     def bound(text: str | None, option: str) -> datetime | None:
         return None if text is None else parse_instant(text, option=option, now_ns=now_ns)

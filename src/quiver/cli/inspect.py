@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
-    from quiver.cli.progress import Progress
+    from quiver.cli.console.progress import Progress
     from quiver.primitives.findings import Description
 
 __all__ = ["inspect"]
@@ -66,7 +66,7 @@ def inspect(
 
 
 def _directory(root: Path) -> list[Description]:
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
 
     with Progress("reading") as progress:
         return list(_described(root, progress))

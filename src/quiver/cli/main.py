@@ -37,7 +37,7 @@ def build_app() -> typer.Typer:
     import typer  # noqa: PLC0415 - an extra; `main` says so when it is missing
     from typer.core import TyperGroup  # noqa: PLC0415
 
-    from quiver.cli.paths import refuse_empty_paths  # noqa: PLC0415
+    from quiver.cli.console.paths import refuse_empty_paths  # noqa: PLC0415
 
     class Commands(TyperGroup):
         """
@@ -69,8 +69,7 @@ def build_app() -> typer.Typer:
 
 
 def _add_commands(app: typer.Typer) -> None:
-    from quiver.cli import (  # noqa: PLC0415
-        aof,
+    from quiver.cli import (
         bench,
         dead_letters,
         demo,
@@ -80,15 +79,16 @@ def _add_commands(app: typer.Typer) -> None:
         migrate,
         repair,
         run,
-        sf,
         snapshot,
-        stats,
         subscribers,
-        top,
-        topic,
         verify,
         version,
     )
+    from quiver.cli.aof import commands as aof
+    from quiver.cli.qwp import commands as sf
+    from quiver.cli.stats import commands as stats
+    from quiver.cli.stats import top
+    from quiver.cli.topic import commands as topic
 
     app.callback()(version.options)
     app.command("run", short_help="Run a pipeline until it is told to stop.")(run.run)

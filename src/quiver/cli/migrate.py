@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.errors import QuiverError, WrongUse
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def migrate(
 
     Open the store with the same format_profile afterwards. Data and progress stay what they are.
     """
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415

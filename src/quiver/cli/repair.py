@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.cli.console.output import JsonFlag, print_json, print_table
 
 if TYPE_CHECKING:
     from quiver.store.offline.repair import RepairReport
@@ -28,7 +28,7 @@ def repair(
     Its dead letters are mended, too. Copies go to quarantine/ inside the store. Exits with 1 when something is damaged
     afterwards.
     """
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415

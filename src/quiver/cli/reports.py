@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quiver.cli.output import human_age
+from quiver.cli.console.output import human_age
 from quiver.delivery.exporter_stats import load_report
 from quiver.errors import Damaged
 from quiver.primitives.disk.file_system import FileSystem

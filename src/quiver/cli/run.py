@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quiver.cli.output import JsonFlag, print_json, print_table
+from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.errors import WrongUse
 
 __all__ = ["run"]

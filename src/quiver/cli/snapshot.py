@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quiver.cli.cold_restore import Cold, DryRun, Stores, restore_cold
+from quiver.cli.console.output import JsonFlag, human_bytes, print_json
+from quiver.cli.console.paths import pipeline_given
 from quiver.cli.object_store import ObjectOptions
-from quiver.cli.output import JsonFlag, human_bytes, print_json
-from quiver.cli.paths import pipeline_given
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def snapshot(
     linked where that is possible, so that a snapshot on the same disk takes little room. Exits with 1 when something
     could not be copied, and lists it.
     """
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
@@ -136,7 +136,7 @@ def restore(
         raise WrongUse("--option, --store and --dry-run are for --cold")
     import uuid  # noqa: PLC0415 - keeps `--help` quick
 
-    from quiver.cli.progress import Progress  # noqa: PLC0415
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.snapshots.snapshot import restore as make  # noqa: PLC0415
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.errors import SubscriberUnknown, WrongUse
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def subscribers(
 def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     from dataclasses import asdict  # noqa: PLC0415
 
-    from quiver.cli.paths import place_of  # noqa: PLC0415
+    from quiver.cli.console.paths import place_of  # noqa: PLC0415
     from quiver.cli.reports import reported, since_success  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -141,7 +141,7 @@ def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
     """
     from dataclasses import asdict  # noqa: PLC0415
 
-    from quiver.cli.waiting import waiting_of  # noqa: PLC0415
+    from quiver.cli.stats.waiting import waiting_of  # noqa: PLC0415
     from quiver.delivery.dead_letters import count_letters  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
@@ -150,7 +150,7 @@ def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
 
 
 def _retry_row(one: Standing, retries: dict[str, Any]) -> dict[str, Any]:
-    from quiver.cli.waiting import when  # noqa: PLC0415
+    from quiver.cli.stats.waiting import when  # noqa: PLC0415
 
     return {
         "problem": one.problem or retries["retry_problem"],
@@ -175,7 +175,7 @@ def _drop(roots: Sequence[str], subscriber: str) -> list[dict[str, Any]]:
 
 
 def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, Any]]:
-    from quiver.cli.instants import parse_start  # noqa: PLC0415
+    from quiver.cli.console.instants import parse_start  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import skip_ledger_name  # noqa: PLC0415

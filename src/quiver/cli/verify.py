@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quiver.cli.console.output import JsonFlag, exit_of_verify, print_json, print_table
+from quiver.cli.console.paths import pipeline_given
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
-from quiver.cli.output import JsonFlag, exit_of_verify, print_json, print_table
-from quiver.cli.paths import pipeline_given
 from quiver.primitives.findings import Finding
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def verify(
     Exits with 1 when something is damaged, and with 3 when nothing is, and something could not be read. A torn tail is
     not damage: the next open cuts it off.
     """
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.check import check_store  # noqa: PLC0415

@@ -13,10 +13,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, ObjectsUrl
-from quiver.cli.output import JsonFlag, print_json, print_table
-from quiver.cli.topic_objects import Namespace, RootPrefix, TierPlace
-from quiver.cli.topic_opening import FileName, MetadataUrl, Root, Topic, open_topics, tier_of
+from quiver.cli.topic.objects import Namespace, RootPrefix, TierPlace
+from quiver.cli.topic.opening import FileName, MetadataUrl, Root, Topic, open_topics, tier_of
 from quiver.errors import DirectoryInUse
 
 __all__ = ["add_admin_commands"]
@@ -213,7 +213,7 @@ def unsubscribe(access: _Access, topic: Topic, subscription: Subscription, as_js
 
 
 def _start(text: str, option: str) -> str | int:
-    from quiver.cli.instants import parse_start  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.instants import parse_start  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     found = parse_start(text, option=option, now_ns=SYSTEM_CLOCK.now_ns())

@@ -63,7 +63,7 @@ def checked_logs(
         AccessRefused, ObjectsUnavailable: the objects cannot be read.
     """
     from quiver.aof.reading.check import check_log_directory  # noqa: PLC0415
-    from quiver.cli.progress import Progress  # noqa: PLC0415
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quiver.cli.object_store import metadata_location, object_location
-from quiver.cli.topic_objects import TierPlace
+from quiver.cli.topic.objects import TierPlace
 
 if TYPE_CHECKING:
     from quiver.topics.store import TopicStore

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, metadata_location, object_location
-from quiver.cli.output import JsonFlag, print_json, print_table
 from quiver.errors import DirectoryInUse, WrongUse
 
 if TYPE_CHECKING:

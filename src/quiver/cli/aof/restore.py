@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, object_location
-from quiver.cli.output import JsonFlag, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:

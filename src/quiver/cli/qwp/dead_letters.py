@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import typer
 
-from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.cli.sf_slots import NoServerReporter, names_of_slots
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.qwp.slots import NoServerReporter, names_of_slots
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import WrongUse
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.aof_admin import add_admin_commands
-from quiver.cli.aof_logs import LogName, Logs, checked_logs, one_log
-from quiver.cli.aof_restore import restore
+from quiver.cli.aof.admin import add_admin_commands
+from quiver.cli.aof.logs import LogName, Logs, checked_logs, one_log
+from quiver.cli.aof.restore import restore
+from quiver.cli.console.output import JsonFlag, exit_of_verify, human_age, human_bytes, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
-from quiver.cli.output import JsonFlag, exit_of_verify, human_age, human_bytes, print_json, print_table
 from quiver.errors import DataLoss, WrongUse
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quiver.cli.console.output import JsonFlag, exit_of_verify, human_bytes, print_json, print_table
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, ObjectsUrl
-from quiver.cli.output import JsonFlag, exit_of_verify, human_bytes, print_json, print_table
-from quiver.cli.topic_admin import add_admin_commands
-from quiver.cli.topic_objects import (
+from quiver.cli.topic.admin import add_admin_commands
+from quiver.cli.topic.objects import (
     Namespace,
     RootPrefix,
     TierPlace,
@@ -27,7 +27,7 @@ from quiver.cli.topic_objects import (
     metadata_of,
     rebuild_catalogue,
 )
-from quiver.cli.topic_opening import FileName, MetadataUrl, Root, Topic, Wait, open_topics, tier_of
+from quiver.cli.topic.opening import FileName, MetadataUrl, Root, Topic, Wait, open_topics, tier_of
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def _check(root: Path, topic: str) -> CheckedTopic:
 
 
 def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bool = False) -> dict[str, CheckedTopic]:
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.cold.catalog import ObjectCatalogue  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415

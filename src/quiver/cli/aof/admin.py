@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.aof_logs import LogName, Logs, checked_logs, logs_of, one_log
+from quiver.cli.aof.logs import LogName, Logs, checked_logs, logs_of, one_log
+from quiver.cli.console.output import JsonFlag, human_bytes, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
-from quiver.cli.output import JsonFlag, human_bytes, print_json, print_table
 from quiver.errors import WrongUse
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.cli.watching import EveryOption, LooksOption, WatchOption, check_watching
-from quiver.cli.watching import watch as look_again
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.stats.watching import EveryOption, LooksOption, WatchOption, check_watching
+from quiver.cli.stats.watching import watch as look_again
 
 if TYPE_CHECKING:
-    from quiver.cli.store_stats import StoreStats
+    from quiver.cli.stats.store import StoreStats
     from quiver.clock import Clock
 
 __all__ = ["stats", "watch"]
@@ -61,8 +61,8 @@ def watch(directory: Path, clock: Clock, *, every_s: float, looks: int | None, a
 
 
 def _look(directory: Path, clock: Clock, *, as_json: bool, in_a_line: bool) -> bool:
-    from quiver.cli.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.cli.store_stats import collect_stats  # noqa: PLC0415
+    from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.stats.store import collect_stats  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     with Progress("reading", clock=clock) as progress:

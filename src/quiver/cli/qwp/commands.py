@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.cli.sf_dead_letters import dead_letters
-from quiver.cli.sf_slots import NoServerReporter, age_s, holder, look, names_of_slots, slot_as_dict
-from quiver.cli.watching import EveryOption, LooksOption, WatchOption, check_watching, watch
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.qwp.dead_letters import dead_letters
+from quiver.cli.qwp.slots import NoServerReporter, age_s, holder, look, names_of_slots, slot_as_dict
+from quiver.cli.stats.watching import EveryOption, LooksOption, WatchOption, check_watching, watch
 from quiver.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quiver.cli.reports import Reported, reported
-from quiver.cli.store_stats import StoreStats, SubscriberStats, collect_stats
-from quiver.cli.waiting import Waiting, waiting_of
+from quiver.cli.stats.store import StoreStats, SubscriberStats, collect_stats
+from quiver.cli.stats.waiting import Waiting, waiting_of
 from quiver.delivery.dead_letters import count_letters
 from quiver.errors import RetryLater, WrongUse
 from quiver.pipeline.companion_stores import stores_beside

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quiver.cli.output import JsonFlag, human_age, human_bytes, print_json, print_table
+from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.errors import SettingsInvalid, WrongUse
 
 if TYPE_CHECKING:
-    from quiver.cli.top_figures import Showing
-    from quiver.cli.waiting import Waiting
+    from quiver.cli.stats.top_figures import Showing
+    from quiver.cli.stats.waiting import Waiting
 
 __all__ = ["top"]
 
@@ -44,7 +44,7 @@ def top(
     """
     import threading  # noqa: PLC0415 - for this alone
 
-    from quiver.cli.top_figures import showing, take_look  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.stats.top_figures import showing, take_look  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK as clock  # noqa: N811, PLC0415
     from quiver.pipeline.companion_stores import beside  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -148,7 +148,7 @@ def _backoff(waits: Waiting | None) -> dict[str, Any]:
     """
     Return what of a subscriber waits to be tried again, as columns.
     """
-    from quiver.cli.waiting import when  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.cli.stats.waiting import when  # noqa: PLC0415 - keeps `--help` quick
 
     if waits is None:
         return {"retrying": 0, "attempts": None, "next retry": None}
