@@ -24,6 +24,7 @@ import os.path
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,9 +35,11 @@ SOURCE = "src/quiver/"
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
+FOLDER_FILES_MAX = 20
 FILE_BYTES_MAX = 1 << 20
 
-PURE_FOLDERS = ("format", "wire", "otap")
+PURE_FOLDERS = ("format", "wire")
+PURE_PACKAGES = ("otap",)
 PURE_FILES = ("session.py", "offsets.py", "retention.py", "state.py")
 PURE_PRIMITIVES = ("checksum.py", "findings.py", "packing.py", "scan.py")
 
@@ -53,7 +56,8 @@ IMPURE_PARTS = (
 
 STORES = ("store", "topics", "aof", "qwp")
 BELOW_STORES = frozenset({
-    "bundle", "clock", "errors", "lazy_names", "metadata", "objects", "observe", "primitives", "settings",
+    "bundle", "clock", "errors", "instant", "lazy_names", "metadata", "objects", "observe", "option_values",
+    "primitives", "settings",
 })  # fmt: skip
 BELOW_PRIMITIVES = frozenset({"clock", "errors", "observe", "primitives"})
 
@@ -78,8 +82,9 @@ ENVIRONMENT_READERS = (
 """Programs: placeholders of a pipeline file, where Java is, and `Sender.from_env`, which is asked for by name."""
 
 THREAD_PLACES = (
-    "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/export.py", "src/quiver/pipeline/processes/parent_watchdog.py",
-    "src/quiver/pipeline/processes/run.py", "src/quiver/pipeline/processes/supervise.py", "src/quiver/primitives/worker.py",
+    "src/quiver/cli/", "src/quiver/demo/", "src/quiver/pipeline/export.py",
+    "src/quiver/pipeline/processes/parent_watchdog.py", "src/quiver/pipeline/processes/run.py",
+    "src/quiver/pipeline/processes/supervise.py", "src/quiver/primitives/worker.py",
     "src/quiver/receivers/loop_thread.py", "src/quiver/testing/", "src/quiver/topics/handover.py",
 )  # fmt: skip
 """Besides workers: threads that do one thing and end, and event loops, which outlive what fails in them."""
@@ -275,7 +280,8 @@ def is_pure(path: str) -> bool:
     parts = PurePosixPath(path).parts
     if parts[2] == "primitives":
         return parts[-1] in PURE_PRIMITIVES
-    return any(folder in parts[2:-1] for folder in PURE_FOLDERS) or parts[-1] in PURE_FILES
+    in_pure_folder = parts[2] in PURE_PACKAGES or any(folder in parts[2:-1] for folder in PURE_FOLDERS)
+    return in_pure_folder or parts[-1] in PURE_FILES
 
 
 def import_rules(module: Module) -> Iterator[Finding]:
@@ -393,8 +399,17 @@ def page_rules(files: Mapping[str, str]) -> Iterator[Finding]:
             if PurePosixPath(path).parts[:3] in packages:
                 yield Finding(page, 1, f"the page names {path}, which is not there")
     for module in sorted(modules - paged):
-        if re.fullmatch(r"src/quiver/\w+/(?:format|wire)/[a-z]\w*\.py", module):
+        if re.fullmatch(r"src/quiver/\w+/(?:format|wire)/(?:[a-z]\w*/)*[a-z]\w*\.py", module):
             yield Finding(module, 1, "a format has a page: name this file in docs/formats")
+
+
+def folder_rules(files: Mapping[str, str]) -> Iterator[Finding]:
+    """A folder of the package has at most 20 modules."""
+    counts = Counter(path.rpartition("/")[0] for path in files if path.startswith(SOURCE) and path.endswith(".py"))
+    for folder, count in sorted(counts.items()):
+        if count > FOLDER_FILES_MAX:
+            limit = f"a folder has at most {FOLDER_FILES_MAX}: make a package of what belongs together"
+            yield Finding(folder, 1, f"{count} modules; {limit}")
 
 
 def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
@@ -543,6 +558,7 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
         findings.extend(check_module(module))
     findings.extend(page_rules(files))
     findings.extend(link_rules(files))
+    findings.extend(folder_rules(files))
     findings.extend(test_name_rules(files))
     findings.extend(worker_rules(modules))
     findings.extend(circle_rules(modules))

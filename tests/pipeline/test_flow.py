@@ -10,7 +10,8 @@ import pytest
 from quiver.errors import PipelineInvalid
 from quiver.pipeline.diagram import as_mermaid, as_text
 from quiver.pipeline.explain import describe, promises
-from quiver.pipeline.graph import load_pipeline, memory_directory
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.model import memory_directory
 
 CONFIGS = {
     "otlp": ("receiver", "urn:otel:otlp:receiver", '{listening_addr: "127.0.0.1:4317"}'),

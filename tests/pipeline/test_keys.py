@@ -13,11 +13,12 @@ from pydantic import BaseModel
 
 from quiver.errors import PipelineInvalid, WrongUse
 from quiver.pipeline.config.exporter import QueryExporterConfig
+from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver_place import ReceiverPlace
-from quiver.pipeline.disk import DiskConfig, budget_of
+from quiver.pipeline.disk import budget_of
 from quiver.pipeline.explain import describe
-from quiver.pipeline.graph import MemoryConfig, check_cores, load_pipeline
+from quiver.pipeline.graph import check_cores, load_pipeline
 from quiver.pipeline.plugins import PLUGINS, MetricsConfig, find_plugin
 from quiver.pipeline.processes.reload import needs_restart
 from quiver.pipeline.queries import chain_of, plan_queries, spark_settings

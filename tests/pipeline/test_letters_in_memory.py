@@ -13,7 +13,8 @@ from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
 from quiver.cli.main import build_app
 from quiver.delivery.dead_letters import DeadLetters
 from quiver.pipeline.explain import describe
-from quiver.pipeline.graph import load_pipeline, memory_directory
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.model import memory_directory
 from quiver.pipeline.processes.run import RunOptions, _memory, _Running, lost_letters
 
 PIPELINE = """\

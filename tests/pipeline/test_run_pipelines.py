@@ -13,7 +13,7 @@ import pytest
 from run_process import EXAMPLES, Run, bodies, free_ports, request, with_processor
 
 import quiver
-from quiver.pipeline.graph import memory_directory
+from quiver.pipeline.model import memory_directory
 from quiver.receivers.otap.receiver import OtapGrpcReceiver
 from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings

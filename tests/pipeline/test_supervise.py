@@ -235,7 +235,8 @@ def test_children_die_with_a_supervisor_that_was_killed(tmp_path):
     """SIGKILL to the supervisor: the kernel closes the pipe, and the child stops by itself."""
     script = (
         "import sys\nfrom pathlib import Path\nfrom random import Random\n"
-        "from quiver.pipeline.processes.supervise import ChildSpec, Supervisor\nfrom quiver.primitives.backoff import Backoff\n"
+        "from quiver.pipeline.processes.supervise import ChildSpec, Supervisor\n"
+        "from quiver.primitives.backoff import Backoff\n"
         f"spec = ChildSpec('a', [sys.executable, '-c', {ON_LIFELINE!r}], Path({str(tmp_path / 'a.log')!r}))\n"
         "s = Supervisor([spec], on_change=lambda s, w: print(s.children[0].pid, flush=True), backoff=Backoff(), "
         "random=Random(1))\n"

@@ -8,7 +8,6 @@ from quiver.errors import Damaged, WrongUse
 from quiver.primitives.batch_notes import commit_name, done_name, parse_note_name, part_directory
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
-from quiver.spark.topics.options import TopicPlace
 from quiver.spark.topics.sink import commit_messages, discard_messages, is_batch_committed, stage_messages
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -27,6 +26,7 @@ from quiver.topics.format.sink_batch import (
     encode_staged,
     named_tail,
 )
+from quiver.topics.reading.place import TopicPlace
 from quiver.topics.settings import WalSettings
 from quiver.topics.staged_import import load_batch
 

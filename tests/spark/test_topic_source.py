@@ -13,12 +13,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from quiver.clock import SystemClock
 from quiver.errors import DataLoss, DirectoryInUse, WrongUse
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.topics.options import TopicPlace, parse_topic_options
+from quiver.spark.topics.options import parse_topic_options
 from quiver.spark.topics.rows import TOPIC_SCHEMA
 from quiver.spark.topics.source import TopicStreamReader
 from quiver.topics import TopicSettings, TopicStore
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.message import decode_message
+from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.progress import TopicProgress
 from quiver.topics.reading.view import LostRange, Piece, TopicView
 

@@ -7,44 +7,34 @@ AOF2: a segmented append-only log with ids for its records, for one writing proc
                         │                          │                 │
                         └── readers see it         └── durable       └── the catalogue of sealed segments
 
-===================  ========================================================================
-file                 purpose
-===================  ========================================================================
-`manager.py`         the directory of logs, its lock, and the threads that all logs share
-`log.py`             one log: what programs call
-`writing.py`         its writing side
-`tail.py`            where records go, and back-pressure
-`segment_queue.py`   the segments at the end of a log: active, waiting to be sealed, spare
-`segment.py`         one mapped segment that is being written
-`reservation.py`     room at the end that the caller fills in place
-`flush.py`           one sync for all who wait; retries; the failure flag
-`upload_waiting.py`  one seal and one upload for all who wait for the object store
-`upkeep.py`          retire by age, make spares, seal, note durability, expire
-`workers.py`         the threads, and whose turn it is
-`notify.py`          who waits for what
-`catalog.py`         the sealed segments, and maps of them
-`reading.py`         the calls of a log that read
-`reader.py`          records in order; what is lost on the way is reported
-`follower.py`        records as they come
-`search.py`          one record by its id, the first one of a time
-`resume.py`          where reading goes on behind damage                               (pure)
-`batch.py`           many records at once, as columns and one buffer
-`source.py`          segments as a reader sees them
-`recovery.py`        opening what a crash left, in a listed order of steps
-`retention.py`       which segments leave                                              (pure)
-`compaction.py`      which cold segments nobody needs any more
-`sizing.py`          how large the next segment is                                     (pure)
-`config.py`          the settings
-`tiers/`             sealed segments packed, uploaded, evicted, brought back
-`manifest.py`        what happened to them, in a log of its own
-`files.py`           a log read from beside it, by another process
-`check.py`           a log's directory told to people
-`restore.py`         logs made again from their objects, on another disk
-`upstream.py`        an operation log taken over, each entry once
-`snapshots.py`       what a log says of itself
-`status.py`          the same, told to those beside the process
-`format/`            the bytes                                                         (pure)
-===================  ========================================================================
+==================  ==================================================================================================
+module              purpose
+==================  ==================================================================================================
+`append/`           The writing side of an AOF2 log: records into mapped segments, syncs, and the threads behind them
+`reading/`          Reading an AOF2 log from its files, in any process: nothing here imports the engine
+`manager.py`        the directory of logs, its lock, and the threads that all logs share
+`log.py`            one log: what programs call
+`maintenance.py`    retire by age, make spares, seal, note durability, expire
+`log_reading.py`    the calls of a log that read
+`follower.py`       records as they come
+`recovery.py`       opening what a crash left, in a listed order of steps
+`retention.py`      which segments leave (pure)
+`compaction.py`     which cold segments nobody needs any more
+`config.py`         the settings
+`tiers/`            sealed segments packed, uploaded, evicted, brought back
+`restore.py`        logs made again from their objects, on another disk
+`upstream.py`       an operation log taken over, each entry once
+`snapshots.py`      what a log says of itself
+`status.py`         the same, told to those beside the process
+`format/`           the bytes (pure)
+`damage.py`         What is left of a segment whose header is damaged, or records in its middle. Bytes only
+`expiry.py`         Which sealed segments of one log leave by now
+`recovered.py`      What opening a log found, and made of it
+`segment_index.py`  Where the readers of an open log find its segments: those that are written, in memory; sealed ones
+                    in their files, or brought back to them
+`staged_import.py`  Records that Spark sinks staged and committed become records of the log. Only the log's owner does
+                    this
+==================  ==================================================================================================
 """
 
 from typing import TYPE_CHECKING

@@ -69,7 +69,7 @@ def build_app() -> typer.Typer:
 
 
 def _add_commands(app: typer.Typer) -> None:
-    from quiver.cli import (
+    from quiver.cli import (  # noqa: PLC0415 - keeps `--help` quick
         bench,
         dead_letters,
         demo,
@@ -84,11 +84,11 @@ def _add_commands(app: typer.Typer) -> None:
         verify,
         version,
     )
-    from quiver.cli.aof import commands as aof
-    from quiver.cli.qwp import commands as sf
-    from quiver.cli.stats import commands as stats
-    from quiver.cli.stats import top
-    from quiver.cli.topic import commands as topic
+    from quiver.cli.aof import commands as aof  # noqa: PLC0415
+    from quiver.cli.qwp import commands as sf  # noqa: PLC0415
+    from quiver.cli.stats import commands as stats  # noqa: PLC0415
+    from quiver.cli.stats import top  # noqa: PLC0415
+    from quiver.cli.topic import commands as topic  # noqa: PLC0415
 
     app.callback()(version.options)
     app.command("run", short_help="Run a pipeline until it is told to stop.")(run.run)

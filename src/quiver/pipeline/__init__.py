@@ -3,31 +3,35 @@ The pipeline: a YAML file that says who receives, what buffers, who exports; and
 
 In the order a file passes:
 
-| module | purpose |
-|---|---|
-| `parse` | text → plain values, each with its line; placeholders filled in |
-| `shapes` | values of either shape → nodes: what each is, whom it feeds |
-| `plugins` | what each `plugin_urn` or `type` is, and the shape of its `config` |
-| `receiver_config`, `processor_config`, `exporter_config` and the other `…_config` | those shapes, of `config_values` |
-| `receiver_place` | where a receiver runs, and what that asks of its settings |
-| `flow` | nodes → buffers and the routes out of each, also those that stand in no file |
-| `graph` | all of it, checked: a `Pipeline` |
-| `explain`, `picture` | what it will do, in words and drawn |
-| `supervise` | child processes: started, restarted with backoff, renewed, stopped in order |
-| `log_files` | their logs, kept short |
-| `run` | `quiver run`: the children of a pipeline, their logs and the state file |
-| `reload` | what a changed file asks for, and what of it needs a restart |
-| `lifeline` | the other end, inside a child: stop when asked, reload when asked, die with the supervisor |
-| `child` | what every child begins and ends with: arguments, logging, exit codes |
-| `ingest` | the child that owns the stores and the receivers; there may be several, one for each core |
-| `topic_receiver`, `store_receiver` | in it: a topic, or the store of another program, as a source |
-| `metrics_endpoint` | in it: where metrics are told |
-| `forwarding` | in it: the exporters that need no Spark |
-| `export` | the child that owns the Spark driver |
-| `queries` | in it: which queries there are, and how each is started |
-| `counts` | what it counts, told where the first ingest process tells its metrics |
-| `backup` | all that a pipeline keeps, copied and restored as one unit by a command |
-| `replay` | an exporter of a file, made by a command: for its dead letters |
+=====================  ===============================================================================================
+module                 purpose
+=====================  ===============================================================================================
+`config/`              The pipeline file: parsed, checked, and turned into settings
+`processes/`           The processes of a pipeline: started, watched, restarted and stopped
+`plugins.py`           what each `plugin_urn` or `type` is, and the shape of its `config`
+`graph.py`             all of it, checked: a `Pipeline`
+`explain.py`           what it will do, in words and drawn
+`diagram.py`           what it will do, in words and drawn
+`ingest.py`            the child that owns the stores and the receivers; there may be several, one for each core
+`metrics_endpoint.py`  in it: where metrics are told
+`forwarding.py`        in it: the exporters that need no Spark
+`export.py`            the child that owns the Spark driver
+`queries.py`           in it: which queries there are, and how each is started
+`counts.py`            what it counts, told where the first ingest process tells its metrics
+`backup.py`            all that a pipeline keeps, copied and restored as one unit by a command
+`replay.py`            an exporter of a file, made by a command: for its dead letters
+`companion_stores.py`  What a pipeline keeps beside the directory of a store: `<store>.run`, and the buffers that
+                       stand in no file
+`disk.py`              `disk`, beside `nodes`: one cap over everything that the buffers of a pipeline have on the disk
+`exporter_figures.py`  How every exporter of a pipeline stands, read from what lies beside the stores: the same
+                       figures for those of this process and those of the Spark process, right from the first moment
+                       of either
+`health.py`            Whether an ingest process is ready for requests, and what is missing. Answered over HTTP and by
+                       `grpc.health.v1`
+`model.py`             A pipeline, checked: its nodes, its buffers, and the routes between them
+`port_limits.py`       How many connections the ports of an ingest process may take: no more than it can have files
+                       open
+=====================  ===============================================================================================
 
 `words` says sizes and times as people do. `beside` names what lies beside a store. `extras` says what to install when a
 module is missing.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import WrongUse
-from quiver.pipeline.graph import Buffer, Pipeline
+from quiver.pipeline.model import Buffer, Pipeline
 from quiver.pipeline.queries import plan_queries
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import Finding

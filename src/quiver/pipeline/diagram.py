@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from quiver.pipeline.graph import Buffer, Pipeline, Route
+from quiver.pipeline.model import Buffer, Pipeline, Route
 
 __all__ = ["as_mermaid", "as_text"]
 

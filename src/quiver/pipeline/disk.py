@@ -8,27 +8,14 @@ from typing import TYPE_CHECKING
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.pipeline.config.formatting import size_words
-from quiver.pipeline.config.values import Config, Size
 from quiver.primitives.disk.file_system import directory_name
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.limits.disk_budget import DiskBudget, DiskShare, working_bytes
 
 if TYPE_CHECKING:
-    from quiver.pipeline.graph import Pipeline
+    from quiver.pipeline.model import Pipeline
 
-__all__ = ["DiskConfig", "budget_of", "buffer_share", "letters_share", "too_small"]
-
-
-class DiskConfig(Config):
-    """
-    `disk`.
-
-    Attributes:
-        size_cap: the most that logs, segments, what is staged, and dead letters of all buffers take together. At the
-            cap each buffer does as its own `size_cap_policy` says.
-    """
-
-    size_cap: Size
+__all__ = ["budget_of", "buffer_share", "letters_share", "too_small"]
 
 
 def too_small(pipeline: Pipeline, cores: int = 1) -> str | None:

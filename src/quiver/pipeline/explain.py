@@ -12,7 +12,7 @@ from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.processor import UserProcessorConfig
 from quiver.pipeline.config.receiver import ReceiverConfig
-from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
+from quiver.pipeline.model import Buffer, Node, Pipeline, Route
 from quiver.pipeline.port_limits import too_many_connections
 from quiver.primitives.disk.descriptors import descriptor_limit
 from quiver.receivers.security import is_loopback

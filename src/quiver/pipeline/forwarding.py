@@ -24,7 +24,7 @@ from quiver.delivery.undelivered import Undelivered
 from quiver.errors import SettingsInvalid, StoreFailed, WrongUse
 from quiver.exporters.forward import BundleForwarder
 from quiver.observe import Observer
-from quiver.pipeline.graph import Pipeline
+from quiver.pipeline.model import Pipeline
 from quiver.pipeline.plugins import OtapExporterConfig, OtlpExporterConfig
 from quiver.pipeline.processes.child import DRAIN_S
 from quiver.primitives.disk.real_files import REAL_FILES

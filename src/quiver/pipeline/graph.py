@@ -7,268 +7,45 @@ destinations only buffers. `flow` says which buffers there are beside those of t
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from quiver.errors import SettingsInvalid, WrongUse
 from quiver.exporters.settings import shown
 from quiver.pipeline.companion_stores import beside
 from quiver.pipeline.config.exporter import (
-    ExporterConfig,
     FileExporterConfig,
-    OtlpExporterConfig,
     ParquetExporterConfig,
     QueryExporterConfig,
     QuiverExporterConfig,
     SparkExporterConfig,
     is_said,
 )
-from quiver.pipeline.config.flow import BufferKind, BufferPlan, plan_buffers
+from quiver.pipeline.config.flow import BufferPlan, plan_buffers
+from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
 from quiver.pipeline.config.parse import Document, Path, load_document, nearest
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver import ReceiverConfig
 from quiver.pipeline.config.route_tables import check_tables
-from quiver.pipeline.config.shapes import Edge, RawNode, mapping, read_nodes
+from quiver.pipeline.config.shapes import RawNode, mapping, read_nodes
 from quiver.pipeline.config.store import StoreReceiverConfig
-from quiver.pipeline.config.values import Config, Size
-from quiver.pipeline.disk import DiskConfig, too_small
-from quiver.pipeline.plugins import Kind, MetricsConfig, PersistenceConfig, Plugin, checked
+from quiver.pipeline.disk import too_small
+from quiver.pipeline.model import Buffer, Node, Pipeline, Route, lead_into
+from quiver.pipeline.plugins import MetricsConfig, PersistenceConfig, checked
 from quiver.receivers.settings import overlap, split_address
-from quiver.settings import MIB, Settings
 from quiver.store.format.cores import CORE_MAX
 
-__all__ = ["Buffer", "MemoryConfig", "Node", "Pipeline", "Route", "check_cores", "load_pipeline", "memory_directory"]
+__all__ = ["check_cores", "load_pipeline"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 """How much the children write into their logs."""
 
 PORT_MAX = 65_535
-
-MEMORY_OPEN_S = 0.25
-"""Nothing is gained by waiting for more: what is in memory is not written to a disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """
-    One node: its name, what it is, its checked config, and where in the file it says which nodes it feeds.
-    """
-
-    name: str
-    plugin: Plugin
-    config: Any
-    edges: Mapping[str, Edge]
-
-    @property
-    def destinations(self) -> tuple[str, ...]:
-        """
-        The names of the nodes it feeds, in file order.
-        """
-        return tuple(self.edges)
-
-    @property
-    def kind(self) -> Kind:
-        """
-        Receiver, processor or exporter.
-        """
-        return self.plugin.kind
-
-
-class MemoryConfig(Config):
-    """
-    `memory`, beside `nodes`: the bounds of a pipeline without a persistence node.
-
-    Attributes:
-        size_cap: the most that may wait.
-        size_cap_policy: what happens then: senders are told to come later, or the oldest goes.
-    """
-
-    size_cap: Annotated[Size, Field(ge=32 * MIB)] = 256 * MIB
-    size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
-
-    def settings(self) -> Settings:
-        """
-        Return the settings of the store.
-        """
-        return Settings(
-            durability="segment_only",
-            segment_bytes_max=8 * MIB,
-            segment_open_s_max=MEMORY_OPEN_S,
-            size_cap_bytes=self.size_cap,
-            size_cap_policy=self.size_cap_policy,
-            delete_grace_s=0.0,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """
-    A way out of a buffer: a subscriber of it.
-
-    Attributes:
-        name: the subscriber id: the name of the node at its end.
-        processors: on the way, in order.
-        config: of the exporter at its end.
-        into: the buffer it ends in; None when it ends at an exporter.
-        strategy: `round_robin`: queries of one buffer take turns in Spark; `broadcast`: first come, first served.
-    """
-
-    name: str
-    processors: tuple[Node, ...]
-    config: ExporterConfig
-    into: str | None = None
-    strategy: str = "round_robin"
-
-    @property
-    def is_query(self) -> bool:
-        """
-        Whether it runs in the Spark process; else in the ingest process.
-        """
-        return bool(self.processors) or isinstance(self.config, QueryExporterConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """
-    A store of the pipeline: who fills it, and the routes out of it.
-
-    Attributes:
-        name: of the persistence node, or a made one.
-        kind: `persistence`, or one that stands in no file: `intake`, `memory`, `staged`.
-        config: directory and settings. The directory of `memory` is empty until it is `placed`.
-        receivers: that fill it directly.
-        routes: the ways out.
-    """
-
-    name: str
-    kind: BufferKind
-    config: PersistenceConfig
-    receivers: tuple[Node, ...]
-    routes: tuple[Route, ...]
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """
-    A checked pipeline file, or the part of it around one buffer.
-    """
-
-    source: str
-    nodes: Mapping[str, Node]
-    buffers: tuple[Buffer, ...]
-    metrics: MetricsConfig | None = None
-    log_level: str = "info"
-    disk: DiskConfig | None = None
-    text: str = field(default="", repr=False)
-    """What stands in the file, placeholders and all."""
-
-    @property
-    def receivers(self) -> list[tuple[str, ReceiverConfig | PolledReceiverConfig]]:
-        """
-        Name and config of each receiver.
-        """
-        return [(node.name, node.config) for buffer in self.buffers for node in buffer.receivers]
-
-    @property
-    def main(self) -> Buffer:
-        """
-        The buffer whose directory the pipeline goes by: that of the first persistence node, where there is one.
-        """
-        return next((buffer for buffer in self.buffers if buffer.kind == "persistence"), self.buffers[0])
-
-    @property
-    def persistence(self) -> PersistenceConfig:
-        """
-        Directory and settings of the main buffer.
-        """
-        return self.main.config
-
-    @property
-    def is_durable(self) -> bool:
-        """
-        Whether what is received is kept on a disk.
-        """
-        return all(buffer.kind != "memory" for buffer in self.buffers)
-
-    @cached_property
-    def routes(self) -> dict[str, Route]:
-        """
-        All routes by name.
-        """
-        return {route.name: route for buffer in self.buffers for route in buffer.routes}
-
-    @property
-    def exporters(self) -> list[tuple[str, Any]]:
-        """
-        Name (which is the subscriber id) and config of each route's end: exporters, and buffers that processors fill.
-        """
-        return [(route.name, route.config) for route in self.routes.values()]
-
-    @property
-    def queries(self) -> list[tuple[str, Any]]:
-        """
-        Those of them that are queries of the Spark process.
-        """
-        return [(route.name, route.config) for route in self.routes.values() if route.is_query]
-
-    @property
-    def forwarders(self) -> list[tuple[str, OtlpExporterConfig]]:
-        """
-        Those of them that run in the ingest process.
-        """
-        return [
-            (route.name, route.config)
-            for route in self.routes.values()
-            if not route.is_query and isinstance(route.config, OtlpExporterConfig)
-        ]
-
-    def parts(self) -> list[Pipeline]:
-        """
-        Return the pipeline around each buffer alone, in the order of the flow.
-        """
-        return [replace(self, buffers=(buffer,)) for buffer in self.buffers]
-
-    def placed(self, run_dir: FilePath) -> Pipeline:
-        """
-        Return the pipeline with the directories of what is only in memory, which hang on *run_dir* alone.
-        """
-        if self.is_durable:
-            return self
-        root = memory_directory(run_dir)
-        buffers = tuple(
-            replace(one, config=replace(one.config, path=f"{root}/{one.name}")) if one.kind == "memory" else one
-            for one in self.buffers
-        )
-        paths = {buffer.name: buffer.config.path for buffer in buffers}
-        return replace(self, buffers=tuple(_lead_into(buffer, paths) for buffer in buffers))
-
-
-def memory_directory(run_dir: FilePath) -> FilePath:
-    """
-    Return the directory below which a pipeline without persistence keeps its buffers: in memory where there is a place
-    for files in memory.
-    """
-    memory = FilePath("/dev/shm")  # noqa: S108 - the name says whose it is, and it is made for the user alone
-    name = hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=8).hexdigest()
-    return (memory if memory.is_dir() else FilePath(tempfile.gettempdir())) / f"quiver-memory-{name}"
-
-
-def _lead_into(buffer: Buffer, paths: Mapping[str, str]) -> Buffer:
-    routes = tuple(
-        route if route.into is None else replace(route, config=QuiverExporterConfig(path=paths[route.into]))
-        for route in buffer.routes
-    )
-    return replace(buffer, routes=routes)
 
 
 def check_cores(pipeline: Pipeline, cores: int) -> None:
@@ -330,7 +107,7 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
         raise document.invalid(("disk",), "disk has no effect: nothing is kept on the disk; write memory.size_cap")
     buffers = tuple(_buffer(plan, nodes, memory or MemoryConfig()) for plan in plans)
     paths = {buffer.name: buffer.config.path or f"{buffer.name}/" for buffer in buffers}
-    buffers = tuple(_lead_into(buffer, paths) for buffer in buffers)
+    buffers = tuple(lead_into(buffer, paths) for buffer in buffers)
     pipeline = Pipeline(source, nodes, buffers, metrics, _log_level(document), disk, text)
     _check_addresses(document, raw, nodes, metrics)
     _check_positions(document, raw, nodes)

@@ -26,9 +26,9 @@ from quiver.pipeline.counts import CountsRead
 from quiver.pipeline.disk import budget_of, buffer_share, letters_share
 from quiver.pipeline.exporter_figures import ExporterFigures
 from quiver.pipeline.forwarding import Forwarding
-from quiver.pipeline.graph import Buffer, Pipeline
 from quiver.pipeline.health import Health
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
+from quiver.pipeline.model import Buffer, Pipeline
 from quiver.pipeline.port_limits import KEPT_FOR_LOGS, connection_share, too_many_connections
 from quiver.pipeline.processes.child import DRAIN_S, ChildContext, child_main, set_log_level, write_closed, write_ready
 from quiver.primitives.disk.descriptors import RESERVE, descriptor_limit

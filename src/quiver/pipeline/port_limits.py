@@ -5,7 +5,7 @@ How many connections the ports of an ingest process may take: no more than it ca
 from __future__ import annotations
 
 from quiver.pipeline.config.receiver import ReceiverConfig
-from quiver.pipeline.graph import Pipeline
+from quiver.pipeline.model import Pipeline
 
 __all__ = ["KEPT_FOR_LOGS", "connection_share", "too_many_connections"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quiver.pipeline.config.exporter import ParquetExporterConfig, QueryExporterConfig
 from quiver.pipeline.config.processor import UserProcessorConfig
 from quiver.pipeline.disk import budget_of, buffer_share, letters_share
-from quiver.pipeline.graph import Buffer, Pipeline, Route, memory_directory
+from quiver.pipeline.model import Buffer, Pipeline, Route, memory_directory
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import MIB
 from quiver.spark.exporters.settings import directory_mode

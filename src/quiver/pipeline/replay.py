@@ -27,7 +27,7 @@ from quiver.delivery.dead_letters import DeadLetter, DeadLetters
 from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Delivered, Outcome, Permanent, Transient
 from quiver.errors import QuiverError, WrongUse
-from quiver.pipeline.graph import Pipeline
+from quiver.pipeline.model import Pipeline
 from quiver.pipeline.queries import QueryPlan, export_of, plan_queries, spark_settings
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker

@@ -6,32 +6,25 @@ Store and forward for QuestDB: what a producer hands over reaches the server, wh
     with Sender.from_conf("ws::addr=127.0.0.1:9000;sf_dir=sf;sender_id=edge-1;") as sender:
         sender.row("trades", symbols={"sym": "ETH-USD"}, columns={"price": 2615.5}, at=timestamp_ns)
 
-===================  =======================================================================
-file or room         purpose, in the order in which data passes
-===================  =======================================================================
+===================  ============================================================================================
+module               purpose
+===================  ============================================================================================
+`connection/`        The connection to QuestDB: hosts, TLS, frames out, answers in
+`slots/`             The directory of a sender: frames on disk until the server has confirmed them
 `sender.py`          `Sender`: rows and tables in, frames into the slot; `sender_figures.py` its numbers
 `settings.py`        every key of a connect string; `conf.py` takes one apart
 `environment.py`     where a program finds its connect string
 `rows.py`            rows of Python values, packed at a flush; `values.py` for what Python lacks
 `tables.py`          Arrow tables and data frames, cut into messages
-`wire/`              the bytes of messages and answers                                (pure)
-`slot.py`            the directory of a sender: lock, recovery, ring, dead letters
-`dead_letters.py`    what was given up, on disk; `resending.py` sends it again
-`recovery.py`        what a crash left of it, step by step
-`ring.py`            frames by number: append, confirm, trim
-`segment_files.py`   one segment, on disk or in memory
-`format/`            the bytes of every file in a slot                                (pure)
-`wire_loop.py`       the thread that drains a slot
-`fitting.py`         frames cut to what the server takes
-`session.py`         what a connection means: answers in, decisions out              (pure)
-`failover.py`        which host next, after which pause
-`transport.py`       one WebSocket connection
-`trust_store.py`     roots behind a password; `java_keystore.py` for those of Java
+`wire/`              the bytes of messages and answers (pure)
+`format/`            the bytes of every file in a slot (pure)
 `drainers.py`        slots that other senders left behind
 `inbox.py`           errors on their way to the caller
 `groups.py`          groups of messages, each once: for tasks that may be repeated
-`inspection.py`      what lies in slots, for people
-===================  =======================================================================
+`conf.py`            Connect strings, taken apart: ``ws::addr=host:9000;sf_dir=/var/spool/qwp;sender_id=edge-1;``
+`sender_figures.py`  What a sender says of itself in numbers
+`values.py`          Values that Python has no type for, to be given to `Sender.row`
+===================  ============================================================================================
 """
 
 from typing import TYPE_CHECKING

@@ -9,17 +9,22 @@ log when it died, when it opens the store again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from quiver.observe import Observer
+    from quiver.store.store import Store
+
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from quiver.bundle import Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import AtCapacity, BundleInvalid, Damaged, QuiverError
 from quiver.observe import Observer
-from quiver.pipeline.config.store import StoreReceiverSettings
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import Worker
@@ -32,7 +37,33 @@ from quiver.store.reading.subscription import Subscription
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.store import Store
 
-__all__ = ["StoreReceiver"]
+__all__ = ["StoreReceiver", "StoreReceiverSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReceiverSettings:
+    """
+    Which store a receiver reads, and as whom.
+
+    Attributes:
+        directory: of the store; another process may have it open.
+        subscriber: the name that its position there is kept under.
+        start: where it begins when it is new there.
+        poll_interval_s: seconds between two looks for new segments.
+    """
+
+    directory: str
+    subscriber: str = "pipeline"
+    start: Literal["earliest", "latest"] = "earliest"
+    poll_interval_s: float = 0.25
+
+    @property
+    def listening_addr(self) -> str:
+        """
+        Where it takes from, for people.
+        """
+        return f"store {self.directory}"
+
 
 _RETRY_S = 1.0
 

@@ -7,25 +7,69 @@ process dies is stored again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from quiver.topics.reading.place import TopicPlace
+
+if TYPE_CHECKING:
+    from quiver.observe import Observer
+    from quiver.store.store import Store
+
 import logging
 from collections.abc import Iterator
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import QuiverError
 from quiver.observe import Observer
-from quiver.pipeline.config.topic import TopicReceiverSettings
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.primitives.worker import Worker
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.settings import OtlpSettings
-from quiver.spark.topics.export_settings import SIGNAL_ATTRIBUTE
 from quiver.store.store import Store
-from quiver.topics.format.message import Message, MessageCodec
+from quiver.topics.format.message import SIGNAL_ATTRIBUTE, Message, MessageCodec
 from quiver.topics.reading.progress import TopicProgress
 from quiver.topics.reading.view import LostRange, TopicView
 
-__all__ = ["TopicReceiver"]
+__all__ = ["TopicReceiver", "TopicReceiverSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReceiverSettings:
+    """
+    What a receiver reads, and as whom.
+
+    Attributes:
+        place: where the topics are.
+        topic: ``namespace/topic``.
+        subscription: its name.
+        start: where a new subscription begins.
+        signal: what the payloads are whose message does not say it.
+        poll_interval_s: seconds between two looks at the end of the topic.
+    """
+
+    place: TopicPlace
+    topic: str
+    subscription: str = "pipeline"
+    start: Literal["earliest", "latest"] = "earliest"
+    signal: str | None = None
+    poll_interval_s: float = 0.25
+
+    @property
+    def directory(self) -> str:
+        """
+        Of the topic.
+        """
+        return f"{self.place.root}/{self.topic}"
+
+    @property
+    def listening_addr(self) -> str:
+        """
+        Where it takes from, for people.
+        """
+        return f"topic {self.topic} of {self.place.root}"
+
 
 _CONFIRM_MESSAGES = 1000
 _RETRY_S = 1.0

@@ -1,10 +1,11 @@
 """
 A file system in memory that can crash.
 
-It keeps the promises of `quiver.primitives.disk.file_system` and no more: writes are visible at once and durable after a sync of
-the file, names are visible at once and durable after a sync of their directory, and syncing one does nothing for the
-other. `clone_after_crash` gives the disk that a power cut leaves: everything synced, and of the rest a seeded choice,
-per 4 KiB block, per length, per name. `clone_after_kill` gives what a killed process leaves: everything visible.
+It keeps the promises of `quiver.primitives.disk.file_system` and no more: writes are visible at once and durable after
+a sync of the file, names are visible at once and durable after a sync of their directory, and syncing one does nothing
+for the other. `clone_after_crash` gives the disk that a power cut leaves: everything synced, and of the rest a seeded
+choice, per 4 KiB block, per length, per name. `clone_after_kill` gives what a killed process leaves: everything
+visible.
 
 What it does not model: a block that is half old and half new, misdirected writes, bit rot, and earlier versions of a
 block that was written twice between two syncs (crash at every step instead: each version is once the last).

@@ -7,9 +7,12 @@ Topics: a log per ``namespace/topic``, on local files first, in an object store 
                             │  synced by interval, size, or on demand
                             └─ rotated ─▶ (cold tier) objects ─▶ released
 
-===================  =============================================================================
-file                 what it holds
-===================  =============================================================================
+===================  =============================================================================================
+module               purpose
+===================  =============================================================================================
+`cold/`              The object tier of topics: sealed log files become objects, and are read from there
+`reading/`           Reading a topic from its files, in any process: nothing here imports the engine
+`wal/`               The log files of a topic
 `format/`            bytes: frames, messages, checkpoints, names, saved subscriptions (pure)
 `settings.py`        every key of the broker's file, with its default
 `store.py`           all topics of a directory; the one thread
@@ -20,28 +23,15 @@ file                 what it holds
 `handover.py`        topics handed over when the store closes
 `log.py`             one topic: append, read, seal
 `producer.py`        numbered messages, appended once
-`wal.py`             its files: append, sync, rotate, release
 `recovery.py`        what is done when it is opened: scan, cut, set aside, go on
-`wal_files.py`       one file read in pieces, damage stepped over and kept
-`file_list.py`       which files are sealed, and who holds them
-`turns.py`           who syncs or rotates now
-`arrivals.py`        who waits for the next message
 `cache.py`           the newest messages in memory
 `reader.py`          one iterator over objects, files, memory and what arrives
-`cold.py`            what is asked of the tier behind the files
-`object_tier.py`     that tier: who owns a topic, and the threads; `object_opening.py` opens it
-`uploader.py`        log → objects, step by step; `object_source.py` and `object_blocks.py` make their bytes
-`catalogue.py`       what is in the object store; `catalogue_rebuild.py` finds it out from the objects
-`object_spans.py`    … in forty bytes an object, packed
-`tiered_reader.py`   objects read from any offset
-`replaced.py`        local files whose messages another owner's have replaced; `reappend.py` appends them again
-`deleter.py`         which files and objects go
-`cursor_mirror.py`   subscriptions, told to the metadata store
-`adoption.py`        what Spark sinks committed, appended by the owner
-`read.py`            files read beside a live writer, by another process
-`check.py`           what is in a topic's directory, and what is wrong with it
+`staged_import.py`   what Spark sinks committed, appended by the owner
 `dispatch/`          subscriptions: who gets which message
-===================  =============================================================================
+`owned_topic.py`     What one process holds of a topic that it owns, behind the topic's files
+`reappend.py`        Messages that another owner's have replaced, appended to their topic again: each exactly once
+`removal.py`         Removing a topic's directory: renamed at once, emptied afterwards
+===================  =============================================================================================
 """
 
 from typing import TYPE_CHECKING

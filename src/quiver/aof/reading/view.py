@@ -18,12 +18,12 @@ from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.reading.batch import RecordRun, read_run
 from quiver.aof.reading.files import LogFiles
+from quiver.aof.reading.position import AofBound, AofPosition
 from quiver.aof.reading.resume import is_believed, resume_after
 from quiver.aof.reading.search import begin_at, require_place
 from quiver.aof.reading.source import Source
 from quiver.errors import Damaged, DataLoss, QuiverError, RecordUnknown
-from quiver.spark.aof.options import AofBound, AofPosition
-from quiver.store.reading.offsets import IngestedAt
+from quiver.instant import IngestedAt
 
 __all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogView", "Piece", "read_piece"]
 

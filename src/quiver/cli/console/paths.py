@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import typer
 
-    from quiver.pipeline.graph import Pipeline
+    from quiver.pipeline.model import Pipeline
 
 __all__ = ["pipeline_given", "place_of", "refuse_empty_paths"]
 

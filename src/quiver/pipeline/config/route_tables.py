@@ -16,7 +16,7 @@ from quiver.pipeline.config.values import SettingsConfig
 from quiver.spark.processors.settings import SIGNALS, RedactSettings, SqlSettings
 
 if TYPE_CHECKING:
-    from quiver.pipeline.graph import Node, Pipeline, Route
+    from quiver.pipeline.model import Node, Pipeline, Route
 
 __all__ = ["check_tables"]
 

@@ -5,7 +5,6 @@ The config of a store that another program fills, as the beginning of a pipeline
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,34 +17,10 @@ from quiver.store.format.names import check_subscriber_id
 
 if TYPE_CHECKING:
     from quiver.observe import Observer
+    from quiver.receivers.store_receiver import StoreReceiverSettings
     from quiver.store.store import Store
 
-__all__ = ["StoreReceiverConfig", "StoreReceiverSettings"]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreReceiverSettings:
-    """
-    Which store a receiver reads, and as whom.
-
-    Attributes:
-        directory: of the store; another process may have it open.
-        subscriber: the name that its position there is kept under.
-        start: where it begins when it is new there.
-        poll_interval_s: seconds between two looks for new segments.
-    """
-
-    directory: str
-    subscriber: str = "pipeline"
-    start: Literal["earliest", "latest"] = "earliest"
-    poll_interval_s: float = 0.25
-
-    @property
-    def listening_addr(self) -> str:
-        """
-        Where it takes from, for people.
-        """
-        return f"store {self.directory}"
+__all__ = ["StoreReceiverConfig"]
 
 
 class StoreReceiverConfig(PolledReceiverConfig):
@@ -83,6 +58,8 @@ class StoreReceiverConfig(PolledReceiverConfig):
         """
         Return the settings of the receiver.
         """
+        from quiver.receivers.store_receiver import StoreReceiverSettings  # noqa: PLC0415 - only what is configured
+
         return StoreReceiverSettings(
             self.store.rstrip("/") or "/", self.subscriber, self.start, poll_interval_s=self.poll_interval
         )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -19,14 +18,15 @@ from quiver.pipeline.config.formatting import duration_words
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver
 from quiver.spark.topics.export_settings import TopicSinkSettings
-from quiver.spark.topics.options import TopicPlace
 from quiver.topics.format.names import check_subscription, check_topic
+from quiver.topics.reading.place import TopicPlace
 
 if TYPE_CHECKING:
     from quiver.observe import Observer
+    from quiver.receivers.topic_receiver import TopicReceiverSettings
     from quiver.store.store import Store
 
-__all__ = ["TopicExporterConfig", "TopicReceiverConfig", "TopicReceiverSettings"]
+__all__ = ["TopicExporterConfig", "TopicReceiverConfig"]
 
 
 def _as_json(given: object) -> object:
@@ -82,42 +82,6 @@ class TopicExporterConfig(QueryExporterConfig):
             SettingsInvalid: no topic.
         """
         return TopicSinkSettings(self.topics, self.topic, self.format, self.objects, self.metadata)
-
-
-@dataclass(frozen=True, slots=True)
-class TopicReceiverSettings:
-    """
-    What a receiver reads, and as whom.
-
-    Attributes:
-        place: where the topics are.
-        topic: ``namespace/topic``.
-        subscription: its name.
-        start: where a new subscription begins.
-        signal: what the payloads are whose message does not say it.
-        poll_interval_s: seconds between two looks at the end of the topic.
-    """
-
-    place: TopicPlace
-    topic: str
-    subscription: str = "pipeline"
-    start: Literal["earliest", "latest"] = "earliest"
-    signal: str | None = None
-    poll_interval_s: float = 0.25
-
-    @property
-    def directory(self) -> str:
-        """
-        Of the topic.
-        """
-        return f"{self.place.root}/{self.topic}"
-
-    @property
-    def listening_addr(self) -> str:
-        """
-        Where it takes from, for people.
-        """
-        return f"topic {self.topic} of {self.place.root}"
 
 
 class TopicReceiverConfig(PolledReceiverConfig):
@@ -176,6 +140,8 @@ class TopicReceiverConfig(PolledReceiverConfig):
         """
         Return the settings of the receiver.
         """
+        from quiver.receivers.topic_receiver import TopicReceiverSettings  # noqa: PLC0415 - only what is configured
+
         return TopicReceiverSettings(
             place=TopicPlace(self.topics.rstrip("/") or "/", self.objects, self.metadata),
             topic=check_topic(self.topic),

@@ -17,7 +17,8 @@ from typing import Any
 
 from quiver.errors import PipelineInvalid, QuiverError, WrongUse
 from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX
-from quiver.pipeline.graph import Pipeline, load_pipeline
+from quiver.pipeline.graph import load_pipeline
+from quiver.pipeline.model import Pipeline
 from quiver.pipeline.processes.extras import missing_extra
 from quiver.pipeline.processes.parent_watchdog import EXIT_WRONG_USE, Lifeline
 from quiver.primitives.disk.atomic import replace_file

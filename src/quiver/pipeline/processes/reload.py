@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from quiver.pipeline.graph import Buffer, Node, Pipeline, Route
+from quiver.pipeline.model import Buffer, Node, Pipeline, Route
 
 __all__ = ["changed_queries", "needs_restart", "told"]
 

@@ -34,7 +34,7 @@ from typing import Any
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import QuiverError, WrongUse
 from quiver.pipeline.companion_stores import beside
-from quiver.pipeline.graph import Pipeline, memory_directory
+from quiver.pipeline.model import Pipeline, memory_directory
 from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
 from quiver.pipeline.processes.extras import missing_extra
 from quiver.pipeline.processes.reload import changed_queries, needs_restart, told

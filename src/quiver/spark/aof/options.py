@@ -33,21 +33,13 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
 
-from quiver.errors import DataLoss, WrongUse
+from quiver.aof.reading.position import RECORD_ID_MAX, AofBound
+from quiver.errors import WrongUse
+from quiver.instant import parse_timestamp
 from quiver.option_values import bytes_option, count_option, switch_option
-from quiver.store.reading.offsets import IngestedAt, parse_timestamp
 
-__all__ = [
-    "AOF_COLUMNS",
-    "STREAM_OPTIONS",
-    "AofBound",
-    "AofOptions",
-    "AofPosition",
-    "parse_aof_options",
-    "position_from_json",
-]
+__all__ = ["AOF_COLUMNS", "STREAM_OPTIONS", "AofOptions", "parse_aof_options"]
 
 AOF_COLUMNS = ("record_id", "timestamp", "ext_id", "payload")
 
@@ -59,28 +51,6 @@ _NAMES = (
     "endingTimestamp", "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
 )  # fmt: skip
 _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
-_VERSION = 1
-_RECORD_ID_MAX = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class AofPosition:
-    """
-    Where the next record begins, or will: its id, and its place in the whole log where that is known.
-    """
-
-    record_id: int
-    log_bytes: int | None = None
-
-    def to_json(self, log: str) -> dict[str, Any]:
-        """
-        Return the dict Spark keeps. The order of the keys is part of the format.
-        """
-        return {"v": _VERSION, "log": log, "record_id": self.record_id, "bytes": self.log_bytes}
-
-
-AofBound = Literal["earliest", "latest"] | int | IngestedAt
-"""An end of the log, a record id, or a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +73,6 @@ class AofOptions:
     def __repr__(self) -> str:
         # `objects` may hold credentials.
         return f"AofOptions({self.path})"
-
-
-def position_from_json(value: object, log: str, path: str) -> AofPosition:
-    """
-    Read a position back from a checkpoint.
-
-    Raises:
-        WrongUse: not a position of this source, or one of a newer version.
-        DataLoss: it counts in another log than *log*, which is in *path*.
-    """
-    if not isinstance(value, Mapping) or value.get("v") != _VERSION:
-        raise WrongUse(f"{str(value)[:120]} is no position of the quiver-aof source; is this its checkpoint?")
-    record_id, count, of = value.get("record_id"), value.get("bytes"), value.get("log")
-    if not isinstance(record_id, int) or not isinstance(count, int | None) or not 0 <= record_id <= _RECORD_ID_MAX:
-        raise WrongUse(f"{str(dict(value))[:120]} is no position of the quiver-aof source; is this its checkpoint?")
-    if of != log:
-        reason = f"the checkpoint belongs to log {of}, but {log} is here"
-        raise DataLoss(path, 0, f"{reason}; point the query at the old one, or start it with a new checkpoint")
-    return AofPosition(record_id, count)
 
 
 def parse_aof_options(options: Mapping[str, str]) -> AofOptions:
@@ -188,6 +139,6 @@ def _bound(given: Mapping[str, str], which: str, default: AofBound) -> AofBound:
     word = offsets.strip().lower()
     if word in {"earliest", "latest"}:
         return "earliest" if word == "earliest" else "latest"
-    if word.isascii() and word.isdecimal() and int(word) <= _RECORD_ID_MAX:
+    if word.isascii() and word.isdecimal() and int(word) <= RECORD_ID_MAX:
         return int(word)
     raise WrongUse(f"{which}Offsets: {offsets!r} is not earliest, latest or a record id")

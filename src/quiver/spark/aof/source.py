@@ -19,10 +19,11 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from quiver.aof.reading.files import LogFiles
+from quiver.aof.reading.position import AofPosition, position_from_json
 from quiver.aof.reading.view import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece, read_piece
 from quiver.errors import WrongUse
 from quiver.option_values import refuse_ending, refuse_stream_options
-from quiver.spark.aof.options import STREAM_OPTIONS, AofOptions, AofPosition, parse_aof_options, position_from_json
+from quiver.spark.aof.options import STREAM_OPTIONS, AofOptions, parse_aof_options
 from quiver.spark.aof.sink import AofSink
 from quiver.spark.aof.sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
 from quiver.spark.refused_stream import stream_reader

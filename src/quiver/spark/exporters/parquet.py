@@ -429,8 +429,9 @@ def run_exporter(
         compression: of Parquet: zstd, snappy, or none.
         query_name: shown in logs and reports.
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
-        around: what stands around the export of a batch: `quiver.spark.processors.bad_bundle_filter.PoisonSieve`. Without one a bundle
-            that cannot be decoded fails the query.
+        around: wraps the export of a batch, such as `quiver.spark.processors.bad_bundle_filter.PoisonSieve`. Without
+        one
+            a bundle that cannot be decoded fails the query.
 
     Raises:
         WrongUse: an option or the compression is unknown.

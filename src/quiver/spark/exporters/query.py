@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundle_query import fails_on_data_loss, start_bundle_query
 from quiver.spark.exporters.settings import SparkExporterSettings
-from quiver.spark.exporters.tables import BatchOf, ParquetTables, TableExporter, exporter_of
+from quiver.spark.exporters.table_exporter import BatchOf, TableExporter
+from quiver.spark.exporters.tables import ParquetTables, exporter_of
 from quiver.spark.processors.bad_bundle_filter import ExportBatch
 from quiver.spark.processors.chain import Step, process
 from quiver.spark.processors.settings import SqlSettings
@@ -192,8 +193,9 @@ def start_export(
         options: more options of the source: limits per trigger (`BATCH_BUNDLES_MAX` with *chain* and *around* where
             they do not say it), failOnDataLoss, startingOffsets.
         query_name: shown in logs and reports.
-        around: what stands around the export of a batch: `quiver.spark.processors.bad_bundle_filter.PoisonSieve`. Without one a bundle
-            that cannot be decoded fails the query.
+        around: wraps the export of a batch, such as `quiver.spark.processors.bad_bundle_filter.PoisonSieve`. Without
+        one
+            a bundle that cannot be decoded fails the query.
 
     Raises:
         WrongUse: an option is unknown.

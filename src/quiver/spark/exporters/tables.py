@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,6 +42,7 @@ from quiver.spark.exporters.settings import (
     SparkSinkSettings,
     directory_mode,
 )
+from quiver.spark.exporters.table_exporter import BatchOf, TableExporter, Tables
 from quiver.spark.otlp_rows import is_view, json_of_rows
 from quiver.spark.questdb.export import QuestdbExporter
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
@@ -64,67 +65,13 @@ from quiver.store.reading.offsets import Position
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "BatchOf",
-    "ConsoleExporter",
-    "FileExporter",
-    "FormatExporter",
-    "ParquetTables",
-    "QuiverExporter",
-    "TableExporter",
-    "exporter_of",
-]
+__all__ = ["ConsoleExporter", "FileExporter", "FormatExporter", "ParquetTables", "QuiverExporter", "exporter_of"]
 
-Tables = Mapping[str, "DataFrame"]
 
 _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 """Spark's JSON would cut them to milliseconds."""
 
 _REQUEST_ROWS_MAX = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOf:
-    """
-    Which batch of which query, and how far it goes.
-
-    Attributes:
-        query: Spark's id of the query, the same over restarts from one checkpoint.
-        number: Spark's number of the batch.
-        stores: identities of the stores that are read.
-        through: identity of a store → the position behind the last of its bundles.
-    """
-
-    query: str
-    number: int
-    stores: tuple[str, ...] = ()
-    through: Mapping[str, Position] | None = None
-
-
-class TableExporter(Protocol):
-    """
-    Where the tables of a batch go.
-    """
-
-    def has(self, batch: BatchOf) -> bool:
-        """
-        Say whether *batch* is exported already; then it is not to be computed again.
-        """
-
-    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:
-        """
-        Return identity of a store → the position before which another query of the same exporter exported everything.
-        """
-
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """
-        Return those of *names* that are queries of one batch each, number 0, and exported: bundles by themselves.
-        """
-
-    def export(self, tables: Tables, batch: BatchOf) -> Exported:
-        """
-        Export the tables of *batch*; return how much that was. On return they are where they belong.
-        """
 
 
 def exporter_of(settings: SparkExporterSettings | ParquetTables, *, subscriber: str) -> TableExporter:

@@ -17,7 +17,7 @@ from quiver.spark.questdb.sink import QuestdbDataSource
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from quiver.spark.exporters.tables import BatchOf
+    from quiver.spark.exporters.table_exporter import BatchOf
     from quiver.store.reading.offsets import Position
 
 __all__ = ["QuestdbExporter", "flat"]

@@ -1,8 +1,8 @@
 """
 Room for what a sink stages: a task waits for it like any producer, and fails when there is none in time.
 
-A store that is open somewhere says how much its files may take together (`quiver.store.limits.disk_reports`). A task adds up
-what they take before it writes a segment; so all tasks together pass the cap by a segment each, at most.
+An open store writes down how much its files may take together (`quiver.store.limits.disk_reports`). A task adds up what
+they take before it writes a segment; so all tasks together pass the cap by at most a segment each.
 """
 
 from __future__ import annotations

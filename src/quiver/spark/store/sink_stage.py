@@ -1,8 +1,8 @@
 """
 Rows → staged segments in a task, staged segments → one committed batch in the driver.
 
-What lies where, and what a crash leaves, stands in `store/staged_import.py`. A batch counts from the moment its commit is
-durable; it is visible when the owner of the directory has taken it over, which is at once where no store is open there.
+`store/staged_import.py` lists the files and what a crash leaves of them. A batch counts from the moment its commit is
+durable. It is visible when the owner of the directory has imported it, which is at once where no store is open there.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from quiver.bundle import OTAP
 from quiver.errors import WrongUse
+from quiver.instant import IngestedAt
 from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.otap import slots_of_view, view_schema
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -45,7 +46,7 @@ from quiver.spark.table_options import (
 )
 from quiver.store.cold.files import ColdFiles
 from quiver.store.reading.cores import CoresSubscription
-from quiver.store.reading.offsets import IngestedAt, Position, StartingOffsets
+from quiver.store.reading.offsets import Position, StartingOffsets
 from quiver.store.reading.partitions import Span, pack, spans_between
 from quiver.store.reading.segments import SegmentList, store_roots
 from quiver.store.reading.stream_options import STREAM_OPTIONS, SourceOptions, parse_options

@@ -22,22 +22,17 @@ from quiver.spark.exporters.exported import Exported
 from quiver.spark.otlp_rows import is_view
 from quiver.spark.store.sink_options import SinkOptions
 from quiver.spark.store.sink_stage import bundles_of, task_place
-from quiver.spark.topics.export_settings import (
-    CONTENT_ATTRIBUTE,
-    SIGNAL_ATTRIBUTE,
-    TABLE_ATTRIBUTE,
-    TopicSinkSettings,
-)
-from quiver.spark.topics.options import TopicPlace
+from quiver.spark.topics.export_settings import CONTENT_ATTRIBUTE, TABLE_ATTRIBUTE, TopicSinkSettings
 from quiver.spark.topics.sink import StagedParts, commit_messages, is_batch_committed, stage_messages
-from quiver.topics.format.message import NS_PER_MS, MessageCodec
+from quiver.topics.format.message import NS_PER_MS, SIGNAL_ATTRIBUTE, MessageCodec
 from quiver.topics.format.names import check_topic
 from quiver.topics.format.sink_batch import INCOMING_DIR, SinkPart, StagedMessage
+from quiver.topics.reading.place import TopicPlace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from quiver.spark.exporters.tables import BatchOf
+    from quiver.spark.exporters.table_exporter import BatchOf
     from quiver.store.reading.offsets import Position
 
 __all__ = ["TopicExporter"]

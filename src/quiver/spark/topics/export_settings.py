@@ -12,10 +12,8 @@ from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.topics.format.names import check_topic
 
-__all__ = ["CONTENT_ATTRIBUTE", "SIGNAL_ATTRIBUTE", "TABLE_ATTRIBUTE", "TopicSinkSettings"]
+__all__ = ["CONTENT_ATTRIBUTE", "TABLE_ATTRIBUTE", "TopicSinkSettings"]
 
-SIGNAL_ATTRIBUTE = "otlp_signal"
-"""The attribute that says what kind of request a payload is: logs, traces or metrics."""
 TABLE_ATTRIBUTE = "table"
 CONTENT_ATTRIBUTE = "content_type"
 

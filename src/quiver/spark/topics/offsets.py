@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
 from quiver.errors import WrongUse
-from quiver.store.reading.offsets import IngestedAt
+from quiver.instant import IngestedAt
 from quiver.topics.format.names import check_topic
 
 __all__ = ["BEGINNING", "TOPIC_OFFSET_VERSION", "Bound", "offsets_from_json", "offsets_to_json", "parse_bound"]

@@ -37,11 +37,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.errors import WrongUse
+from quiver.instant import parse_timestamp
 from quiver.metadata.location import MetadataLocation
 from quiver.option_values import bytes_option, count_option, switch_option
 from quiver.spark.topics.offsets import Bound, parse_bound
-from quiver.store.reading.offsets import parse_timestamp
 from quiver.topics.format.names import ACTIVE_FILE, check_file_name, check_subscription, check_topic
+from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.ranges import TopicLimits
 
 __all__ = [
@@ -49,7 +50,6 @@ __all__ = [
     "STREAM_OPTIONS",
     "TOPIC_COLUMNS",
     "TopicOptions",
-    "TopicPlace",
     "check_known",
     "parse_place",
     "parse_topic_options",
@@ -69,37 +69,6 @@ TOPIC_COLUMNS = ("offset", "timestamp", "key", "payload", "attributes", "topic")
 
 _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 _WILD = frozenset("*?[")
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPlace:
-    """
-    Where topics are. Can be pickled.
-
-    Attributes:
-        root: the directory, or None when only objects are read.
-        objects: as the option says; None when there are none.
-        metadata: as the option says; None is a file beside the topics.
-        root_prefix: before every key of the metadata.
-        file_name: of a topic's first log file.
-    """
-
-    root: str | None
-    objects: str | None = None
-    metadata: str | None = None
-    root_prefix: str = "/danube"
-    file_name: str = ACTIVE_FILE
-
-    def __repr__(self) -> str:
-        # `objects` and `metadata` may contain credentials.
-        return f"TopicPlace({self.root or self.metadata_shown})"
-
-    @property
-    def metadata_shown(self) -> str:
-        """
-        Where the metadata are, without credentials.
-        """
-        return "" if self.metadata is None else str(MetadataLocation.of(self.metadata))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from decimal import Decimal
 import pyarrow as pa
 
 from quiver.primitives.scan import Damage
-from quiver.spark.topics.options import TopicPlace
 from quiver.topics.format.message import Message, MessageCodec
+from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.ranges import Stretch
 from quiver.topics.reading.view import LostRange, Piece, TopicView
 

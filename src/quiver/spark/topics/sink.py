@@ -26,7 +26,6 @@ from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.disk.staging import last_batch, remove_staged
 from quiver.spark.store.sink_stage import task_place
-from quiver.spark.topics.options import TopicPlace
 from quiver.spark.topics.sink_options import TopicSinkOptions
 from quiver.topics.cold.opening import tier_signs
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, MessageCodec
@@ -40,6 +39,7 @@ from quiver.topics.format.sink_batch import (
     encode_staged,
     part_name,
 )
+from quiver.topics.reading.place import TopicPlace
 from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, TopicSettings, UploaderSettings, WalSettings
 from quiver.topics.store import TopicStore
 

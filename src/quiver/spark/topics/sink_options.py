@@ -29,8 +29,9 @@ from quiver.errors import QuiverError, WrongUse
 from quiver.option_values import transaction_option
 from quiver.primitives.batch_notes import BATCH_MAX, ONCE_PREFIX, is_writer
 from quiver.settings import parse_size_bytes
-from quiver.spark.topics.options import PLACE_OPTIONS, TopicPlace, check_known, parse_place
+from quiver.spark.topics.options import PLACE_OPTIONS, check_known, parse_place
 from quiver.topics.format.names import check_topic
+from quiver.topics.reading.place import TopicPlace
 from quiver.topics.settings import WalSettings
 
 __all__ = ["TopicSinkOptions", "check_columns", "parse_topic_sink_options"]

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from quiver.errors import DataLoss, WrongUse
+from quiver.instant import IngestedAt
 from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.refused_stream import stream_reader
@@ -32,12 +33,12 @@ from quiver.spark.table_options import (
     schema_with_options,
 )
 from quiver.spark.topics.offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
-from quiver.spark.topics.options import STREAM_OPTIONS, TopicOptions, TopicPlace, parse_topic_options
+from quiver.spark.topics.options import STREAM_OPTIONS, TopicOptions, parse_topic_options
 from quiver.spark.topics.rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
 from quiver.spark.topics.sink import TopicSink
 from quiver.spark.topics.sink_options import TopicSinkOptions, check_columns, parse_topic_sink_options
-from quiver.store.reading.offsets import IngestedAt
 from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
+from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.progress import TopicProgress
 from quiver.topics.reading.ranges import Stretch, TopicLimits, pack_stretches, reach, shared_limits
 from quiver.topics.reading.view import TopicView

@@ -20,22 +20,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal, TypeGuard
 
 from quiver.errors import DataLoss, WrongUse
+from quiver.instant import IngestedAt
 
 __all__ = [
     "CORES_OFFSET_VERSION",
     "OFFSET_VERSION",
     "STORE_UNKNOWN",
     "CoresOffset",
-    "IngestedAt",
     "Position",
     "StartingOffsets",
     "StreamOffset",
     "parse_starting",
-    "parse_timestamp",
 ]
 
 OFFSET_VERSION = 1
@@ -45,7 +43,6 @@ STORE_UNKNOWN = "unknown"
 """The identity of a store that has none; it matches every other."""
 
 _SEQUENCE_MAX = 2**63 - 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,15 +56,6 @@ class Position:
 
     def __str__(self) -> str:
         return f"{self.segment}:{self.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class IngestedAt:
-    """
-    The first bundle, in the order of the store, that was ingested at this time or later.
-    """
-
-    time_ns: int
 
 
 StartingOffsets = Literal["earliest", "latest"] | Position | IngestedAt
@@ -203,26 +191,6 @@ def parse_starting(text: str, *, option: str = "startingOffsets") -> StartingOff
     if not isinstance(value, Mapping):
         raise WrongUse(f'{option}: {text!r} is not "earliest", "latest" or {{"seq":12,"idx":3}}')
     return _position(value, option=option)
-
-
-def parse_timestamp(text: str, *, option: str) -> IngestedAt:
-    """
-    Return what ``1769860800000`` (milliseconds since the epoch) or ``2026-01-31T12:00:00Z`` says.
-
-    Raises:
-        WrongUse: neither of the two, or a time without its zone.
-    """
-    word = text.strip()
-    if word.isascii() and word.isdigit():
-        return IngestedAt(int(word) * 1_000_000)
-    try:
-        moment = datetime.fromisoformat(word)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise WrongUse(f"{option}: {text!r} is neither milliseconds since 1970 nor a time such as 2026-01-31T12:00:00Z")
-    passed = moment - _EPOCH
-    return IngestedAt((passed.days * 86_400 + passed.seconds) * 1_000_000_000 + passed.microseconds * 1_000)
 
 
 def _position(value: Mapping[str, Any], *, option: str = "offset") -> Position:

@@ -41,9 +41,10 @@ from typing import Literal, cast
 
 from quiver.bundle import OTAP, QWP_SLOT
 from quiver.errors import WrongUse
+from quiver.instant import parse_timestamp
 from quiver.option_values import bytes_option, count_option, switch_option
 from quiver.store.reading.checkpoint import is_local
-from quiver.store.reading.offsets import StartingOffsets, parse_starting, parse_timestamp
+from quiver.store.reading.offsets import StartingOffsets, parse_starting
 from quiver.store.reading.partitions import Limits
 
 __all__ = ["METADATA_COLUMNS", "STREAM_OPTIONS", "VIEWS", "Mode", "SourceOptions", "View", "parse_options"]

@@ -20,7 +20,19 @@ from typing import NamedTuple
 from quiver.primitives.packing import Cursor, Shortage
 from quiver.primitives.scan import Damage
 
-__all__ = ["ATTRIBUTES_MAX", "KEY_ATTRIBUTE", "NS_PER_MS", "Message", "MessageCodec", "decode_message"]
+__all__ = [
+    "ATTRIBUTES_MAX",
+    "KEY_ATTRIBUTE",
+    "NS_PER_MS",
+    "SIGNAL_ATTRIBUTE",
+    "Message",
+    "MessageCodec",
+    "decode_message",
+]
+
+SIGNAL_ATTRIBUTE = "otlp_signal"
+"""The attribute that says what kind of request a payload is: logs, traces or metrics."""
+
 
 NS_PER_MS = 1_000_000
 KEY_ATTRIBUTE = "routing_key"

@@ -1,1 +1,13 @@
-"""wal."""
+"""
+The log files of a topic.
+
+==================  =====================================================
+module              purpose
+==================  =====================================================
+`writer.py`         its files: append, sync, rotate, release
+`files.py`          one file read in pieces, damage stepped over and kept
+`file_list.py`      which files are sealed, and who holds them
+`commit_lock.py`    who syncs or rotates now
+`append_signal.py`  who waits for the next message
+==================  =====================================================
+"""
